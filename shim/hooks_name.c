@@ -26,7 +26,8 @@ static CUresult begin_naming(struct naming *naming)
 	if (shim_is_forked()) {
 		return CUDA_SUCCESS;
 	}
-	for (;;) {
+	/* Another thread may seal it between the two, again and again. */
+	for (int i = 0; i < UNSEAL_TRIES; i++) {
 		CUresult result = writes_unseal_to_name(naming->address, naming->n_bytes);
 		if (result != CUDA_SUCCESS) {
 			return result;
@@ -36,9 +37,9 @@ static CUresult begin_naming(struct naming *naming)
 		if (!writes_have_sealed(naming->address, naming->n_bytes)) {
 			return CUDA_SUCCESS;
 		}
-		/* Another thread has sealed it between the two. */
 		glake__pin_range(naming->address, naming->n_bytes, naming->pin, false);
 	}
+	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 static CUresult settle_naming(const struct naming *naming, CUresult result)

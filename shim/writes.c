@@ -319,23 +319,40 @@ static bool find(CUdeviceptr ptr, struct heap_facts *facts_out)
 	return info.kind == GLAKE__PROGRAMS;
 }
 
+/* One allocation after the other. Another thread may have done it meanwhile. */
+static int unseal_all(CUdeviceptr ptr, uint64_t n_bytes, enum glake__unsealed why, bool *had_some)
+{
+	struct heap_facts facts;
+	int r = find(ptr, &facts) ? 0 : -EINVAL;
+	while (r == 0) {
+		struct writes_span sealed = writes_linear(ptr, n_bytes);
+		if (sealed.n_bytes == 0) {
+			break;
+		}
+		*had_some = true;
+		if (!find(sealed.ptr, &facts)) {
+			return -EINVAL;
+		}
+		uint64_t n_left = facts.n_bytes - (sealed.ptr - facts.address);
+		uint64_t n = sealed.n_bytes < n_left ? sealed.n_bytes : n_left;
+		r = get_copies(facts.connection, sealed.ptr, n, why);
+		ptr = sealed.ptr + n;
+		n_bytes = sealed.n_bytes - n;
+	}
+	return r;
+}
+
 /* -EINVAL: not memory that can be made private. The driver knows what to say of it. */
 static int unseal(CUdeviceptr ptr, uint64_t n_bytes, enum glake__unsealed why)
 {
 	cleanup_cancel int cancel = cancel_disable();
-	struct heap_facts facts;
 	const uint64_t since_ns = clock_now_ns();
-	int r = -EINVAL;
+	bool had_some = false;
+	int r = -EBUSY;
 	pthread_mutex_lock(&turn);
-	if (since_ns < stuck_at_ns) {
-		r = -EBUSY;
-	} else if (find(ptr, &facts)) {
-		uint64_t n_left = facts.n_bytes - (ptr - facts.address);
-		n_bytes = n_bytes < n_left ? n_bytes : n_left;
-		/* Another thread may have done it meanwhile. */
-		bool is_sealed = glake__find_sealed(ptr, n_bytes) != 0;
-		r = is_sealed ? get_copies(facts.connection, ptr, n_bytes, why) : 0;
-		shim_count_add(SHIM_COUNT_copies, is_sealed && r == 0);
+	if (since_ns >= stuck_at_ns) {
+		r = unseal_all(ptr, n_bytes, why, &had_some);
+		shim_count_add(SHIM_COUNT_copies, had_some && r == 0);
 		stuck_at_ns = r == -EBUSY ? clock_now_ns() : stuck_at_ns;
 	}
 	pthread_mutex_unlock(&turn);

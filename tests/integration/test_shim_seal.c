@@ -95,6 +95,12 @@ START_TEST(a_sealed_number_that_is_exported_is_private)
 }
 END_TEST
 
+START_TEST(a_call_for_two_reservations_finds_sealed_memory_in_both)
+{
+	run_scenario("side_by_side");
+}
+END_TEST
+
 START_TEST(what_a_number_names_is_sealed_wherever_it_is_mapped)
 {
 	run_scenario("numbers");

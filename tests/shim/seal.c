@@ -717,6 +717,50 @@ static void numbers_given(void)
 	must_ok(cuMemAddressFree(ptr, 2 * N_BYTES));
 }
 
+/* One call may be for mappings of two reservations, of which the second has sealed memory. */
+static void side_by_side(void)
+{
+	start(0);
+	const CUmemAllocationProp properties = {
+		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
+	};
+	const CUmemAccessDesc access = {
+		.location = properties.location,
+		.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+	};
+	CUmemGenericAllocationHandle handles[2];
+	CUdeviceptr ptr = 0;
+	CUdeviceptr second = 0;
+	int fd = -1;
+	must_ok(cuMemAddressReserve(&ptr, N_BYTES, 0, 0, 0));
+	must_ok(cuMemAddressReserve(&second, N_BYTES, 0, ptr + N_BYTES, 0));
+	must(second == ptr + N_BYTES);
+	for (size_t i = 0; i < 2; i++) {
+		must_ok(cuMemCreate(&handles[i], N_BYTES, &properties, 0));
+		must_ok(cuMemMap(ptr + i * N_BYTES, N_BYTES, 0, handles[i], 0));
+		must_ok(cuMemRelease(handles[i]));
+	}
+	must_ok(cuMemSetAccess(ptr, 2 * N_BYTES, &access, 1));
+	fill(ptr, 1);
+	fill(second, 2);
+	seal(second);
+	must_ok(cuMemSetAccess(ptr, 2 * N_BYTES, &access, 1));
+	must(n_copies() == 1);
+	expect(second, bytes, "opened");
+	seal(second);
+	/* It must not try for ever. */
+	alarm(20);
+	must_ok(cuMemGetHandleForAddressRange(&fd, ptr, 2 * N_BYTES,
+	                                      CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0));
+	must(n_copies() == 2);
+	must(try_seal(second).pinned_bytes == N_BYTES);
+	expect(second, bytes, "named");
+	must_ok(cuMemUnmap(ptr, 2 * N_BYTES));
+	must_ok(cuMemAddressFree(ptr, N_BYTES));
+	must_ok(cuMemAddressFree(second, N_BYTES));
+}
+
 /* The program's handle is a number, which names what becomes of its memory. */
 static void numbers(void)
 {
@@ -1601,6 +1645,7 @@ static const struct scenario scenarios[] = {
 	{"own_mappings", own_mappings},
 	{"numbers", numbers},
 	{"numbers_given", numbers_given},
+	{"side_by_side", side_by_side},
 	{"peers", peers},
 	{"captures", captures},
 	{"captures_beside_work", captures_beside_work},
