@@ -42,6 +42,20 @@ enum glake__pin glake__pin_at(glake_ptr address)
 	return pin;
 }
 
+/* Where something of ours may begin behind @address, which nothing has; at most @end. */
+static glake_ptr next_locked(glake_ptr address, glake_ptr end)
+{
+	glake_ptr next = (address / GLAKE__PAGE_BYTES + 1) * GLAKE__PAGE_BYTES;
+	if (glake__window_has(address)) {
+		return next < end ? next : end;
+	}
+	next = address < glake__pages.base && glake__pages.base < end ? glake__pages.base : end;
+	for (const struct glake__range *at = glake__space.outside; at; at = at->next_outside) {
+		next = at->ptr > address && at->ptr < next ? at->ptr : next;
+	}
+	return next;
+}
+
 void glake__pin_range(glake_ptr address, uint64_t n_bytes, enum glake__pin pin, bool is_pinned)
 {
 	glake_ptr end = address + n_bytes;
@@ -59,7 +73,7 @@ void glake__pin_range(glake_ptr address, uint64_t n_bytes, enum glake__pin pin, 
 			glake__chunk_note_pin_locked(piece->chunk, pin, is_pinned);
 		}
 		address = piece ? piece->range->ptr + piece->offset + piece->n_bytes
-		                : (address / GLAKE__PAGE_BYTES + 1) * GLAKE__PAGE_BYTES;
+		                : next_locked(address, end);
 	}
 	glake__unlock();
 }

@@ -756,6 +756,10 @@ static void side_by_side(void)
 	must(n_copies() == 2);
 	must(try_seal(second).pinned_bytes == N_BYTES);
 	expect(second, bytes, "named");
+	/* Nor at all that is said to follow. */
+	must_be(cuMemGetHandleForAddressRange(&fd, ptr, 1ull << 60,
+	                                      CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0),
+	        CUDA_ERROR_INVALID_VALUE);
 	must_ok(cuMemUnmap(ptr, 2 * N_BYTES));
 	must_ok(cuMemAddressFree(ptr, N_BYTES));
 	must_ok(cuMemAddressFree(second, N_BYTES));
