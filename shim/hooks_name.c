@@ -14,8 +14,17 @@ struct naming {
 	CUdeviceptr address;
 	size_t n_bytes;
 	enum glake__pin pin;
-	bool is_new; /* the pin */
+	bool is_new; /* none of it had the pin */
 };
+
+/* What was pinned in part before stays so as a whole: it is private. */
+static CUresult settle_naming(const struct naming *naming, CUresult result)
+{
+	if (result != CUDA_SUCCESS && naming->is_new) {
+		glake__pin_range(naming->address, naming->n_bytes, naming->pin, false);
+	}
+	return result;
+}
 
 /*
  * The pin is noted before the driver's call, and undone if the call fails. Sealed memory becomes private first,
@@ -26,28 +35,20 @@ static CUresult begin_naming(struct naming *naming)
 	if (shim_is_forked()) {
 		return CUDA_SUCCESS;
 	}
+	naming->is_new = true;
 	/* Another thread may seal it between the two, again and again. */
 	for (int i = 0; i < UNSEAL_TRIES; i++) {
 		CUresult result = writes_unseal_to_name(naming->address, naming->n_bytes);
 		if (result != CUDA_SUCCESS) {
-			return result;
+			return i == 0 ? result : settle_naming(naming, result);
 		}
-		naming->is_new = glake__pin_at(naming->address) != naming->pin;
-		glake__pin_range(naming->address, naming->n_bytes, naming->pin, true);
+		naming->is_new &= !glake__pin_range(naming->address, naming->n_bytes, naming->pin,
+		                                    true);
 		if (!writes_have_sealed(naming->address, naming->n_bytes)) {
 			return CUDA_SUCCESS;
 		}
-		glake__pin_range(naming->address, naming->n_bytes, naming->pin, false);
 	}
-	return CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-static CUresult settle_naming(const struct naming *naming, CUresult result)
-{
-	if (result != CUDA_SUCCESS && naming->is_new) {
-		glake__pin_range(naming->address, naming->n_bytes, naming->pin, false);
-	}
-	return result;
+	return settle_naming(naming, CUDA_ERROR_OUT_OF_MEMORY);
 }
 
 CUresult shim_cuMemGetHandleForAddressRange(void *handle_out, CUdeviceptr address, size_t n_bytes,

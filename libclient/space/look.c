@@ -56,9 +56,10 @@ static glake_ptr next_locked(glake_ptr address, glake_ptr end)
 	return next;
 }
 
-void glake__pin_range(glake_ptr address, uint64_t n_bytes, enum glake__pin pin, bool is_pinned)
+bool glake__pin_range(glake_ptr address, uint64_t n_bytes, enum glake__pin pin, bool is_pinned)
 {
 	glake_ptr end = address + n_bytes;
+	bool was_pinned = false;
 	glake__lock();
 	while (address < end) {
 		const struct glake__piece *piece = glake__piece_at_locked(address);
@@ -69,11 +70,14 @@ void glake__pin_range(glake_ptr address, uint64_t n_bytes, enum glake__pin pin, 
 			glake__lock();
 			continue;
 		}
-		if (piece && piece->chunk) {
+		if (piece && piece->chunk &&
+		    !(is_pinned && piece->chunk->kind == GLAKE__PAGE_BLOCK)) {
+			was_pinned |= piece->chunk->pins >> pin & 1;
 			glake__chunk_note_pin_locked(piece->chunk, pin, is_pinned);
 		}
 		address = piece ? piece->range->ptr + piece->offset + piece->n_bytes
 		                : next_locked(address, end);
 	}
 	glake__unlock();
+	return was_pinned;
 }

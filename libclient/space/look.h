@@ -29,9 +29,9 @@ void glake__opened_set_user(glake_ptr address, void *user);
 enum glake__pin glake__pin_at(glake_ptr address);
 
 /*
- * Note that memory in [address, address + n_bytes) is pinned for reason @pin, or no longer is. Waits for
- * changes of it that are under way.
+ * Note that memory in [address, address + n_bytes) is pinned for reason @pin, or no longer is, but for blocks, which
+ * could not become private then. Waits for changes of it that are under way. Returns whether some of it was pinned for that reason.
  */
-void glake__pin_range(glake_ptr address, uint64_t n_bytes, enum glake__pin pin, bool is_pinned);
+bool glake__pin_range(glake_ptr address, uint64_t n_bytes, enum glake__pin pin, bool is_pinned);
 
 #endif

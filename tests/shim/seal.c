@@ -625,6 +625,12 @@ static void names(void)
 	/* A call that fails leaves no pin. */
 	must(cuPointerSetAttribute(NULL, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, twin) != CUDA_SUCCESS);
 	seal(twin);
+	/* Nor does it take one away that another call has left on a part. */
+	must_ok(cuMemGetHandleForAddressRange(&fd, twin + PAGE, PAGE,
+	                                      CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0));
+	must(cuMemGetHandleForAddressRange(&fd, twin, N_BYTES, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD,
+	                                   99) != CUDA_SUCCESS);
+	must(try_seal(twin).pinned_bytes == N_BYTES);
 }
 
 /* Another device reads sealed memory, and writes it as any: by the API it gets copies, a kernel faults. */
