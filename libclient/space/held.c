@@ -3,6 +3,7 @@
 
 #include <errno.h>
 
+#include "libclient/link/session.h"
 #include "proto/cleanup.h"
 
 void glake__held_wait_locked(void)
@@ -11,13 +12,24 @@ void glake__held_wait_locked(void)
 	pthread_cond_wait(&glake__space.let, &glake__space.lock);
 }
 
+/* Its session stays as long (glake__heap_wait_left()). */
+static void count(const struct glake__held *held, int n)
+{
+	if (held->device) {
+		held->device->session->books.n_holds += (uint32_t)n;
+	}
+}
+
 static int try_locked(glake_ptr address, struct glake__held *held_out)
 {
 	const struct glake__piece *piece = glake__piece_at_locked(address);
 	const struct glake__use *use = piece ? piece->range->use : NULL;
 	*held_out = (struct glake__held){.use = NULL};
 	int r = use && use->hold ? use->hold(piece->range, address, held_out) : -ENOENT;
-	held_out->use = r == 0 ? use : NULL;
+	if (r == 0) {
+		held_out->use = use;
+		count(held_out, 1);
+	}
 	return r;
 }
 
@@ -35,8 +47,11 @@ int glake__held_begin(glake_ptr address, struct glake__held *held_out)
 void glake__held_end(struct glake__held *held)
 {
 	glake__lock();
-	if (held->use && held->use->let) {
-		held->use->let(held);
+	if (held->use) {
+		if (held->use->let) {
+			held->use->let(held);
+		}
+		count(held, -1);
 		pthread_cond_broadcast(&glake__space.let);
 	}
 	held->use = NULL;

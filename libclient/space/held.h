@@ -35,6 +35,7 @@ struct glake__held {
  * Hold the allocation that @address lies in. Waits while it is held, also by the same thread. Callers hold several in
  * the order of their addresses, so that they cannot wait for each other. Returns 0; -ENOTSUP: it is memory that
  * shares its pages with other memory, and is not held; -ENOENT: nothing that could be held is there. No text is set.
+ * The session of held_out->device stays until the end.
  */
 int glake__held_begin(glake_ptr address, struct glake__held *held_out);
 /* Nothing happens if nothing is held. */

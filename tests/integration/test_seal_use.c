@@ -282,3 +282,27 @@ START_TEST(seals_and_frees_wait_for_its_holder)
 	ck_assert_uint_eq(world_usage(session).shared_bytes, 0);
 }
 END_TEST
+
+static void *end_session(void *user)
+{
+	world_disconnect(user);
+	return NULL;
+}
+
+/* The holder has not looked at the memory yet. */
+START_TEST(the_end_of_a_session_waits_for_who_holds_its_memory)
+{
+	struct glake__held held;
+	pthread_t thread;
+	struct glake_session *session = world_connect();
+	glake_ptr ptr = words_alloc(session, 4 * MIB, 7);
+	ck_assert_int_eq(glake__held_begin(ptr, &held), 0);
+	ck_assert_int_eq(pthread_create(&thread, NULL, end_session, session), 0);
+	usleep(50000);
+	words_check(ptr, 4 * MIB, 7);
+	ck_assert_ptr_eq(held.device->session, session);
+	glake__held_end(&held);
+	pthread_join(thread, NULL);
+	ck_assert_int_eq(glake__held_begin(ptr, &held), -ENOENT);
+}
+END_TEST
