@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "proto/cleanup.h"
 #include "proto/limits.h"
 #include "libclient/space/space.h"
 #include "libclient/heap/supply.h"
@@ -115,6 +116,16 @@ int glake_reserve(struct glake_session *session, uint64_t bytes, uint64_t alignm
 	return 0;
 }
 
+/* The link to the one that begins at @ptr, or the last. */
+static struct glake__placed **find_reserved_locked(struct glake__books *books, glake_ptr ptr)
+{
+	struct glake__placed **at = &books->placed;
+	while (*at && (*at)->range->ptr != ptr) {
+		at = &(*at)->next;
+	}
+	return at;
+}
+
 int glake_unreserve(struct glake_session *session, glake_ptr ptr)
 {
 	int r = glake__session_check(session);
@@ -123,9 +134,9 @@ int glake_unreserve(struct glake_session *session, glake_ptr ptr)
 	}
 	struct glake__books *books = &session->books;
 	glake__lock();
-	struct glake__placed **at = &books->placed;
-	while (*at && (*at)->range->ptr != ptr) {
-		at = &(*at)->next;
+	struct glake__placed **at;
+	while (*(at = find_reserved_locked(books, ptr)) && (*at)->is_held) {
+		glake__held_wait_locked();
 	}
 	struct glake__placed *placed = *at;
 	if (placed) {
@@ -161,12 +172,13 @@ static bool is_all_locked(const struct glake__range *range, uint64_t offset, uin
 	return !piece || piece->offset >= offset + n_bytes;
 }
 
+/* What is mapped there is held then, until let(). */
 static int find_range(const struct glake_session *session, glake_ptr ptr, uint64_t n_bytes,
                       bool is_mapped, struct glake__range **range_out)
 {
 	const char *why = is_mapped ? "not what glake_map() filled" : "already mapped, in part";
 	glake__lock();
-	const struct glake__placed *placed = find_locked(session, ptr, n_bytes);
+	struct glake__placed *placed = find_locked(session, ptr, n_bytes);
 	while (is_mapped && placed && placed->is_held) {
 		glake__held_wait_locked();
 		placed = find_locked(session, ptr, n_bytes);
@@ -175,10 +187,20 @@ static int find_range(const struct glake_session *session, glake_ptr ptr, uint64
 		why = is_mapped ? why : "not within a range of glake_reserve()";
 	} else if (is_all_locked(placed->range, ptr - placed->range->ptr, n_bytes, is_mapped)) {
 		why = NULL;
+		placed->is_held |= is_mapped;
 		*range_out = placed->range;
 	}
 	glake__unlock();
 	return why ? refuse_place(ptr, n_bytes, why) : 0;
+}
+
+static void let(const struct glake__range *range)
+{
+	struct glake__placed *placed = range->user;
+	glake__lock();
+	placed->is_held = false;
+	pthread_cond_broadcast(&glake__space.let);
+	glake__unlock();
 }
 
 int glake_map(struct glake_session *session, uint32_t device, glake_ptr ptr, uint64_t bytes)
@@ -224,12 +246,14 @@ int glake_unmap(struct glake_session *session, glake_ptr ptr, uint64_t bytes)
 	}
 	struct glake__range *range = NULL;
 	struct glake__chunk *dead = NULL;
+	cleanup_cancel int cancel = cancel_disable();
 	r = find_range(session, ptr, bytes, true, &range);
 	if (r < 0) {
 		return r;
 	}
 	r = glake__range_clear(range, ptr - range->ptr, bytes, &dead);
 	glake__unsealed_note(session, ptr, ptr + bytes, GLAKE__UNSEALED_NOT);
+	let(range);
 	glake__lock();
 	for (const struct glake__chunk *chunk = dead; chunk; chunk = chunk->next) {
 		session->books.live_bytes -= chunk->n_bytes;

@@ -306,3 +306,32 @@ START_TEST(the_end_of_a_session_waits_for_who_holds_its_memory)
 	ck_assert_int_eq(glake__held_begin(ptr, &held), -ENOENT);
 }
 END_TEST
+
+struct unmapping {
+	struct glake_session *session;
+	glake_ptr ptr;
+};
+
+static void *unmap_and_unreserve(void *user)
+{
+	const struct unmapping *unmapping = user;
+	assert_ok(glake_unmap(unmapping->session, unmapping->ptr, 4 * MIB));
+	assert_ok(glake_unreserve(unmapping->session, unmapping->ptr));
+	return NULL;
+}
+
+/* The driver takes its time. */
+START_TEST(what_is_being_unmapped_is_not_held)
+{
+	struct glake__held held;
+	pthread_t thread;
+	struct unmapping unmapping = {.session = world_connect()};
+	assert_ok(glake_reserve(unmapping.session, 4 * MIB, 0, &unmapping.ptr));
+	assert_ok(glake_map(unmapping.session, 0, unmapping.ptr, 4 * MIB));
+	world_set_own_faults("cuMemUnmap:1:slow=300");
+	ck_assert_int_eq(pthread_create(&thread, NULL, unmap_and_unreserve, &unmapping), 0);
+	usleep(100000);
+	ck_assert_int_eq(glake__held_begin(unmapping.ptr, &held), -ENOENT);
+	pthread_join(thread, NULL);
+}
+END_TEST
