@@ -19,6 +19,7 @@
 #include "libclient/seal/unseal.h"
 #include "libclient/link/dispatch.h"
 #include "libclient/link/rpc.h"
+#include "proto/cleanup.h"
 #include "proto/limits.h"
 
 /* Another process's memory. */
@@ -142,6 +143,7 @@ static void list_ids(const struct glake_share *share, uint64_t ids[GLAKE_MAX_PAC
 static int name(struct glake_session *session, glake_ptr ptr, bool is_whole,
                 struct glake_share *share_out)
 {
+	cleanup_cancel int cancel = cancel_disable();
 	uint64_t ids[GLAKE_MAX_PACKET_FDS];
 	struct glake_share share;
 	int r = glake__session_check(session);

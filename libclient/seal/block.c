@@ -150,6 +150,7 @@ int glake_block_publish(struct glake_session *session, glake_ptr ptr, uint64_t c
 	if (r < 0) {
 		return r;
 	}
+	cleanup_cancel int cancel = cancel_disable();
 	cleanup_free struct glake_block *block = block_new(session);
 	if (!block) {
 		return -ENOMEM;

@@ -8,6 +8,7 @@
  */
 #include <errno.h>
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "libclient/link/session.h"
 #include "libclient/space/grant.h"
@@ -333,5 +334,53 @@ START_TEST(what_is_being_unmapped_is_not_held)
 	usleep(100000);
 	ck_assert_int_eq(glake__held_begin(unmapping.ptr, &held), -ENOENT);
 	pthread_join(thread, NULL);
+}
+END_TEST
+
+struct cancelled {
+	struct glake_session *session;
+	glake_ptr ptr;
+	bool is_published;
+	atomic_bool is_over;
+};
+
+static void *call_cancelled(void *user)
+{
+	struct cancelled *cancelled = user;
+	struct glake_share share = {.session = 0};
+	struct glake_block *block = NULL;
+	/* Check's own checks may be where it ends. */
+	pthread_cancel(pthread_self());
+	int r = cancelled->is_published
+	                ? glake_block_publish(cancelled->session, cancelled->ptr, 4 * MIB, &block)
+	                : glake_share(cancelled->session, cancelled->ptr, &share);
+	cancelled->is_over = r == 0;
+	pthread_testcancel();
+	return NULL;
+}
+
+static void run_cancelled(struct cancelled *cancelled)
+{
+	pthread_t thread;
+	void *result = NULL;
+	ck_assert_int_eq(pthread_create(&thread, NULL, call_cancelled, cancelled), 0);
+	pthread_join(thread, &result);
+	ck_assert_ptr_eq(result, PTHREAD_CANCELED);
+	ck_assert(cancelled->is_over);
+}
+
+/* Whoever waits for the memory would wait for ever. */
+START_TEST(who_holds_memory_is_cancelled_later)
+{
+	struct glake_session *session = world_connect();
+	struct cancelled cancelled = {.session = session};
+	struct cancelled published = {.session = session, .is_published = true};
+	cancelled.ptr = words_alloc(session, 4 * MIB, 7);
+	words_seal(cancelled.ptr, 4 * MIB);
+	run_cancelled(&cancelled);
+	words_seal(words_alloc(session, 4 * MIB, 8), 4 * MIB);
+	published.ptr = words_alloc(session, 4 * MIB, 8);
+	run_cancelled(&published);
+	assert_ok(glake_free(session, cancelled.ptr));
 }
 END_TEST
