@@ -81,6 +81,7 @@ int glake__program_unreserve(glake_ptr ptr, uint64_t n_bytes)
 	bool is_empty = is_it && glake__piece_is_free_hole(range->first) && !range->first->next;
 	/* No other thread drops it, or maps there, from here on. One with memory stays as it is for all. */
 	if (is_empty) {
+		glake__unsealed_forget_locked(range);
 		range->use = &glake__use_lost;
 	}
 	glake__unlock();

@@ -23,11 +23,12 @@ static void set_locked(struct glake__range *range, uint64_t page, enum glake__un
 	}
 }
 
-static bool is_block_locked(const struct glake__range *range, uint64_t page)
+/* What the page is: nothing, if no memory is there. */
+static enum glake__page_kind kind_locked(const struct glake__range *range, uint64_t page)
 {
 	const struct glake__piece *piece = glake__range_piece_locked(range,
 	                                                             page << GLAKE__PAGE_SHIFT);
-	return piece->chunk && piece->chunk->kind == GLAKE__PAGE_BLOCK;
+	return piece->chunk ? piece->chunk->kind : GLAKE__PAGE_HOLE;
 }
 
 /* False: no memory, and nothing is noted. */
@@ -61,7 +62,8 @@ void glake__unsealed_note(struct glake_session *session, glake_ptr begin, glake_
 	struct glake__range *range = range_locked(session, begin, end);
 	uint64_t page = range ? (begin - range->ptr) >> GLAKE__PAGE_SHIFT : 0;
 	for (; range && page <= (end - 1 - range->ptr) >> GLAKE__PAGE_SHIFT; page++) {
-		set_locked(range, page, is_block_locked(range, page) ? GLAKE__UNSEALED_NOT : why);
+		bool is_private = kind_locked(range, page) == GLAKE__PAGE_CHUNK;
+		set_locked(range, page, is_private ? why : GLAKE__UNSEALED_NOT);
 	}
 	glake__unlock();
 }
@@ -73,7 +75,7 @@ void glake__unsealed_blocks(struct glake_session *session, glake_ptr begin, glak
 	struct glake__range *range = range_locked(session, begin, end);
 	uint64_t page = range ? (begin - range->ptr) >> GLAKE__PAGE_SHIFT : 0;
 	for (; range && page <= (end - 1 - range->ptr) >> GLAKE__PAGE_SHIFT; page++) {
-		if (is_block_locked(range, page)) {
+		if (kind_locked(range, page) == GLAKE__PAGE_BLOCK) {
 			set_locked(range, page, why);
 		}
 	}

@@ -13,6 +13,7 @@
 #include "libclient/link/session.h"
 #include "libclient/space/grant.h"
 #include "libclient/space/held.h"
+#include "libclient/space/program.h"
 #include "libclient/space/range.h"
 #include "libclient/space/reback.h"
 #include "libclient/space/sealed.h"
@@ -382,5 +383,27 @@ START_TEST(who_holds_memory_is_cancelled_later)
 	published.ptr = words_alloc(session, 4 * MIB, 8);
 	run_cancelled(&published);
 	assert_ok(glake_free(session, cancelled.ptr));
+}
+END_TEST
+
+/* Whoever seals notes it behind the last step: the program may have unmapped the memory by then, and give it up. */
+START_TEST(what_is_gone_has_no_cause)
+{
+	struct glake_session *session = world_connect();
+	const uint64_t *n_bytes = &session->books.unsealed_bytes[GLAKE__UNSEALED_EDGE];
+	struct glake__chunk *chunk = glake__program_made(1, 2 * MIB, 0, NULL, NULL);
+	struct glake__mapping *mapping;
+	glake_ptr ptr;
+	assert_ok(glake__program_reserve(4 * MIB, 0, 0, &ptr));
+	assert_ok(glake__program_map(ptr, 2 * MIB, chunk, &mapping));
+	glake__program_settle(mapping, true);
+	glake__unsealed_note(session, ptr, ptr + 4 * MIB, GLAKE__UNSEALED_EDGE);
+	ck_assert_uint_eq(*n_bytes, 2 * MIB);
+	/* The driver has failed, having unmapped it. */
+	assert_ok(glake__program_unmap(ptr, 2 * MIB, &mapping));
+	glake__program_settle(mapping, false);
+	assert_ok(glake__program_unreserve(ptr, 4 * MIB));
+	ck_assert_uint_eq(*n_bytes, 0);
+	glake__program_released(1);
 }
 END_TEST
