@@ -295,6 +295,7 @@ static int plan_collapse(const struct glake__seal_part *part, struct glake__reba
 	                                              part->device->handle, GLAKE__PAGE_BLOCK);
 	*rebacking = (struct glake__rebacking){
 		.hold = &part->hold,
+		.result = -ENOMEM, /* until it is tried */
 		.part = {.chunk = chunk,
 	                 .n_bytes = part->n_bytes,
 	                 .access = GLAKE__ACCESS_READ,
