@@ -168,20 +168,20 @@ CUresult shim_cuMemUnmap(CUdeviceptr address, size_t n_bytes)
 	return result;
 }
 
-static bool lets_write(const CUmemAccessDesc *access, size_t n)
+/* To write, or from elsewhere than a device: what the CPU may read keeps its place, as no block does. */
+static bool needs_private(const CUmemAccessDesc *access, size_t n)
 {
-	size_t i = 0;
-	while (i < n && access[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE) {
-		i++;
+	bool needs = false;
+	for (size_t i = 0; i < n; i++) {
+		needs |= access[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ||
+		         (access[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE &&
+		          access[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE);
 	}
-	return i < n;
+	return needs;
 }
 
-/*
- * Hold what is mapped there. Sealed memory becomes private first if anybody gets write access: nobody but the library
- * makes a mapping of a block.
- */
-static CUresult hold_to_open(CUdeviceptr address, size_t n_bytes, bool is_to_write,
+/* Hold what is mapped there. Sealed memory becomes private first if need be. */
+static CUresult hold_to_open(CUdeviceptr address, size_t n_bytes, bool is_private,
                              struct glake__mapping **mapping_out)
 {
 	for (int i = 0; i < UNSEAL_TRIES; i++) {
@@ -189,7 +189,7 @@ static CUresult hold_to_open(CUdeviceptr address, size_t n_bytes, bool is_to_wri
 		if (r < 0) {
 			return r == -ENOENT ? CUDA_ERROR_NOT_FOUND : vmm_result(r);
 		}
-		if (!is_to_write || !writes_have_sealed(address, n_bytes)) {
+		if (!is_private || !writes_have_sealed(address, n_bytes)) {
 			return CUDA_SUCCESS;
 		}
 		glake__program_settle(*mapping_out, true);
@@ -209,7 +209,7 @@ CUresult shim_cuMemSetAccess(CUdeviceptr address, size_t n_bytes, const CUmemAcc
 	if (shim_is_forked() || !access) {
 		return real(cuMemSetAccess)(address, n_bytes, access, n);
 	}
-	CUresult held = hold_to_open(address, n_bytes, lets_write(access, n), &mapping);
+	CUresult held = hold_to_open(address, n_bytes, needs_private(access, n), &mapping);
 	if (held != CUDA_SUCCESS && held != CUDA_ERROR_NOT_FOUND) {
 		return held;
 	}

@@ -826,6 +826,16 @@ static void numbers(void)
 	must_ok(cuMemsetD8(ptr, 3, N_BYTES));
 	expect(twin, before, "twin");
 	fill(ptr, 1);
+	/* What the CPU may read has to stay in its place: no block does. Not every driver has that. */
+	CUmemAccessDesc by_cpu = reading;
+	by_cpu.location = (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_HOST_NUMA};
+	must(seal(ptr) == N_BYTES);
+	n = n_copies();
+	CUresult opened = cuMemSetAccess(ptr, N_BYTES, &by_cpu, 1);
+	must(opened == CUDA_SUCCESS || opened == CUDA_ERROR_NOT_SUPPORTED);
+	must(n_copies() > n);
+	must_ok(cuMemsetD8(ptr, 1, 1));
+	fill(ptr, 1);
 	/* Without a number, too; and what is not mapped is no memory. */
 	must_ok(cuMemRelease(handle));
 	must(seal(ptr) == N_BYTES);
