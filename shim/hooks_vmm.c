@@ -2,6 +2,7 @@
 /* The program's own virtual memory management (vmm.h). */
 #include <errno.h>
 
+#include "proto/cleanup.h"
 #include "shim/alloc_result.h"
 #include "shim/vmm.h"
 #include "shim/writes.h"
@@ -126,6 +127,7 @@ static CUresult map_number(CUdeviceptr address, size_t n_bytes, size_t offset, v
 CUresult shim_cuMemMap(CUdeviceptr address, size_t n_bytes, size_t offset, vmm_handle handle,
                        unsigned long long flags)
 {
+	cleanup_cancel int cancel = cancel_disable();
 	if (vmm_is_parents(handle)) {
 		return CUDA_ERROR_NOT_INITIALIZED;
 	}
@@ -153,6 +155,7 @@ CUresult shim_cuMemMap(CUdeviceptr address, size_t n_bytes, size_t offset, vmm_h
 
 CUresult shim_cuMemUnmap(CUdeviceptr address, size_t n_bytes)
 {
+	cleanup_cancel int cancel = cancel_disable();
 	if (shim_is_forked()) {
 		return real(cuMemUnmap)(address, n_bytes);
 	}
@@ -205,6 +208,7 @@ static CUresult hold_to_open(CUdeviceptr address, size_t n_bytes, bool is_privat
 CUresult shim_cuMemSetAccess(CUdeviceptr address, size_t n_bytes, const CUmemAccessDesc *access,
                              size_t n)
 {
+	cleanup_cancel int cancel = cancel_disable();
 	struct glake__mapping *mapping = NULL;
 	if (shim_is_forked() || !access) {
 		return real(cuMemSetAccess)(address, n_bytes, access, n);
@@ -298,6 +302,7 @@ CUresult shim_cuMemImportFromShareableHandle(vmm_handle *handle_out, void *share
 /* Memory of cuMemAlloc() and memory opened by IPC have no handle. */
 CUresult shim_cuMemRetainAllocationHandle(vmm_handle *handle_out, void *address)
 {
+	cleanup_cancel int cancel = cancel_disable();
 	CUdeviceptr ptr = (CUdeviceptr)(uintptr_t)address;
 	struct glake__mapping *mapping = NULL;
 	if (shim_is_forked() || !handle_out) {

@@ -101,6 +101,16 @@ START_TEST(a_call_for_two_reservations_finds_sealed_memory_in_both)
 }
 END_TEST
 
+START_TEST(a_thread_is_not_cancelled_within_a_change)
+{
+	struct run run;
+	run_start(&run,
+	          "CUDASIM_FAULT=cuMemMap:*:slow=10,cuMemSetAccess:*:slow=10,cuMemUnmap:*:slow=10",
+	          run_in_build("tests/shim/seal"), "cancelled", NULL);
+	run_end_well(&run);
+}
+END_TEST
+
 START_TEST(what_a_number_names_is_sealed_wherever_it_is_mapped)
 {
 	run_scenario("numbers");

@@ -723,6 +723,68 @@ static void numbers_given(void)
 	must_ok(cuMemAddressFree(ptr, 2 * N_BYTES));
 }
 
+/* A call of the driver may be where a thread is cancelled. */
+static void *unmap_cancelled(void *user)
+{
+	const CUdeviceptr *ptr = user;
+	must(pthread_cancel(pthread_self()) == 0);
+	cuMemUnmap(*ptr, N_BYTES);
+	pthread_testcancel();
+	return NULL;
+}
+
+static void *map_cancelled(void *user)
+{
+	const CUdeviceptr *ptr = user;
+	CUmemGenericAllocationHandle handle = ptr[1];
+	must(pthread_cancel(pthread_self()) == 0);
+	cuMemMap(*ptr, N_BYTES, 0, handle, 0);
+	pthread_testcancel();
+	return NULL;
+}
+
+static void *open_cancelled(void *user)
+{
+	const CUdeviceptr *ptr = user;
+	const CUmemAccessDesc access = {
+		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
+		.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+	};
+	must(pthread_cancel(pthread_self()) == 0);
+	cuMemSetAccess(*ptr, N_BYTES, &access, 1);
+	pthread_testcancel();
+	return NULL;
+}
+
+/* Others would wait for ever for what it was doing. */
+static void cancelled(void)
+{
+	static void *(*const calls[])(void *user) = {map_cancelled, open_cancelled,
+	                                             unmap_cancelled};
+	start(0);
+	const CUmemAllocationProp properties = {
+		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
+	};
+	CUmemGenericAllocationHandle handle;
+	CUdeviceptr ptr[2] = {0};
+	must_ok(cuMemCreate(&handle, N_BYTES, &properties, 0));
+	must_ok(cuMemAddressReserve(&ptr[0], N_BYTES, 0, 0, 0));
+	ptr[1] = handle;
+	alarm(20);
+	for (size_t i = 0; i < 3; i++) {
+		pthread_t thread;
+		void *result = NULL;
+		must(pthread_create(&thread, NULL, calls[i], ptr) == 0);
+		pthread_join(thread, &result);
+		must(result == PTHREAD_CANCELED);
+	}
+	must_ok(cuMemMap(ptr[0], N_BYTES, 0, handle, 0));
+	must_ok(cuMemUnmap(ptr[0], N_BYTES));
+	must_ok(cuMemRelease(handle));
+	must_ok(cuMemAddressFree(ptr[0], N_BYTES));
+}
+
 /* One call may be for mappings of two reservations, of which the second has sealed memory. */
 static void side_by_side(void)
 {
@@ -1666,6 +1728,7 @@ static const struct scenario scenarios[] = {
 	{"numbers", numbers},
 	{"numbers_given", numbers_given},
 	{"side_by_side", side_by_side},
+	{"cancelled", cancelled},
 	{"peers", peers},
 	{"captures", captures},
 	{"captures_beside_work", captures_beside_work},
