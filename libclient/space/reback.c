@@ -16,6 +16,8 @@
  *
  * A handle of what was there costs a driver call for each piece, and is what makes undoing possible. So a
  * clear, after which nobody wants anything back, takes none.
+ *
+ * Others wait for the end of a change. So who makes one is not cancelled meanwhile, as he might be in the driver.
  */
 #include "libclient/space/reback.h"
 
@@ -501,6 +503,7 @@ static bool is_within(const struct glake__range *range, uint64_t offset, uint64_
 static int reback(struct glake__site *site, const struct glake__part *parts, size_t n_parts,
                   struct glake__chunk **dead, bool *is_lost_out)
 {
+	cleanup_cancel int cancel = cancel_disable();
 	struct work work = {.takes_access = false};
 	uint64_t n_bytes = 0;
 	bool is_lost = false;
@@ -604,6 +607,7 @@ int glake__hold_reback_all(struct glake__rebacking *list, size_t n, void (*meanw
 int glake__range_fill(struct glake__range *range, uint64_t offset, const struct glake__part *parts,
                       size_t n_parts)
 {
+	cleanup_cancel int cancel = cancel_disable();
 	struct work work = {.takes_access = false};
 	const struct glake__site site = site_in(range, offset);
 	bool is_lost;
@@ -784,6 +788,7 @@ static bool is_whole(const struct glake__range *range, uint64_t offset, uint64_t
 int glake__range_access(struct glake__range *range, uint64_t offset, uint64_t n_bytes,
                         enum glake__access access)
 {
+	cleanup_cancel int cancel = cancel_disable();
 	struct work work = {.takes_access = false};
 	struct glake__site site = site_in(range, offset);
 	int r = is_within(range, offset, n_bytes) ? hold_own(&work, &site, n_bytes) : -EINVAL;
@@ -803,6 +808,7 @@ int glake__range_access(struct glake__range *range, uint64_t offset, uint64_t n_
 int glake__range_clear(struct glake__range *range, uint64_t offset, uint64_t n_bytes,
                        struct glake__chunk **dead)
 {
+	cleanup_cancel int cancel = cancel_disable();
 	const struct glake__part hole = {.n_bytes = n_bytes};
 	struct glake__change change;
 	struct glake__chunk *unused = NULL;

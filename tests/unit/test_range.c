@@ -918,3 +918,43 @@ START_TEST(the_end_of_a_range_waits_for_a_change_of_it)
 	ck_assert(glake__space_is_valid());
 }
 END_TEST
+
+struct cancelled {
+	struct glake__range *range;
+	const struct glake__part *part;
+	bool clears;
+};
+
+static void *change_cancelled(void *user)
+{
+	const struct cancelled *cancelled = user;
+	pthread_cancel(pthread_self());
+	if (cancelled->clears) {
+		glake__range_clear(cancelled->range, 0, 2 * MIB, NULL);
+	} else {
+		glake__range_fill(cancelled->range, 0, cancelled->part, 1);
+	}
+	pthread_testcancel();
+	return NULL;
+}
+
+/* The driver's call may be where it is cancelled: others wait for the end of the change. */
+START_TEST(who_changes_a_range_is_cancelled_later)
+{
+	begin_with("1GiB", "cuMemMap:*:slow=10,cuMemUnmap:*:slow=10");
+	struct glake__part part = make_part(2);
+	struct cancelled cancelled = {.range = reserve_range(2), .part = &part};
+	for (int i = 0; i < 2; i++) {
+		pthread_t thread;
+		cancelled.clears = i == 1;
+		ck_assert_int_eq(pthread_create(&thread, NULL, change_cancelled, &cancelled), 0);
+		pthread_join(thread, NULL);
+		glake__lock();
+		ck_assert_ptr_null(cancelled.range->first->holder);
+		ck_assert_int_eq(cancelled.range->first->chunk != NULL, i == 0);
+		glake__unlock();
+	}
+	end_part(&part);
+	ck_assert_int_eq(glake__range_drop(cancelled.range), 0);
+}
+END_TEST
