@@ -303,6 +303,9 @@ static int add_pending(struct glake__link *link, struct glake__call *call, bool 
 		pthread_cond_wait(&link->changed, &link->lock);
 	}
 	int error = link->error;
+	if (!error && call->wants_hosts && !link->has_hosts) {
+		error = -ENOTSUP;
+	}
 	call->id = link->next_id++;
 	call->connection = link->n_connections;
 	if (!error) {
@@ -315,7 +318,10 @@ static int add_pending(struct glake__link *link, struct glake__call *call, bool 
 	}
 	*is_owed_out = call->is_owed;
 	pthread_mutex_unlock(&link->lock);
-	return error ? glake__fail(error, "%s", link->why) : 0;
+	return error == -ENOTSUP
+	               ? glake__fail(error, "the daemon has no chunks in host memory any more")
+	       : error ? glake__fail(error, "%s", link->why)
+	               : 0;
 }
 
 static void remove_pending(struct glake__link *link, struct glake__call *call)
@@ -342,12 +348,29 @@ static void note_released(struct glake__call *call, const Glake__Wire__Request *
 	}
 }
 
+static bool wants_hosts(const Glake__Wire__Request *request)
+{
+	if (request->body_case == GLAKE__WIRE__REQUEST__BODY_QUOTA_SET) {
+		return request->quota_set->at != GLAKE__WIRE__LOCATION_KIND__LOCATION_GPU;
+	}
+	if (request->body_case != GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC) {
+		return false;
+	}
+	const Glake__Wire__ChunkAlloc *alloc = request->chunk_alloc;
+	bool wants = alloc->at != GLAKE__WIRE__LOCATION_KIND__LOCATION_GPU;
+	for (size_t i = 0; !wants && i < alloc->n_also; i++) {
+		wants = alloc->also[i]->at != GLAKE__WIRE__LOCATION_KIND__LOCATION_GPU;
+	}
+	return wants;
+}
+
 static int start(struct glake__link *link, struct glake__call *call, Glake__Wire__Request *request,
                  Glake__Wire__Answer__BodyCase expected, const int *fds, size_t n_fds)
 {
 	*call = (struct glake__call){.expected = expected};
 	fdlist_init(&call->fds);
 	note_released(call, request);
+	call->wants_hosts = wants_hosts(request);
 	call->wants_memory = expected == GLAKE__WIRE__ANSWER__BODY_CHUNK_ALLOC ||
 	                     expected == GLAKE__WIRE__ANSWER__BODY_MODEL_OPEN;
 	bool is_owed;

@@ -49,7 +49,8 @@ struct glake__link {
 	uint64_t patience_end_ns; /* so long calls wait for glaked; 0: none has looked for it yet */
 	uint64_t retry_ns;        /* not before, by others */
 	uint64_t n_connections;   /* under both locks */
-	bool has_key;             /* set by the answer to Hello */
+	bool has_hosts; /* this connection's glaked has chunks in host memory, by its answer to Hello */
+	bool has_key; /* set by the answer to Hello */
 	uint8_t key[GLAKE_KEY_BYTES];
 	/* Requests that the lost connection took along. */
 	uint64_t unanswered[GLAKE_MAX_UNANSWERED];
@@ -89,6 +90,7 @@ struct glake__call {
 	int error;                   /* when done: 0, or why there is no answer */
 	Glake__Wire__Answer *answer; /* owned, when done without error */
 	struct fdlist fds;           /* owned, of the answer: may be cut */
+	bool wants_hosts;            /* an earlier glaked would do it to a GPU */
 	bool wants_memory;           /* glaked may let it wait for some */
 	bool wants_progress;         /* of a ModelOpen, whose news are: */
 	bool has_progress;

@@ -57,6 +57,7 @@ static int take_hosts(struct glake_session *session, const Glake__Wire__HelloAns
 	}
 	session->hosts = hosts;
 	session->n_hosts = (uint32_t)hello->n_hosts;
+	session->link.has_hosts = hello->n_hosts > 0;
 	return 0;
 }
 
@@ -255,12 +256,15 @@ int glake__rpc_chunk_alloc_at(struct glake_session *session, const struct glake_
 	if (r < 0) {
 		return r;
 	}
-	if (call.answer->chunk_alloc->at != alloc.at) {
-		/* A glaked that does not know of it came since the session began: it took the number for a GPU's. */
+	if (call.answer->chunk_alloc->at != alloc.at ||
+	    (n_parts > 1 && call.answer->chunk_alloc->n_ids == parts[0].n_chunks)) {
+		/* A glaked that knows of no other location than a GPU, and of one in each request. */
 		glake__rpc_chunk_free(session, call.answer->chunk_alloc->ids,
 		                      call.answer->chunk_alloc->n_ids);
 		glake__call_end(&session->link, &call);
-		return glake__fail(-ENOTSUP, "the daemon has no chunks in host memory any more");
+		return glake__fail(
+			-ENOTSUP,
+			"the daemon is older: it gives memory at one location in a request");
 	}
 	return take_chunks(session, &call, (uint32_t)n_chunks, ids_out, fds);
 }

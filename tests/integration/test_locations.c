@@ -4,6 +4,7 @@
 
 #include "libclient/link/rpc.h"
 #include "tests/harness/connection.h"
+#include "tests/harness/proxy.h"
 #include "tests/harness/world.h"
 
 #define HOST GLAKE__WIRE__LOCATION_KIND__LOCATION_HOST
@@ -447,6 +448,121 @@ START_TEST(a_session_that_goes_while_a_part_waits_leaves_nothing)
 	}
 	connection_close(&goer);
 	connection_close(&holder);
+}
+END_TEST
+
+/* ---- an older glaked -------------------------------------------------------------------------- */
+
+/* What a glaked that knew only GPUs did: of its Hello nothing about nodes, and of a request nothing beside a number. */
+static atomic_bool is_older;
+static atomic_bool is_lost;
+
+static void forget_hosts(Glake__Wire__Answer *answer)
+{
+	if (answer->body_case != GLAKE__WIRE__ANSWER__BODY_HELLO) {
+		return;
+	}
+	for (size_t i = 0; i < answer->hello->n_hosts; i++) {
+		glake__wire__host__free_unpacked(answer->hello->hosts[i], NULL);
+	}
+	answer->hello->n_hosts = 0;
+}
+
+static void forget_locations(Glake__Wire__Request *request)
+{
+	if (request->body_case == GLAKE__WIRE__REQUEST__BODY_QUOTA_SET) {
+		request->quota_set->at = GPU;
+	} else if (request->body_case == GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC) {
+		request->chunk_alloc->at = GPU;
+		for (size_t i = 0; i < request->chunk_alloc->n_also; i++) {
+			glake__wire__chunk_part__free_unpacked(request->chunk_alloc->also[i], NULL);
+		}
+		request->chunk_alloc->n_also = 0;
+	}
+}
+
+static bool be_older(void *user, struct proxy_packet *packet)
+{
+	if (atomic_exchange(&is_lost, false)) {
+		return false;
+	}
+	if (!is_older) {
+		return true;
+	}
+	if (packet->is_answer) {
+		Glake__Wire__Answer *answer = glake__wire__answer__unpack(NULL, packet->n_bytes,
+		                                                          packet->bytes);
+		ck_assert_ptr_nonnull(answer);
+		forget_hosts(answer);
+		packet->n_bytes = glake__wire__answer__pack(answer, packet->bytes);
+		glake__wire__answer__free_unpacked(answer, NULL);
+	} else {
+		Glake__Wire__Request *request = glake__wire__request__unpack(NULL, packet->n_bytes,
+		                                                             packet->bytes);
+		ck_assert_ptr_nonnull(request);
+		forget_locations(request);
+		packet->n_bytes = glake__wire__request__pack(request, packet->bytes);
+		glake__wire__request__free_unpacked(request, NULL);
+	}
+	return true;
+}
+
+static int quota_of_gpus(void *user, const struct glake_tenant_row *row)
+{
+	for (uint32_t i = 0; i < row->n_devices; i++) {
+		*(uint64_t *)user += row->devices[i].quota_bytes;
+	}
+	return 0;
+}
+
+static int alloc_at(struct glake_session *session, const struct glake__chunks_at *parts, size_t n)
+{
+	struct glake__wait wait = {0};
+	uint64_t ids[4];
+	cleanup_fdlist struct fdlist fds;
+	fdlist_init(&fds);
+	int r = glake__rpc_chunk_alloc_at(session, parts, n, &wait, ids, &fds);
+	return r < 0 ? r : glake__rpc_chunk_free(session, ids, n);
+}
+
+/* It came since the session began: the request finds the connection lost, and is sent once more. */
+START_TEST(an_older_glaked_does_nothing_to_a_gpu_instead_of_a_node)
+{
+	static const struct glake__chunks_at both[] = {
+		{.n_chunks = 1, .chunk_bytes = 2 * MIB},
+		{.is_host = true, .n_chunks = 1, .chunk_bytes = 2 * MIB},
+	};
+	static const struct glake__chunks_at gpus[] = {
+		{.n_chunks = 1, .chunk_bytes = 2 * MIB},
+		{.number = 1, .n_chunks = 1, .chunk_bytes = 2 * MIB},
+	};
+	begin(WORLD_CONFIG);
+	proxy_start(be_older, NULL);
+	struct glake_session *sessions[4];
+	for (unsigned i = 0; i < 4; i++) {
+		sessions[i] = world_connect_blind();
+	}
+	assert_ok(glake_set_host_quota(sessions[0], "default", 0, 40 * MIB));
+	assert_ok(glake_set_host_quota(sessions[0], "default", 0, 0));
+	assert_ok(alloc_at(sessions[1], both, 2));
+	is_older = true;
+	is_lost = true;
+	assert_fails(-ENOTSUP, "no chunks in host memory any more",
+	             glake_set_host_quota(sessions[0], "default", 0, 40 * MIB));
+	is_lost = true;
+	assert_fails(-ENOTSUP, "no chunks in host memory any more", alloc_at(sessions[1], both, 2));
+	is_lost = true;
+	assert_fails(-ENOTSUP, "no chunks in host memory any more",
+	             alloc_at(sessions[2], &both[1], 1));
+	is_lost = true;
+	assert_fails(-ENOTSUP, "one location in a request", alloc_at(sessions[3], gpus, 2));
+	uint64_t quota_bytes = 0;
+	assert_ok(glake_list_tenants(eye, quota_of_gpus, &quota_bytes));
+	ck_assert_uint_eq(quota_bytes, 0);
+	/* And they go on. */
+	for (unsigned i = 0; i < 4; i++) {
+		assert_ok(glake_ping(sessions[i]));
+	}
 }
 END_TEST
 
