@@ -511,6 +511,8 @@ static void adopt_held(struct adoption *adoption, struct journal_entry *entry)
 	                : hold_block(adoption, holder, &as, body->thing);
 	if (r == 0) {
 		entry->user = &is_adopted;
+	} else if (body->kind == GLAKE__STATE__HELD_KIND__CHUNK) {
+		count(&adoption->report->lost_chunks, body->bytes);
 	}
 }
 

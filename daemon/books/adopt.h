@@ -44,6 +44,7 @@ struct adopt_report {
 	/* Not adopted, or only for those who hold them. */
 	struct adopt_count lost_blocks;  /* without an fd, or at a location that is gone */
 	uint64_t n_lost_models;          /* without one of their blocks */
+	struct adopt_count lost_chunks;  /* private ones, at a location that is gone */
 	uint64_t n_ended;                /* holders whose process has ended */
 	struct adopt_count ended_chunks; /* their private ones */
 	bool is_renumbered; /* what was adopted names its devices by numbers of others now */

@@ -56,6 +56,12 @@ static void log_adopted(const char *path, const struct adopt_report *report, boo
 		            " models, but for processes that have them",
 		            lost->n, lost->bytes, report->n_lost_models);
 	}
+	if (report->lost_chunks.n > 0) {
+		log_warning("not adopted: %" PRIu64 " private chunks (%" PRIu64
+		            " bytes) whose device or node is gone: their processes have them, and "
+		            "nobody pays for them",
+		            report->lost_chunks.n, report->lost_chunks.bytes);
+	}
 }
 
 /* The image lies in the journal, which may be written to, but the loop must not run. */

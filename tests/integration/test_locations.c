@@ -626,6 +626,7 @@ START_TEST(host_chunks_of_a_node_that_is_gone_are_given_back)
 	int connection = connection_open(&harness);
 	ck_assert_int_eq(connection_greet_as(connection, &identity), STATUS(OK));
 	uint64_t named = EXPECT(connection, OK, NULL, {HOST, 0, 4, 1});
+	EXPECT(connection, OK, NULL, {HOST, 1, 6, 1}, {GPU, 0, 8, 1});
 	ck_assert_int_eq(connection_status(connection,
 	                                   CONNECTION_REQUEST(CHUNK_SHARE, ChunkShare, chunk_share,
 	                                                      .ids = &named, .n_ids = 1),
@@ -638,8 +639,10 @@ START_TEST(host_chunks_of_a_node_that_is_gone_are_given_back)
 	fputs(WORLD_CONFIG "host_bytes = 0;", file);
 	fclose(file);
 	harness_restart(&harness);
+	harness_wait_log(&harness, "not adopted: 2 private chunks (10485760 bytes)");
 	struct seen seen = see();
 	ck_assert_uint_eq(seen.n_hosts, 0);
+	ck_assert_uint_eq(world_books().private_bytes, 8 * MIB);
 	connection = connection_open(&harness);
 	identity.has_key = true;
 	ck_assert_int_eq(connection_greet_as(connection, &identity), STATUS(OK));
