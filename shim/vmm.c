@@ -53,15 +53,18 @@ static void chunk_give_back(struct vmm_chunk *chunk)
 
 struct chunk_request {
 	struct vmm_chunk *chunk;
-	uint32_t index; /* glaked's number of the device */
+	uint32_t index;  /* glaked's number of the device */
+	bool is_unknown; /* an older glaked: it has no chunks so large */
 	int *fd_out;
 };
 
 static int request_chunk(struct connection *connection, void *user)
 {
 	struct chunk_request *request = user;
-	return glake_chunk_new(connection->session, request->index, request->chunk->n_bytes,
-	                       &request->chunk->id, request->fd_out);
+	int r = glake_chunk_new(connection->session, request->index, request->chunk->n_bytes,
+	                        &request->chunk->id, request->fd_out);
+	request->is_unknown = r == GLAKE_E_BAD_REQUEST;
+	return r;
 }
 
 /* Sets id and connection of the chunk. */
@@ -76,7 +79,7 @@ static int ask(struct connection *connection, void *user)
 	request->index = (uint32_t)index;
 	int r = connection_ask(connection, request_chunk, request);
 	chunk->connection = r == 0 ? connection : NULL;
-	return r;
+	return r != 0 && request->is_unknown ? CONNECTION_E_FOREIGN : r;
 }
 
 static bool enter(struct vmm_chunk *chunk, vmm_handle handle)

@@ -14,6 +14,7 @@
 #include "tests/check_glake.h"
 #include "tests/harness/connection.h"
 #include "tests/harness/harness.h"
+#include "tests/harness/proxy.h"
 #include "tests/harness/run.h"
 #include "tests/harness/world.h"
 
@@ -234,6 +235,41 @@ START_TEST(a_chunk_may_be_most_of_a_gpu)
 	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "vmm_large", NULL);
 	run_end_well(&run);
 	run_expect(&run, "owned 1 passed 0");
+}
+END_TEST
+
+/* To an older glaked, more than 64 GiB is no size. */
+static bool refuse_large(void *user, struct proxy_packet *packet)
+{
+	Glake__Wire__Request *request = packet->is_answer
+	                                        ? NULL
+	                                        : glake__wire__request__unpack(
+							  NULL, packet->n_bytes, packet->bytes);
+	if (request && request->body_case == GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC &&
+	    request->chunk_alloc->chunk_bytes > 64 * GIB) {
+		request->chunk_alloc->chunk_bytes = 1;
+		packet->n_bytes = glake__wire__request__pack(request, packet->bytes);
+	}
+	if (request) {
+		glake__wire__request__free_unpacked(request, NULL);
+	}
+	return true;
+}
+
+/* To glaked, the program's session is this process's, and ends with it. */
+static void run_large(void *user)
+{
+	struct run run;
+	proxy_start(refuse_large, NULL);
+	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "vmm_large", NULL);
+	run_end_well(&run);
+	run_expect(&run, "owned 0 passed 0 refused 0");
+}
+
+START_TEST(what_is_too_large_for_an_older_glaked_is_the_drivers)
+{
+	world_begin(.devices = "1x100GiB");
+	world_join(world_client(run_large, NULL));
 }
 END_TEST
 
