@@ -394,6 +394,11 @@ int glake__call_start(struct glake__link *link, struct glake__call *call,
                       const int *fds, size_t n_fds)
 {
 	int r = start(link, call, request, expected, fds, n_fds);
+	/* Nobody may have seen yet that its glaked has ended. */
+	if (r == -ENOTSUP) {
+		glake__link_poll(link);
+		r = start(link, call, request, expected, fds, n_fds);
+	}
 	if (r == GLAKE_E_GONE && glake__resume(link, true) == 0) {
 		r = start(link, call, request, expected, fds, n_fds);
 	}

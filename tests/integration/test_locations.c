@@ -616,6 +616,34 @@ START_TEST(host_chunks_survive_a_restart)
 }
 END_TEST
 
+static void restart_with(const char *config)
+{
+	harness_kill(&harness);
+	FILE *file = fopen(harness.config_path, "w");
+	ck_assert_ptr_nonnull(file);
+	fputs(config, file);
+	fclose(file);
+	harness_restart(&harness);
+}
+
+/* And no other call finds out between them that there is another glaked. */
+START_TEST(a_session_sees_whether_the_next_glaked_has_nodes)
+{
+	set_machine("4xany");
+	world_begin(.config = WORLD_CONFIG, .devices = "1x256MiB", .is_activated = true,
+	            .keeps_fds = true);
+	assert_ok(glake_set_host_quota(eye, "default", 1, 20 * MIB));
+	for (unsigned i = 0; i < 2; i++) {
+		restart_with(WORLD_CONFIG "host_bytes = \"0\";");
+		assert_fails(-ENOTSUP, "no chunks in host memory any more",
+		             glake_set_host_quota(eye, "default", 1, 20 * MIB));
+		restart_with(WORLD_CONFIG);
+		assert_ok(glake_set_host_quota(eye, "default", 1, 20 * MIB));
+	}
+	assert_ok(glake_set_host_quota(eye, "default", 1, 0));
+}
+END_TEST
+
 /* Another configuration: the node is no location any more. */
 START_TEST(host_chunks_of_a_node_that_is_gone_are_given_back)
 {
@@ -632,13 +660,8 @@ START_TEST(host_chunks_of_a_node_that_is_gone_are_given_back)
 	                                                      .ids = &named, .n_ids = 1),
 	                                   NULL, 0),
 	                 STATUS(OK));
-	harness_kill(&harness);
 	connection_drop(&connection);
-	FILE *file = fopen(harness.config_path, "w");
-	ck_assert_ptr_nonnull(file);
-	fputs(WORLD_CONFIG "host_bytes = 0;", file);
-	fclose(file);
-	harness_restart(&harness);
+	restart_with(WORLD_CONFIG "host_bytes = 0;");
 	harness_wait_log(&harness, "not adopted: 2 private chunks (10485760 bytes)");
 	struct seen seen = see();
 	ck_assert_uint_eq(seen.n_hosts, 0);
