@@ -13,6 +13,8 @@ struct extent_chunk {
 	struct list link;  /* link: extents.chunks */
 	struct list spans; /* of extent.place: all of the chunk, by offset */
 	struct chunk chunk;
+	uint64_t number;
+	bool is_told; /* on_empty was called, and extents_forgotten() comes */
 };
 
 struct extents_request {
@@ -88,16 +90,47 @@ static bool use_span(struct extents *extents, struct extent *span, uint64_t byte
 	return true;
 }
 
-static void free_chunk_if_empty(struct extent_chunk *in)
+static bool is_empty(const struct extent_chunk *in)
 {
-	struct extent *only = list_first(&in->spans, struct extent, place);
-	if (only->state != EXTENT_FREE || only->bytes != in->chunk.bytes) {
-		return;
-	}
-	free(only);
+	const struct extent *only = list_first(&in->spans, struct extent, place);
+	return only->state == EXTENT_FREE && only->bytes == in->chunk.bytes;
+}
+
+static void free_chunk(struct extent_chunk *in)
+{
+	free(list_first(&in->spans, struct extent, place));
 	list_remove(&in->link);
 	chunk_release(&in->chunk);
 	free(in);
+}
+
+/* The chunk may be gone afterwards. */
+static void free_chunk_if_empty(struct extents *extents, struct extent_chunk *in)
+{
+	if (!is_empty(in) || in->is_told) {
+		return;
+	}
+	if (extents->on_empty) {
+		in->is_told = true;
+		extents->on_empty(extents->user, extents, in->number);
+	} else {
+		free_chunk(in);
+	}
+}
+
+void extents_forgotten(struct extents *extents, uint64_t number)
+{
+	struct extent_chunk *in;
+	list_for_each (in, &extents->chunks, link) {
+		if (in->number != number) {
+			continue;
+		}
+		in->is_told = false;
+		if (is_empty(in)) {
+			free_chunk(in);
+		}
+		return;
+	}
 }
 
 /* @right, which is free, becomes a part of @left, if that is free, too. */
@@ -125,7 +158,7 @@ void extent_release(struct extents *extents, struct extent *extent)
 	extents->used_bytes -= extent->bytes;
 	merge(&in->spans, &extent->place, extent->place.next);
 	merge(&in->spans, before, &extent->place);
-	free_chunk_if_empty(in);
+	free_chunk_if_empty(extents, in);
 }
 
 /* ---- requests --------------------------------------------------------------------------------- */
@@ -188,6 +221,7 @@ static struct extent *enter_chunk(struct extents *extents, struct chunk *chunk)
 		return NULL;
 	}
 	list_init(&in->spans);
+	in->number = (uint64_t)extents->at->slot << 48 | ++extents->last_number;
 	list_insert(&in->spans, &span->place);
 	chunk_move(&in->chunk, chunk);
 	list_insert(&extents->chunks, &in->link);
@@ -209,7 +243,7 @@ static enum status use_chunk(struct extents_request *request, struct chunk *chun
 	if (!span || !use_span(extents, span, bytes, &charge)) {
 		charge_refund(&charge);
 		if (span) {
-			free_chunk_if_empty(span->in);
+			free_chunk_if_empty(extents, span->in);
 		}
 		return STATUS_NO_HOST_MEMORY;
 	}
@@ -308,6 +342,16 @@ void extents_cancel(struct extents_request *request)
 void extent_written(struct extent *extent)
 {
 	extent_set_state(extent, EXTENT_WRITTEN);
+}
+
+uint64_t extent_chunk_number(const struct extent *extent)
+{
+	return extent->in->number;
+}
+
+uint64_t extent_chunk_bytes(const struct extent *extent)
+{
+	return extent->in->chunk.bytes;
 }
 
 int extent_target(const struct extent *extent)

@@ -14,7 +14,8 @@
  * extent_source() answers of WRITTEN ones only.
  *
  * In each large chunk the extents and the free spans lie side by side, and no two free spans are neighbours. An extent
- * is the first span that is large enough, by the age of the chunks and the offset. A chunk without extents is given back.
+ * is the first span that is large enough, by the age of the chunks and the offset. A chunk without extents is given back;
+ * if the mover may have it mapped, when whoever set on_empty says so, unless it has extents again.
  *
  * Charges: an extent's bytes are charged to who asked. The chunk's charge, with its fd, is the cache's and has the bytes
  * that are free. So the sum is what exists; while a chunk is being made for extents, they are charged already.
@@ -56,6 +57,10 @@ struct extents {
 	uint64_t large_bytes; /* EXTENT_LARGE_BYTES, but in tests */
 	struct list chunks;   /* of extent_chunk.link, by age */
 	uint64_t used_bytes;  /* of extents */
+	uint64_t last_number;
+	/* Chunk @number is empty: extents_forgotten() is to follow, perhaps at once. NULL: it goes. */
+	void (*on_empty)(void *user, struct extents *extents, uint64_t number);
+	void *user;
 };
 
 void extents_init(struct extents *extents, struct allocator *allocator, struct location *at,
@@ -81,11 +86,18 @@ void extents_take(struct extents *extents, struct tenant *tenant, uint64_t bytes
 /* @done will not be called. */
 void extents_cancel(struct extents_request *request);
 
+/* The mover has chunk @number not mapped any more. */
+void extents_forgotten(struct extents *extents, uint64_t number);
+
 /* It has left its owner's list. */
 void extent_release(struct extents *extents, struct extent *extent);
 
 /* The mover has written all of it. */
 void extent_written(struct extent *extent);
+
+/* The large chunk in which it lies: a number that no other one of the node ever has, and its bytes. */
+uint64_t extent_chunk_number(const struct extent *extent);
+uint64_t extent_chunk_bytes(const struct extent *extent);
 
 /* Where to write: the chunk's fd, borrowed; the place in it is extent.offset. */
 int extent_target(const struct extent *extent);
