@@ -182,7 +182,7 @@ static void submit(struct jobs *jobs, struct probe *probe, struct fdlist *fds, s
 		       fds->n_fds, n_fds);
 		return;
 	}
-	probe->fds[0] = fdlist_take(fds, 0);
+	probe->fds[0] = n_fds > 0 ? fdlist_take(fds, 0) : -1;
 	probe->fds[1] = n_fds > 1 ? fdlist_take(fds, 1) : -1;
 	prober_submit(jobs->prober, probe);
 }
@@ -202,6 +202,28 @@ static void order_probe(struct jobs *jobs, const Glake__Mover__Order *order, str
 		put_uuid(&probe, &order->compare->device_uuid);
 		submit(jobs, &probe, fds, 2);
 	}
+}
+
+static void order_copy(struct jobs *jobs, uint64_t job, const Glake__Mover__Copy *body,
+                       struct fdlist *fds)
+{
+	struct probe probe = {
+		.kind = body->to_host ? PROBE_COPY_OUT : PROBE_COPY_IN,
+		.job = job,
+		.chunk_bytes = body->chunk_bytes,
+		.content_bytes = body->content_bytes,
+		.host_chunk = body->host_chunk,
+		.host_bytes = body->host_bytes,
+		.host_offset = body->host_offset,
+	};
+	put_uuid(&probe, &body->device_uuid);
+	submit(jobs, &probe, fds, 2);
+}
+
+static void order_forget(struct jobs *jobs, uint64_t job, uint64_t host_chunk, struct fdlist *fds)
+{
+	struct probe probe = {.kind = PROBE_FORGET, .job = job, .host_chunk = host_chunk};
+	submit(jobs, &probe, fds, 0);
 }
 
 /* Not all of its fds had room here. */
@@ -236,6 +258,12 @@ static void take_order(struct jobs *jobs, const Glake__Mover__Order *order, stru
 	case GLAKE__MOVER__ORDER__BODY_DIGEST:
 	case GLAKE__MOVER__ORDER__BODY_COMPARE:
 		order_probe(jobs, order, fds);
+		break;
+	case GLAKE__MOVER__ORDER__BODY_COPY:
+		order_copy(jobs, order->job, order->copy, fds);
+		break;
+	case GLAKE__MOVER__ORDER__BODY_FORGET:
+		order_forget(jobs, order->job, order->forget->host_chunk, fds);
 		break;
 	case GLAKE__MOVER__ORDER__BODY__NOT_SET:
 	default:

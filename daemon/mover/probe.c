@@ -142,11 +142,21 @@ static void finish_oldest(struct prober *prober, struct runs *runs)
 	runs->n--;
 	if (error) {
 		report_failed(prober->report, job, &fault);
-	} else if (run->probe.kind == PROBE_DIGEST) {
+	} else if (run->probe.kind != PROBE_COMPARE) {
 		report_digested(prober->report, job, &result.digest, result.equal);
 	} else {
 		report_compared(prober->report, job, result.equal);
 	}
+}
+
+/* Copies from and to the chunk may be under way. */
+static void forget(struct prober *prober, struct runs *runs, const struct probe *probe)
+{
+	while (runs->n > 0) {
+		finish_oldest(prober, runs);
+	}
+	host_chunks_forget(&prober->lanes.hosts, probe->host_chunk);
+	report_forgotten(prober->report, probe->job);
 }
 
 /* NULL: there is none, and if @waits there will be none. */
@@ -174,7 +184,10 @@ static void *prober_main(void *argument)
 			finish_oldest(prober, &runs);
 		}
 		probe = next_probe(prober, runs.n == 0);
-		if (probe) {
+		if (probe && probe->kind == PROBE_FORGET) {
+			forget(prober, &runs, probe);
+			free(probe);
+		} else if (probe) {
 			start(prober, &runs, probe);
 			free(probe);
 		} else if (runs.n > 0) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The small jobs: digest a chunk, compare two. They run in their order on a thread and streams of their own, so
+ * The small jobs: digest a chunk, compare two, copy one to host memory or back. They run in their order on a thread and streams of their own, so
  * that they never wait behind a load. A few are under way at a time: what takes long is mapping the chunks, and the
  * GPU works meanwhile.
  *

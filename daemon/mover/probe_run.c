@@ -32,14 +32,14 @@ static void view_close(struct probe_view *view, const struct cudrv *drv)
 }
 
 static int view_open(struct probe_view *view, const struct device *device, int fd, uint64_t bytes,
-                     struct fault *fault)
+                     enum chunk_access access, struct fault *fault)
 {
 	CUdeviceptr address;
 	int error = chunk_reserve(device->drv, bytes, &address, fault);
 	if (error) {
 		return error;
 	}
-	error = chunk_map(device, fd, address, bytes, CHUNK_READ, fault);
+	error = chunk_map(device, fd, address, bytes, access, fault);
 	if (error) {
 		chunk_unreserve(device->drv, address, bytes);
 		return error;
@@ -92,6 +92,7 @@ void probe_lanes_deinit(struct probe_lanes *lanes)
 			lane_deinit(&lanes->lanes[i], lanes->devices->drv);
 		}
 	}
+	host_chunks_deinit(&lanes->hosts);
 }
 
 static int make_slot(struct probe_slot *slot, const struct cudrv *drv, struct fault *fault)
@@ -170,7 +171,8 @@ static int need_leaves(struct probe_slot *slot, const struct cudrv *drv, uint64_
 	return 0;
 }
 
-static CUresult queue_digest(struct probe_run *run)
+/* Of the content at @address. */
+static CUresult queue_digest(struct probe_run *run, CUdeviceptr address)
 {
 	const struct cudrv *drv = run->device->drv;
 	const struct kernels *kernels = &run->device->kernels;
@@ -186,8 +188,8 @@ static CUresult queue_digest(struct probe_run *run)
 	CUresult result = drv->cuMemcpyHtoDAsync(WORD(slot, item), &words->item,
 	                                         sizeof(words->item), stream);
 	if (result == CUDA_SUCCESS) {
-		result = kernels_leaves(kernels, stream, run->views[0].address,
-		                        words->item.n_leaves, slot->leaves);
+		result = kernels_leaves(kernels, stream, address, words->item.n_leaves,
+		                        slot->leaves);
 	}
 	if (result == CUDA_SUCCESS) {
 		result = kernels_roots(kernels, stream, WORD(slot, item), 1);
@@ -276,34 +278,76 @@ static int check_padding(const struct probe_run *run, struct fault *fault)
 	                           (unsigned long long)probe->content_bytes);
 }
 
+/* The content, and memory for its leaves. */
+static int prepare_digest(struct probe_run *run, struct fault *fault)
+{
+	const struct probe *probe = &run->probe;
+	if (probe->content_bytes > probe->chunk_bytes) {
+		return fault_set(fault, FAULT_BAD_REQUEST, "a content larger than its chunk");
+	}
+	return need_leaves(run->slot, run->device->drv,
+	                   digest_n_leaves(probe->content_bytes) * DIGEST_BYTES, fault);
+}
+
 static int start_digest(struct probe_run *run, struct fault *fault)
 {
 	const struct probe *probe = &run->probe;
 	const struct cudrv *drv = run->device->drv;
-	if (probe->content_bytes > probe->chunk_bytes) {
-		return fault_set(fault, FAULT_BAD_REQUEST, "a content larger than its chunk");
-	}
-	int error = need_leaves(run->slot, drv,
-	                        digest_n_leaves(probe->content_bytes) * DIGEST_BYTES, fault);
+	int error = prepare_digest(run, fault);
 	if (!error) {
 		error = view_open(&run->views[0], run->device, probe->fds[0], probe->chunk_bytes,
-		                  fault);
+		                  CHUNK_READ, fault);
 	}
 	if (!error && probe->fds[1] >= 0) {
 		error = view_open(&run->views[1], run->device, probe->fds[1], probe->chunk_bytes,
-		                  fault);
+		                  CHUNK_READ, fault);
 	}
 	if (error) {
 		return error;
 	}
 	CUresult result = queue_padding(run);
 	if (result == CUDA_SUCCESS) {
-		result = queue_digest(run);
+		result = queue_digest(run, run->views[0].address);
 	}
 	if (result == CUDA_SUCCESS && run->views[1].address) {
 		result = queue_views(run);
 	}
 	return result == CUDA_SUCCESS ? 0 : device_fault(drv, result, "digesting", fault);
+}
+
+/* ---- copies --------------------------------------------------------------------------------- */
+
+static int start_copy(struct probe_run *run, struct fault *fault)
+{
+	const struct probe *probe = &run->probe;
+	const struct cudrv *drv = run->device->drv;
+	bool is_out = probe->kind == PROBE_COPY_OUT;
+	CUdeviceptr host = 0;
+	if (probe->host_bytes > GLAKE_MAX_CHUNK_BYTES || probe->host_offset > probe->host_bytes ||
+	    probe->chunk_bytes > probe->host_bytes - probe->host_offset) {
+		return fault_set(fault, FAULT_BAD_REQUEST, "a copy beyond its chunk");
+	}
+	int error = prepare_digest(run, fault);
+	if (!error) {
+		error = view_open(&run->views[0], run->device, probe->fds[0], probe->chunk_bytes,
+		                  is_out ? CHUNK_READ : CHUNK_WRITE, fault);
+	}
+	if (!error) {
+		error = host_chunks_map(run->hosts, run->device, probe->host_chunk, probe->fds[1],
+		                        probe->host_bytes, &host, fault);
+	}
+	if (error) {
+		return error;
+	}
+	host += probe->host_offset;
+	const CUdeviceptr chunk = run->views[0].address;
+	/* What was written is read for the digest: over the link the other way, if it lies in host memory. */
+	CUresult result = drv->cuMemcpyDtoDAsync(is_out ? host : chunk, is_out ? chunk : host,
+	                                         probe->chunk_bytes, run->lane->stream);
+	if (result == CUDA_SUCCESS) {
+		result = queue_digest(run, is_out ? host : chunk);
+	}
+	return result == CUDA_SUCCESS ? 0 : device_fault(drv, result, "copying", fault);
 }
 
 /* ---- compare -------------------------------------------------------------------------------- */
@@ -314,7 +358,7 @@ static int start_compare(struct probe_run *run, struct fault *fault)
 	int error = 0;
 	for (unsigned i = 0; i < 2 && !error; i++) {
 		error = view_open(&run->views[i], run->device, probe->fds[i], probe->chunk_bytes,
-		                  fault);
+		                  CHUNK_READ, fault);
 	}
 	if (error) {
 		return error;
@@ -330,12 +374,14 @@ int probe_start(struct probe_lanes *lanes, struct probe_run *run, unsigned i_slo
                 struct fault *fault)
 {
 	run->views[0] = run->views[1] = (struct probe_view){0};
+	run->hosts = &lanes->hosts;
 	int error = enter(lanes, run, i_slot, fault);
 	if (error) {
 		return error;
 	}
-	error = run->probe.kind == PROBE_DIGEST ? start_digest(run, fault)
-	                                        : start_compare(run, fault);
+	error = run->probe.kind == PROBE_DIGEST    ? start_digest(run, fault)
+	        : run->probe.kind == PROBE_COMPARE ? start_compare(run, fault)
+	                                           : start_copy(run, fault);
 	const struct cudrv *drv = run->device->drv;
 	if (!error) {
 		CUresult result = drv->cuEventRecord(run->slot->done, run->lane->stream);

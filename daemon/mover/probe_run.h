@@ -13,19 +13,24 @@
 
 #include "daemon/mover/device.h"
 #include "daemon/mover/fault.h"
+#include "daemon/mover/host_chunks.h"
 #include "proto/digest.h"
 
-enum probe_kind { PROBE_DIGEST, PROBE_COMPARE };
+/* A copy goes between a chunk and a part of a large chunk of host memory; FORGET is about such a one. */
+enum probe_kind { PROBE_DIGEST, PROBE_COMPARE, PROBE_COPY_OUT, PROBE_COPY_IN, PROBE_FORGET };
 
 struct probe {
 	struct probe *next; /* link: prober.first */
 	enum probe_kind kind;
 	uint64_t job;
-	int fds[2]; /* owned; -1 = none. A digest may have a second one to compare with */
+	int fds[2]; /* owned; -1 = none. A digest may have a second one to compare with; the host's of a copy */
 	uint8_t uuid[16];
 	size_t n_uuid_bytes;
 	uint64_t chunk_bytes;
-	uint64_t content_bytes; /* digest */
+	uint64_t content_bytes; /* digest, copy */
+	uint64_t host_chunk;    /* copy, forget; and of a copy: */
+	uint64_t host_bytes;
+	uint64_t host_offset;
 };
 
 /* So many are under way: the next are mapped while the GPU works on the first. */
@@ -47,6 +52,7 @@ struct probe_lane {
 
 struct probe_lanes {
 	struct devices *devices; /* borrowed */
+	struct host_chunks hosts;
 	struct probe_lane lanes[DEVICE_MAX];
 };
 
@@ -59,6 +65,7 @@ struct probe_view {
 /* A probe under way, from probe_start() to probe_finish(). */
 struct probe_run {
 	struct probe probe; /* its fds are the caller's, who may close them once it is started */
+	struct host_chunks *hosts; /* borrowed */
 	struct device *device;
 	struct probe_lane *lane;
 	struct probe_slot *slot;
@@ -66,11 +73,11 @@ struct probe_run {
 };
 
 struct probe_result {
-	struct digest digest; /* of a PROBE_DIGEST */
+	struct digest digest; /* of a PROBE_DIGEST, and of what a copy has written */
 	bool equal;           /* both chunks, if there are two */
 };
 
-/* Map the chunks of run->probe and queue the work, in the slot @i_slot, which no other run has. */
+/* Map the chunks of run->probe, no PROBE_FORGET, and queue the work, in the slot @i_slot, which no other run has. */
 int probe_start(struct probe_lanes *lanes, struct probe_run *run, unsigned i_slot,
                 struct fault *fault);
 /* Or it has failed: probe_finish() will not wait. */

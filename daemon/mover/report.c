@@ -189,6 +189,14 @@ void report_compared(struct report *report, uint64_t job, bool equal)
 	send_report(report, &message);
 }
 
+void report_forgotten(struct report *report, uint64_t job)
+{
+	Glake__Mover__Forgotten body = GLAKE__MOVER__FORGOTTEN__INIT;
+	Glake__Mover__Report message = REPORT(job, FORGOTTEN);
+	message.forgotten = &body;
+	send_report(report, &message);
+}
+
 /* wire.Status, which glaked passes on to the client. */
 static uint32_t status_of(enum fault_kind kind)
 {

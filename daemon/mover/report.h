@@ -36,6 +36,7 @@ void report_load_done(struct report *report, uint64_t job, uint64_t read_bytes,
                       uint64_t direct_bytes, uint64_t ns);
 void report_digested(struct report *report, uint64_t job, const struct digest *digest, bool equal);
 void report_compared(struct report *report, uint64_t job, bool equal);
+void report_forgotten(struct report *report, uint64_t job);
 
 /* Ends the process after a FAULT_DEVICE_LOST: glaked starts another one. */
 void report_failed(struct report *report, uint64_t job, const struct fault *fault);

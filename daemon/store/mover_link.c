@@ -310,6 +310,38 @@ int mover_compare(struct mover_link *link, struct compare_job *compare, const st
 	return begin_probe(link, &compare->job, &order, fds, 2);
 }
 
+int mover_copy(struct mover_link *link, struct digest_job *copy, const struct device *device,
+               int fd, uint64_t chunk_bytes, uint64_t content_bytes, const struct mover_host *host,
+               bool to_host)
+{
+	Glake__Mover__Copy body = GLAKE__MOVER__COPY__INIT;
+	order_t order = GLAKE__MOVER__ORDER__INIT;
+	body.device_uuid = uuid_of(device);
+	body.chunk_bytes = chunk_bytes;
+	body.content_bytes = content_bytes;
+	body.to_host = to_host;
+	body.host_chunk = host->chunk;
+	body.host_bytes = host->chunk_bytes;
+	body.host_offset = host->offset;
+	order.body_case = GLAKE__MOVER__ORDER__BODY_COPY;
+	order.copy = &body;
+	copy->job.kind = JOB_DIGEST;
+	const int fds[] = {fd, host->fd};
+	return begin_probe(link, &copy->job, &order, fds, 2);
+}
+
+int mover_forget(struct mover_link *link, struct forget_job *forget, uint64_t host_chunk)
+{
+	Glake__Mover__Forget body = GLAKE__MOVER__FORGET__INIT;
+	order_t order = GLAKE__MOVER__ORDER__INIT;
+	body.host_chunk = host_chunk;
+	order.body_case = GLAKE__MOVER__ORDER__BODY_FORGET;
+	order.forget = &body;
+	forget->job.kind = JOB_FORGET;
+	forget->job.is_aside = true;
+	return begin_probe(link, &forget->job, &order, NULL, 0);
+}
+
 void mover_grant(struct mover_link *link, struct load_job *load, uint64_t first, const int *fds,
                  size_t n_fds)
 {
@@ -448,6 +480,16 @@ static int deliver_compare(struct mover_link *link, struct compare_job *job, con
 	return 0;
 }
 
+static int deliver_forget(struct mover_link *link, struct forget_job *job, const report_t *report)
+{
+	if (report->body_case != GLAKE__MOVER__REPORT__BODY_FORGOTTEN) {
+		return -EPROTO;
+	}
+	remove_job(link, &job->job);
+	job->on_forgotten(job);
+	return 0;
+}
+
 static int deliver(struct mover_link *link, struct mover_job *job, const report_t *report)
 {
 	if (report->body_case == GLAKE__MOVER__REPORT__BODY_FAILED) {
@@ -465,6 +507,8 @@ static int deliver(struct mover_link *link, struct mover_job *job, const report_
 		return deliver_digest(link, container_of(job, struct digest_job, job), report);
 	case JOB_COMPARE:
 		return deliver_compare(link, container_of(job, struct compare_job, job), report);
+	case JOB_FORGET:
+		return deliver_forget(link, container_of(job, struct forget_job, job), report);
 	}
 	return -EPROTO;
 }

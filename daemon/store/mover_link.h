@@ -37,6 +37,7 @@ enum job_kind {
 	JOB_LOAD,
 	JOB_DIGEST,
 	JOB_COMPARE,
+	JOB_FORGET,
 };
 
 /* A job of any kind. */
@@ -99,6 +100,19 @@ struct compare_job {
 	void (*on_compared)(struct compare_job *job, bool equal);
 };
 
+struct forget_job {
+	struct mover_job job;
+	void (*on_forgotten)(struct forget_job *job);
+};
+
+/* A place in a large chunk of host memory. */
+struct mover_host {
+	int fd; /* borrowed: of the chunk */
+	uint64_t chunk;
+	uint64_t chunk_bytes;
+	uint64_t offset;
+};
+
 struct mover_link {
 	uv_loop_t *loop;       /* borrowed */
 	struct keeper *keeper; /* borrowed */
@@ -156,6 +170,16 @@ int mover_digest(struct mover_link *link, struct digest_job *digest, const struc
                  int fd, int other_fd, uint64_t chunk_bytes, uint64_t content_bytes);
 int mover_compare(struct mover_link *link, struct compare_job *compare, const struct device *device,
                   int fd, int other_fd, uint64_t chunk_bytes);
+
+/*
+ * Copy the chunk with @fd to @host, or from there. The digest is of what was written. The mover has the large chunk from
+ * then on, until mover_forget().
+ */
+int mover_copy(struct mover_link *link, struct digest_job *copy, const struct device *device,
+               int fd, uint64_t chunk_bytes, uint64_t content_bytes, const struct mover_host *host,
+               bool to_host);
+/* A mover runs. */
+int mover_forget(struct mover_link *link, struct forget_job *forget, uint64_t host_chunk);
 
 /*
  * Reserve up to @n more chunks for a load. Returns how many may be granted now. A load without

@@ -57,6 +57,20 @@ int mover_compare(struct mover_link *link, struct compare_job *compare, const st
 	return fake_mover_take(&compare->job, JOB_COMPARE);
 }
 
+int mover_copy(struct mover_link *link, struct digest_job *copy, const struct device *device,
+               int fd, uint64_t chunk_bytes, uint64_t content_bytes, const struct mover_host *host,
+               bool to_host)
+{
+	ck_assert_int_ge(fd, 0);
+	ck_assert_int_ge(host->fd, 0);
+	return fake_mover_take(&copy->job, JOB_DIGEST);
+}
+
+int mover_forget(struct mover_link *link, struct forget_job *forget, uint64_t host_chunk)
+{
+	return fake_mover_take(&forget->job, JOB_FORGET);
+}
+
 int mover_load(struct mover_link *link, struct load_job *load, const struct device *device,
                const char *const *names, const char *index, const int *fds, size_t n_fds,
                bool may_direct)
