@@ -239,6 +239,7 @@ static void apply_limits(struct server *server)
 	                                             : 0;
 	server->load_context.window_bytes = config->load_window_bytes;
 	server->load_context.trust_file_times = config->trust_file_times;
+	copies_set(&server->copies, config->demote);
 	server->mover.idle_ms = config->mover_idle_ms;
 	patrol_set_mode(&server->patrol, config->verify);
 	server->rpc.config = config;
@@ -472,6 +473,7 @@ static void open_rpc(struct server *server)
 	rpc->tenants = server->tenants;
 	rpc->allocator = &server->allocator;
 	rpc->store = &server->store;
+	rpc->copies = &server->copies;
 	rpc->superblocks = &server->superblocks;
 	rpc->mover = &server->mover;
 	rpc->admit_context = &server->admit_context;
@@ -533,6 +535,12 @@ static int open_parts(struct server *server)
 	};
 	server->store.on_evicted = on_model_evicted;
 	server->store.user = server;
+	r = copies_init(&server->copies, &server->store, &server->mover, &server->allocator,
+	                server->nodes.at, server->nodes.n);
+	if (r < 0) {
+		goto err_copies;
+	}
+	server->store.copies = &server->copies;
 	server->admit_context = (struct admit_context){
 		.store = &server->store,
 		.allocator = &server->allocator,
@@ -540,6 +548,7 @@ static int open_parts(struct server *server)
 	};
 	server->load_context = (struct load_context){
 		.admit = &server->admit_context,
+		.copies = &server->copies,
 		.stats = &server->stats,
 	};
 	server->nvml = nvml_new(&server->loop, server->devices, server->n_devices);
@@ -553,6 +562,9 @@ static int open_parts(struct server *server)
 	want_pools(server);
 	turns_begin(&server->loop);
 	return 0;
+err_copies:
+	store_deinit(&server->store);
+	allocator_deinit(&server->allocator);
 err_allocator:
 	mover_link_close(&server->mover);
 err_mover:
@@ -606,9 +618,11 @@ static void close_parts(struct server *server)
 {
 	patrol_close(&server->patrol);
 	damage_close(&server->damage);
+	copies_close(&server->copies);
 	mover_link_close(&server->mover);
 	keeper_close(&server->keeper);
 	store_deinit(&server->store);
+	copies_deinit(&server->copies);
 	for (uint32_t i = 0; i < server->n_devices; i++) {
 		stock_drain(&server->allocator.stocks[i]);
 	}

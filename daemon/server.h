@@ -32,6 +32,7 @@
 #include "daemon/rpc/damage.h"
 #include "daemon/rpc/rpc_context.h"
 #include "daemon/store/admit.h"
+#include "daemon/store/copies.h"
 #include "daemon/store/load.h"
 #include "daemon/store/mover_link.h"
 #include "daemon/store/patrol.h"
@@ -65,6 +66,7 @@ struct server {
 	struct superblocks superblocks;
 	struct keeper keeper;
 	struct mover_link mover;
+	struct copies copies;
 	struct admit_context admit_context;
 	struct load_context load_context;
 	struct patrol patrol;

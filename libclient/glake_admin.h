@@ -219,7 +219,8 @@ struct glake_model_row {
 	uint64_t id;
 	const char *name;
 	const char *realm;
-	const char *state; /* "loading", "ready", "replaced" (another model has its key now) */
+	const char *
+		state; /* "loading", "ready", "replaced" (another model has its key now), "host" (only host memory has it) */
 	uint32_t device;
 	uint64_t span_bytes;
 	uint64_t content_bytes;

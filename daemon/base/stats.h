@@ -41,6 +41,9 @@
 	X(blocks_evicted, "unreferenced blocks given back") \
 	X(models_evicted, "models dropped from the store") \
 	X(evicted_bytes, "bytes of evicted blocks") \
+	X(blocks_copied, "blocks copied to host memory") \
+	X(models_demoted, "models that only host memory has from then on") \
+	X(models_promoted, "models that came back from host memory") \
 	X(blocks_verified, "times that a block was digested again, see verify") \
 	X(blocks_damaged, "blocks whose digest was another one then") \
 	X(reclaims_sent, "notices asking clients for warm memory") \

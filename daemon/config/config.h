@@ -98,6 +98,7 @@ struct config {
 	uint64_t warm_bytes; /* per session and device */
 	uint64_t load_window_bytes;
 	bool trust_file_times; /* also if the files' times may miss a change */
+	bool demote;           /* models are copied to host memory, and come back from there */
 	enum config_verify verify;
 	uint64_t reserve_bytes; /* per device, never given out */
 	struct config_sizes

@@ -341,9 +341,14 @@ static int start_copy(struct probe_run *run, struct fault *fault)
 	}
 	host += probe->host_offset;
 	const CUdeviceptr chunk = run->views[0].address;
-	/* What was written is read for the digest: over the link the other way, if it lies in host memory. */
+	/*
+	 * Back comes what the digest covers: a fresh chunk is zero behind it. What was written is read for the digest: over
+	 * the link the other way, if it lies in host memory.
+	 */
+	const uint64_t n_bytes = is_out ? probe->chunk_bytes
+	                                : digest_n_leaves(probe->content_bytes) * DIGEST_LEAF_BYTES;
 	CUresult result = drv->cuMemcpyDtoDAsync(is_out ? host : chunk, is_out ? chunk : host,
-	                                         probe->chunk_bytes, run->lane->stream);
+	                                         n_bytes, run->lane->stream);
 	if (result == CUDA_SUCCESS) {
 		result = queue_digest(run, is_out ? host : chunk);
 	}

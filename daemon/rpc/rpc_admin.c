@@ -67,7 +67,9 @@ void rpc_pin(struct session *session, const request_t *request, struct fdlist *f
 		return;
 	}
 	if (!model_is_complete(model)) {
-		rpc_refuse(session, request->id, STATUS_BUSY, "'%s' is being loaded", model->name);
+		rpc_refuse(session, request->id, STATUS_BUSY, "'%s' is %s", model->name,
+		           model->state == MODEL_DEMOTED ? "in host memory: open it first"
+		                                         : "being loaded");
 		return;
 	}
 	if (store_has_unparked(model)) {

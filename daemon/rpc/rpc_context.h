@@ -26,6 +26,7 @@ struct rpc_context {
 	struct tenant_table *tenants;
 	struct allocator *allocator;
 	struct store *store;
+	const struct copies *copies;
 	struct superblocks *superblocks;
 	struct mover_link *mover;
 	const struct admit_context *admit_context;

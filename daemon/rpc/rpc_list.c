@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "daemon/rpc/driver_usage.h"
+#include "daemon/store/copies.h"
 #include "daemon/rpc/rpc_handlers.h"
 #include "proto/cleanup.h"
 
@@ -61,7 +62,8 @@ static void describe_device(const struct rpc_context *rpc, const struct device *
 	describe_driver_usage(&usage, row);
 }
 
-static void describe_node(const struct location *at, Glake__Wire__HostStatus *row)
+static void describe_node(const struct location *at, uint64_t used_copy_bytes,
+                          Glake__Wire__HostStatus *row)
 {
 	glake__wire__host_status__init(row);
 	row->node = at->number;
@@ -70,6 +72,7 @@ static void describe_node(const struct location *at, Glake__Wire__HostStatus *ro
 	row->physical_bytes = location_physical_bytes(at);
 	row->private_bytes = at->use_bytes[CHUNK_PRIVATE];
 	row->copy_bytes = at->use_bytes[CHUNK_COPIES];
+	row->used_copy_bytes = used_copy_bytes;
 }
 
 void rpc_status_get(struct session *session, const request_t *request, struct fdlist *fds)
@@ -116,7 +119,7 @@ void rpc_status_get(struct session *session, const request_t *request, struct fd
 	}
 	body.devices = list;
 	for (uint32_t i = 0; i < rpc->nodes->n; i++) {
-		describe_node(&rpc->nodes->at[i], &hosts[i]);
+		describe_node(&rpc->nodes->at[i], rpc->copies->nodes[i].used_bytes, &hosts[i]);
 		host_list[i] = &hosts[i];
 		body.n_hosts++;
 	}
@@ -514,9 +517,10 @@ static void describe_model(const struct session *session, const struct model *mo
 	row->name = model->name;
 	row->realm = model->realm->name;
 	row->device = model->device->index;
-	row->state = (char *)(model->state == MODEL_REPLACED ? "replaced"
-	                      : is_complete                  ? "ready"
-	                                                     : "loading");
+	row->state = (char *)(model->state == MODEL_REPLACED  ? "replaced"
+	                      : model->state == MODEL_DEMOTED ? "host"
+	                      : is_complete                   ? "ready"
+	                                                      : "loading");
 	row->span_bytes = model->span_bytes;
 	row->content_bytes = model->content_bytes;
 	row->unique_bytes = model->parts.unique_bytes;

@@ -253,6 +253,13 @@ static void wait_for_load(struct session *session, const request_t *request, str
 		.progress = request->model_open->progress ? on_progress : NULL,
 	};
 	list_init(&operation->waiter.link);
+	operation->model = model;
+	if (model && model->state == MODEL_DEMOTED) {
+		/* It may be answered, and the operation be freed, at once. */
+		load_promote(rpc_of(session)->load_context, model, holder_payer(session->holder),
+		             &operation->waiter);
+		return;
+	}
 	if (model) {
 		load_join(model->load, &operation->waiter);
 	} else {

@@ -77,6 +77,7 @@ struct block {
 	struct block_key key;
 	struct list link;    /* link: store.block_list, in the order of ids */
 	struct idle idle;    /* link: store.idle, while published, unused and in no manifest */
+	struct list wanted;  /* link: copies.wanted */
 	struct realm *realm; /* owned reference */
 	struct store *store; /* borrowed */
 	struct chunk chunk;

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "daemon/store/copies.h"
 #include "daemon/store/load_room.h"
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
@@ -28,8 +29,9 @@ enum place_state {
 struct place {
 	struct load *load;
 	enum place_state state;
-	struct chunk chunk; /* while GRANTED */
-	struct admit admit; /* while ADMITTING */
+	struct chunk chunk;     /* while GRANTED */
+	struct admit admit;     /* while ADMITTING */
+	struct digest_job copy; /* while GRANTED, if it comes from host memory */
 };
 
 enum load_state {
@@ -45,13 +47,18 @@ struct load {
 	const struct load_context *context;
 	enum load_state state;
 	struct model *model; /* NULL when FAILED */
-	struct load_job job;
+	struct load_job job; /* known to the mover, unless: */
+	bool is_from_host;
 	bool is_granting; /* in grant_more(), which on_chunks() need not call then */
 	struct list waiters;
 	struct place *places; /* owned, one per block */
 	size_t n_granted;     /* blocks granted so far: a prefix of the plan */
 	size_t n_done;
 	size_t n_admitting;
+	size_t n_copying; /* copies from host memory that the mover has */
+	size_t n_copied;
+	bool is_damaged;            /* one of them was */
+	size_t n_stays;             /* functions under way that use it */
 	uint64_t window_used_bytes; /* granted and not yet loaded */
 	uint64_t done_bytes;
 	uint64_t deduplicated_bytes;
@@ -115,8 +122,24 @@ static void drop_place(struct place *place)
 /* Of a load that has failed. */
 static void free_if_gone(struct load *load)
 {
-	if (!load->job.job.id && load->n_admitting == 0) {
+	if (!load->job.job.id && load->n_admitting == 0 && load->n_copying == 0 &&
+	    load->n_stays == 0) {
 		load_free(load);
+	}
+}
+
+/* It is not freed before let(), should it fail meanwhile. */
+static void keep(struct load *load)
+{
+	load->n_stays++;
+}
+
+/* The load may be gone afterwards. */
+static void let(struct load *load)
+{
+	load->n_stays--;
+	if (load->state == LOAD_FAILED) {
+		free_if_gone(load);
 	}
 }
 
@@ -127,18 +150,22 @@ static void free_if_gone(struct load *load)
 static void drop_places(struct load *load)
 {
 	for (size_t i = 0; i < load->n_granted; i++) {
-		if (load->places[i].state == PLACE_GRANTED) {
-			drop_place(&load->places[i]);
+		struct place *place = &load->places[i];
+		if (place->state == PLACE_GRANTED && !place->copy.job.id) {
+			drop_place(place);
 		}
 	}
 	free_if_gone(load);
 }
 
-static void cancel_admissions(struct load *load)
+static void cancel_places(struct load *load)
 {
 	for (size_t i = 0; i < load->n_granted; i++) {
-		if (load->places[i].state == PLACE_ADMITTING) {
-			admit_cancel(&load->places[i].admit);
+		struct place *place = &load->places[i];
+		if (place->state == PLACE_ADMITTING) {
+			admit_cancel(&place->admit);
+		} else if (place->state == PLACE_GRANTED) {
+			mover_cancel(load->context->admit->mover, &place->copy.job);
 		}
 	}
 }
@@ -161,10 +188,11 @@ static void log_success(const struct load *load)
 	double seconds = (double)(load->ended_ns - load->started_ns) / 1e9;
 	model->is_in_log = log_limited(
 		&load_payer(load)->loads_limit, LOG_LEVEL_INFO,
-		"loaded '%s' for realm %s on device %u: %" PRIu64 " bytes in %.3f s (%.1f GB/s), "
-		"%" PRIu64 " already in the store%s%s",
-		model->name, model->realm->name, model->device->index, model->content_bytes,
-		seconds, seconds > 0 ? (double)model->content_bytes / seconds / 1e9 : 0.0,
+		"loaded '%s' for realm %s on device %u%s: %" PRIu64
+		" bytes in %.3f s (%.1f GB/s), %" PRIu64 " already in the store%s%s",
+		model->name, model->realm->name, model->device->index,
+		load->is_from_host ? " from host memory" : "", model->content_bytes, seconds,
+		seconds > 0 ? (double)model->content_bytes / seconds / 1e9 : 0.0,
 		load->deduplicated_bytes,
 		model->reload_reason ? "; each open loads it again: " : "",
 		model->reload_reason ? model->reload_reason : "");
@@ -185,11 +213,15 @@ static void fail(struct load *load, enum status status, const char *error)
 	}
 	list_remove(&load->parking.link);
 	load_set_state(load, LOAD_FAILED);
-	cancel_admissions(load);
+	cancel_places(load);
 	mover_cancel(load->context->admit->mover, &load->job.job);
 	load->model = NULL;
 	model->load = NULL;
-	store_drop_model(load->context->admit->store, model);
+	if (load->is_from_host && !load->is_damaged) {
+		store_cancel_promotion(load->context->admit->store, model);
+	} else {
+		store_drop_model(load->context->admit->store, model);
+	}
 	/* From here on the waiters only see their own link: one's answer may make another leave. */
 	while (!list_is_empty(&load->waiters)) {
 		struct load_waiter *waiter = list_first(&load->waiters, struct load_waiter, link);
@@ -221,6 +253,9 @@ static void succeed(struct load *load)
 	stats->bytes_deduplicated += load->deduplicated_bytes;
 	log_success(load);
 	load_set_state(load, LOAD_READY);
+	if (load->is_from_host) {
+		store_end_promotion(load->context->admit->store, model);
+	}
 	store_ready(load->context->admit->store, model);
 	if (model->state == MODEL_HIDDEN) {
 		store_drop_left_over(load->context->admit->store, model);
@@ -273,9 +308,96 @@ static void check_end(struct load *load)
 	succeed(load);
 }
 
-/* ---- granting -------------------------------------------------------------------------------- */
+/* ---- from host memory ------------------------------------------------------------------------ */
 
 static void grant_more(struct load *load);
+static void on_filled(struct load *load, struct place *place, const struct digest *digest);
+
+static void fail_damaged(struct load *load, struct copy *copy)
+{
+	log_error("a copy of '%s' in host memory is damaged", load->model->name);
+	copies_drop(load->context->copies, copy);
+	load->is_damaged = true;
+	fail(load, STATUS_BUSY, "the model's copy in host memory was damaged: open it again");
+}
+
+/* The load may be gone afterwards. */
+static void take_copied(struct load *load, struct place *place, const struct digest *digest)
+{
+	struct copy *copy = load->model->blocks[place - load->places].copy;
+	if (!digest_equal(digest, &copy->key.digest)) {
+		fail_damaged(load, copy);
+		return;
+	}
+	load->n_copied++;
+	keep(load);
+	on_filled(load, place, digest);
+	if (load->state == LOAD_FILLING && load->n_copied == load->model->n_blocks) {
+		load_set_state(load, LOAD_SETTLING);
+	}
+	bool is_settling = load->state == LOAD_SETTLING;
+	let(load);
+	if (is_settling) {
+		check_end(load);
+	}
+}
+
+static void on_copied(struct digest_job *job, const struct digest *digest)
+{
+	struct place *place = container_of(job, struct place, copy);
+	struct load *load = place->load;
+	load->n_copying--;
+	if (load->state == LOAD_FAILED) {
+		drop_place(place);
+		free_if_gone(load);
+	} else {
+		take_copied(load, place, digest);
+	}
+}
+
+static void on_not_copied(struct mover_job *job, enum status status, const char *error)
+{
+	struct place *place = container_of(job, struct place, copy.job);
+	struct load *load = place->load;
+	load->n_copying -= job->id == 0;
+	keep(load);
+	if (load->state != LOAD_FAILED) {
+		fail(load, status, error);
+	} else if (job->id == 0) {
+		drop_place(place);
+	}
+	let(load);
+}
+
+static void on_copy_gone(struct mover_job *job)
+{
+	struct place *place = container_of(job, struct place, copy.job);
+	struct load *load = place->load;
+	load->n_copying--;
+	drop_place(place);
+	free_if_gone(load);
+}
+
+/* The load may be gone afterwards. */
+static void copy_places(struct load *load, size_t first, size_t n)
+{
+	for (size_t i = first; i < first + n && load->state == LOAD_FILLING; i++) {
+		struct place *place = &load->places[i];
+		place->copy.job.on_failed = on_not_copied;
+		place->copy.job.on_gone = on_copy_gone;
+		place->copy.on_digested = on_copied;
+		int r = copies_read(load->context->copies, load->model->blocks[i].copy,
+		                    &place->copy, load->model->device, place->chunk.fd);
+		load->n_copying += r == 0;
+		if (r < 0) {
+			fail(load, r == -EBUSY ? STATUS_BUSY : STATUS_MOVER_FAILED,
+			     "glake-mover cannot copy the model from host memory now");
+			return;
+		}
+	}
+}
+
+/* ---- granting -------------------------------------------------------------------------------- */
 
 static void on_chunks(void *user, enum status status, struct chunk *chunks, size_t n_chunks)
 {
@@ -304,10 +426,16 @@ static void on_chunks(void *user, enum status status, struct chunk *chunks, size
 	}
 	uint64_t first = load->n_granted;
 	load->n_granted += n_chunks;
-	mover_grant(load->context->admit->mover, &load->job, first, fds, n_chunks);
-	if (!load->is_granting) {
+	keep(load);
+	if (load->is_from_host) {
+		copy_places(load, first, n_chunks);
+	} else {
+		mover_grant(load->context->admit->mover, &load->job, first, fds, n_chunks);
+	}
+	if (!load->is_granting && load->state == LOAD_FILLING) {
 		grant_more(load);
 	}
+	let(load);
 }
 
 /*
@@ -318,7 +446,8 @@ static void grant_more(struct load *load)
 {
 	struct model *model = load->model;
 	uint64_t sizes[BATCH_BLOCKS];
-	while (!load->alloc) {
+	keep(load);
+	while (load->state == LOAD_FILLING && !load->alloc) {
 		size_t n = 0;
 		uint64_t window = load->window_used_bytes;
 		while (n < BATCH_BLOCKS && load->n_granted + n < model->n_blocks) {
@@ -329,9 +458,11 @@ static void grant_more(struct load *load)
 			window += bytes;
 			sizes[n++] = bytes;
 		}
-		n = mover_reserve(load->context->admit->mover, &load->job, n);
+		if (!load->is_from_host) {
+			n = mover_reserve(load->context->admit->mover, &load->job, n);
+		}
 		if (n == 0) {
-			return;
+			break;
 		}
 		load->asked_bytes = 0;
 		for (size_t i = 0; i < n; i++) {
@@ -353,9 +484,9 @@ static void grant_more(struct load *load)
 		load->is_granting = false;
 		if (status != STATUS_OK) {
 			on_chunks(load, status, NULL, 0);
-			return;
 		}
 	}
+	let(load);
 }
 
 /* ---- news from the mover --------------------------------------------------------------------- */
@@ -438,11 +569,29 @@ static const char *find_reload_reason(const struct load *load, const char *of_mo
 	return of_mover[0] ? of_mover : NULL;
 }
 
+/* For all of it: what does not fit takes nothing from others. If not, the load has failed, and may be gone. */
+static bool has_room(struct load *load)
+{
+	const struct load_context *context = load->context;
+	char error[256];
+	enum status status = load_check_room(context->admit->store, context->admit->allocator,
+	                                     load->model, load_payer(load), error, sizeof(error));
+	if (status == STATUS_OK) {
+		return true;
+	}
+	if (status == STATUS_NO_DEVICE_MEMORY) {
+		context->stats->memory_refusals++;
+	} else {
+		context->stats->quota_refusals++;
+	}
+	fail(load, status, error);
+	return false;
+}
+
 static int on_plan_end(struct load_job *job, const char *reload_reason)
 {
 	struct load *load = load_of(job);
 	struct model *model = load->model;
-	char error[256];
 	if (load->state != LOAD_PLANNING) {
 		return late_plan(load);
 	}
@@ -454,16 +603,7 @@ static int on_plan_end(struct load_job *job, const char *reload_reason)
 	if (load->state == LOAD_FAILED) {
 		return 0;
 	}
-	enum status status = load_check_room(load->context->admit->store,
-	                                     load->context->admit->allocator, model,
-	                                     load_payer(load), error, sizeof(error));
-	if (status != STATUS_OK) {
-		if (status == STATUS_NO_DEVICE_MEMORY) {
-			load->context->stats->memory_refusals++;
-		} else {
-			load->context->stats->quota_refusals++;
-		}
-		fail(load, status, error);
+	if (!has_room(load)) {
 		return 0;
 	}
 	const char *reason = find_reload_reason(load, reload_reason);
@@ -520,6 +660,21 @@ static void on_admit_gone(struct admit *admit)
 
 static const struct admit_ops admit_ops = {.done = on_admitted, .gone = on_admit_gone};
 
+/* The mover has filled it. */
+static void on_filled(struct load *load, struct place *place, const struct digest *digest)
+{
+	uint64_t content_bytes = load->model->blocks[place - load->places].content_bytes;
+	load->window_used_bytes -= place->chunk.bytes;
+	place->state = PLACE_ADMITTING;
+	load->n_admitting++;
+	/* It stays: the mover has a job of it, or the caller keeps it. */
+	admit_start(&place->admit, load->context->admit, load->model->realm, load->job.user,
+	            &place->chunk, content_bytes, digest, &admit_ops);
+	if (load->state == LOAD_FILLING) {
+		grant_more(load);
+	}
+}
+
 static int on_block_loaded(struct load_job *job, uint64_t i, const struct digest *digest)
 {
 	struct load *load = load_of(job);
@@ -531,15 +686,7 @@ static int on_block_loaded(struct load_job *job, uint64_t i, const struct digest
 		drop_place(place);
 		return 0;
 	}
-	load->window_used_bytes -= place->chunk.bytes;
-	place->state = PLACE_ADMITTING;
-	load->n_admitting++;
-	/* As the mover has a job of it, the load stays. */
-	admit_start(&place->admit, load->context->admit, load->model->realm, load->job.user,
-	            &place->chunk, load->model->blocks[i].content_bytes, digest, &admit_ops);
-	if (load->state == LOAD_FILLING) {
-		grant_more(load);
-	}
+	on_filled(load, place, digest);
 	return 0;
 }
 
@@ -618,6 +765,54 @@ int load_start(const struct load_context *context, struct model *model, const ch
 	model->load = load;
 	load_join(load, waiter);
 	return 0;
+}
+
+/* NULL: no memory. */
+static struct load *new_promotion(const struct load_context *context, struct model *model,
+                                  const struct load_waiter *waiter)
+{
+	struct load *load = calloc(1, sizeof(*load));
+	if (!load) {
+		return NULL;
+	}
+	load->context = context;
+	load->model = model;
+	load->is_from_host = true;
+	load->job.uid = waiter->uid;
+	load->job.user = user_get(waiter->uid);
+	load->started_ns = uv_hrtime();
+	list_init(&load->waiters);
+	list_init(&load->parking.link);
+	load->places = calloc(model->n_blocks, sizeof(load->places[0]));
+	if (!load->job.user || !load->places) {
+		load_free(load);
+		return NULL;
+	}
+	load_set_state(load, LOAD_FILLING);
+	return load;
+}
+
+void load_promote(const struct load_context *context, struct model *model, struct payer payer,
+                  struct load_waiter *waiter)
+{
+	struct load *load = new_promotion(context, model, waiter);
+	if (!load) {
+		waiter->done(waiter, STATUS_NO_HOST_MEMORY, "glaked is out of host memory");
+		return;
+	}
+	if (store_begin_promotion(context->admit->store, model, payer) != 0) {
+		load_free(load);
+		context->stats->quota_refusals++;
+		waiter->done(waiter, STATUS_OVER_QUOTA,
+		             "the model's manifest does not fit the tenant's limit, or this "
+		             "user's share of it");
+		return;
+	}
+	model->load = load;
+	load_join(load, waiter);
+	if (has_room(load)) {
+		grant_more(load);
+	}
 }
 
 void load_join(struct load *load, struct load_waiter *waiter)

@@ -12,6 +12,9 @@
  *   SETTLING  the mover has found the files unchanged; some blocks are still being compared
  *   FAILED    there is no model; some chunks may still be in the mover
  *
+ * A model that is DEMOTED needs no plan: such a load begins at FILLING. Its blocks are copied from host memory, each by a
+ * job of its own, and if it fails the model is DEMOTED as before, unless a copy was damaged.
+ *
  * Requests for the model wait on the load. The first waiter's tenant pays for the loaded blocks.
  * When the last waiter leaves, the load is cancelled. A failed load leaves no model.
  *
@@ -32,6 +35,7 @@
 /* The parts that all loads use. */
 struct load_context {
 	const struct admit_context *admit; /* borrowed */
+	struct copies *copies;             /* borrowed */
 	struct stats *stats;
 	uint64_t window_bytes;
 	bool trust_file_times;
@@ -70,6 +74,13 @@ struct load_result {
 int load_start(const struct load_context *context, struct model *model, const char *const *names,
                const char *index, const int *fds, size_t n_fds, bool may_direct,
                struct load_waiter *waiter);
+
+/*
+ * Load @model, which is DEMOTED, from host memory for @waiter, which may be called, and be gone, before this returns.
+ * @payer pays for the manifest.
+ */
+void load_promote(const struct load_context *context, struct model *model, struct payer payer,
+                  struct load_waiter *waiter);
 
 /* @waiter waits as well. */
 void load_join(struct load *load, struct load_waiter *waiter);

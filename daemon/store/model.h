@@ -15,6 +15,9 @@
  *               |  from an earlier glaked
  *               '------------------> READY, HIDDEN, REPLACED
  *
+ *   LOADING <---- opened again ---- DEMOTED <---- evicted ---- READY
+ *      '--- failed, but for damage ----^     host memory has all of it
+ *
  * Each of them may go: what is not complete if it fails or is given up, a complete one when it is evicted or nobody
  * can open it any more.
  *
@@ -42,6 +45,7 @@
 #include "daemon/base/hash.h"
 #include "daemon/store/files.h"
 
+struct copy;
 struct load;
 
 struct tensor {
@@ -58,6 +62,7 @@ struct tensor {
 struct model_block {
 	uint64_t content_bytes;
 	struct block *block; /* borrowed from the store; counted in its n_manifests */
+	struct copy *copy;   /* of it in host memory, held: while DEMOTED, and LOADING from there */
 };
 
 /* No padding: hashed and compared as bytes. */
@@ -78,6 +83,7 @@ enum model_state {
 	MODEL_DRAFT,    /* it is being put together, and nobody finds it */
 	MODEL_LOADING,  /* found: who opens it waits for its load */
 	MODEL_ASIDE,    /* is being loaded, and is not found, because of reload_reason */
+	MODEL_DEMOTED,  /* found: only host memory has its blocks */
 	MODEL_READY,    /* complete, and found */
 	MODEL_HIDDEN,   /* complete, and not found, because of reload_reason */
 	MODEL_REPLACED, /* complete, and not found: another model has its key */
@@ -87,8 +93,9 @@ enum model_state {
 struct model {
 	UT_hash_handle hh; /* store.models, while it is found */
 	struct model_key key;
-	struct list link; /* link: store.model_list, in the order of ids */
-	struct idle idle; /* link: store.idle, while complete, unused and not pinned */
+	struct list link;    /* link: store.model_list, in the order of ids */
+	struct idle idle;    /* link: store.idle, while complete, unused and not pinned */
+	struct list demoted; /* link: store.demoted, while DEMOTED */
 	uint64_t id;
 	char *name;            /* owned; the key, or the first client's name for it, for listings */
 	struct realm *realm;   /* owned reference */
@@ -136,7 +143,8 @@ static inline bool model_is_complete(const struct model *model)
 
 static inline bool model_is_found(const struct model *model)
 {
-	return model->state == MODEL_LOADING || model->state == MODEL_READY;
+	return model->state == MODEL_LOADING || model->state == MODEL_DEMOTED ||
+	       model->state == MODEL_READY;
 }
 
 /* Build the plan, before it is complete. Return 0, -ENOMEM, or -EINVAL: no plan may contain this. */

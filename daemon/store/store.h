@@ -50,7 +50,9 @@ struct store {
 	struct model *models; /* table by model_key */
 	struct list block_list;
 	struct list model_list;
-	struct list idle; /* of blocks and models that may be evicted, in that order */
+	struct list idle;      /* of blocks and models that may be evicted, in that order */
+	struct list demoted;   /* of model.demoted: the longest unused first */
+	struct copies *copies; /* borrowed; NULL: none are made (copies.h) */
 	struct guess guess;
 	uint64_t last_id;
 	uint64_t n_blocks;
@@ -215,6 +217,24 @@ int store_publish(struct store *store, struct model *draft, struct payer payer, 
  */
 bool store_look_at_parts(struct model *model, size_t *n_steps);
 
+/* ---- models of which only host memory has the blocks: store_demote.c ---- */
+
+/* Have the blocks of a complete model copied, if such that host memory may have. */
+void store_copy_model(struct store *store, struct model *model);
+
+/*
+ * @model, DEMOTED, is being loaded from there, and held by that. @payer pays for its manifest. Returns 0, or TENANT_E_*:
+ * nothing has changed.
+ */
+int store_begin_promotion(struct store *store, struct model *model, struct payer payer);
+/* All blocks are in their places. */
+void store_end_promotion(struct store *store, struct model *model);
+/* It came to nothing: the model is DEMOTED as before. */
+void store_cancel_promotion(struct store *store, struct model *model);
+
+/* The longest unused model with @copy (NULL: any copy) is forgotten. False: there is none. */
+bool store_forget_demoted(struct store *store, const struct copy *copy);
+
 /* ---- from an earlier glaked ---- */
 
 /*
@@ -251,12 +271,12 @@ void store_settle_adopted(struct store *store);
 
 /* ---- eviction ---- */
 
-/* Evict one idle model. Returns the bytes that become free. */
+/* Evict one model that nobody holds, also from host memory. Returns the bytes that become free. */
 uint64_t store_evict_model(struct store *store, struct model *model);
 
 /*
- * Evict idle blocks and models at @at until @bytes become free or nothing is left. Returns the
- * bytes.
+ * Evict idle blocks and models at @at until @bytes become free or nothing is left. Models that host memory has are
+ * DEMOTED. Returns the bytes.
  */
 uint64_t store_evict(struct store *store, const struct location *at, uint64_t bytes);
 

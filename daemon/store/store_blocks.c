@@ -35,6 +35,7 @@ struct block *store_new_block(struct store *store, uint64_t id, struct realm *re
 	block->idle.kind = IDLE_BLOCK;
 	list_init(&block->idle.link);
 	list_init(&block->parking.link);
+	list_init(&block->wanted);
 	if (state == BLOCK_SHARED) {
 		HASH_ADD(hh, store->blocks, key, sizeof(block->key), block);
 		if (!hash_has(block)) {
@@ -121,6 +122,7 @@ uint64_t store_free_block(struct store *store, struct block *block)
 	store_unpark(store, block);
 	list_remove(&block->link);
 	list_remove(&block->idle.link);
+	list_remove(&block->wanted);
 	store->n_blocks--;
 	chunk_release(&block->chunk);
 	realm_unref(block->realm);

@@ -4,6 +4,7 @@
 #include <assert.h>
 
 #include "daemon/base/log.h"
+#include "daemon/store/copies.h"
 #include "proto/cleanup.h"
 
 /* Keeps the list in the order of eviction. There are few priorities, so the place is near the tail. */
@@ -62,6 +63,15 @@ uint64_t store_evict_idle(struct store *store, struct idle *idle)
 	               : evict_block(store, container_of(idle, struct block, idle));
 }
 
+/* To host memory, if that has it. */
+static uint64_t make_way(struct store *store, struct idle *idle)
+{
+	uint64_t freed_bytes;
+	bool is_demoted = idle->kind == IDLE_MODEL &&
+	                  store_demote(store, container_of(idle, struct model, idle), &freed_bytes);
+	return is_demoted ? freed_bytes : store_evict_idle(store, idle);
+}
+
 static const struct realm *realm_of(const struct idle *idle)
 {
 	return idle->kind == IDLE_MODEL ? container_of(idle, struct model, idle)->realm
@@ -97,7 +107,7 @@ struct sweep {
 	const struct realm *realm; /* NULL: of any */
 	uint64_t bytes;
 	uint64_t n_blocks;
-	bool all; /* also what frees nothing */
+	bool all; /* also what frees nothing; and for good: from host memory, too */
 };
 
 static uint64_t evict(struct store *store, const struct sweep *sweep)
@@ -119,7 +129,7 @@ static uint64_t evict(struct store *store, const struct sweep *sweep)
 		 * still ahead.
 		 */
 		struct list *prev = link->prev;
-		freed_bytes += store_evict_idle(store, idle);
+		freed_bytes += sweep->all ? store_evict_idle(store, idle) : make_way(store, idle);
 		link = prev->next;
 	}
 	return freed_bytes;
@@ -157,7 +167,28 @@ static struct model *first_to_trim(struct store *store)
 void store_trim(struct store *store)
 {
 	while (store->cache->manifest_bytes > STORE_IDLE_MANIFEST_BYTES) {
-		store_evict_model(store, first_to_trim(store));
+		struct model *model = first_to_trim(store);
+		if (model) {
+			store_evict_model(store, model);
+		} else if (!store_forget_demoted(store, NULL)) {
+			break;
+		}
+	}
+}
+
+/* What host memory has of @realm (NULL: of all realms). On the GPU that is nothing. */
+static void evict_host(struct store *store, const struct realm *realm)
+{
+	struct list *link = store->demoted.next;
+	while (link != &store->demoted) {
+		struct model *model = container_of(link, struct model, demoted);
+		link = link->next;
+		if (!realm || model->realm == realm) {
+			store_evict_model(store, model);
+		}
+	}
+	if (store->copies) {
+		copies_evict(store->copies, realm);
 	}
 }
 
@@ -170,6 +201,7 @@ uint64_t store_evict_all(struct store *store, const struct realm *realm, uint64_
 						    .n_blocks = UINT64_MAX,
 						    .all = true,
 					    });
+	evict_host(store, realm);
 	if (n_models_out) {
 		*n_models_out = n_models - store->n_models;
 	}

@@ -12,6 +12,7 @@ void store_init(struct store *store, uv_loop_t *loop, struct tenant *cache, stru
 	list_init(&store->block_list);
 	list_init(&store->model_list);
 	list_init(&store->idle);
+	list_init(&store->demoted);
 	list_init(&store->roomless);
 }
 

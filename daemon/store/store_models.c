@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "daemon/base/text.h"
+#include "proto/cleanup.h"
 
 /*
  * Added to each manifest. It is more than a model takes, because walking through many models takes
@@ -88,7 +89,7 @@ struct model *store_find_published(struct store *store, const struct realm *real
 	return is_it && !hides(store, model) ? model : NULL;
 }
 
-static int move_manifest(struct store *store, struct model *model, struct payer payer)
+int store_move_manifest(struct store *store, struct model *model, struct payer payer)
 {
 	if (model->charge.tenant == payer.tenant && model->charge.user == payer.user) {
 		return 0;
@@ -103,7 +104,7 @@ static int move_manifest(struct store *store, struct model *model, struct payer 
 void store_model_fall_idle(struct store *store, struct model *model)
 {
 	/* Without limits, so this cannot be refused. */
-	move_manifest(store, model, payer_alone(store->cache));
+	store_move_manifest(store, model, payer_alone(store->cache));
 	model->realm->idle_manifest_bytes += model->manifest_bytes;
 	store_enter_idle(store, &model->idle);
 }
@@ -144,6 +145,7 @@ struct model *store_new_model(struct store *store, struct realm *realm, struct d
 	model->idle.kind = IDLE_MODEL;
 	list_init(&model->idle.link);
 	list_init(&model->link);
+	list_init(&model->demoted);
 	model->name = strdup(name);
 	if (!model->name) {
 		store_free_model(store, model);
@@ -224,6 +226,7 @@ void store_ready(struct store *store, struct model *model)
 {
 	model_set_state(model, model->state == MODEL_ASIDE ? MODEL_HIDDEN : MODEL_READY);
 	store_note_new_model(store, model);
+	store_copy_model(store, model);
 }
 
 void store_place_block(struct store *store, struct model *model, size_t i, struct block *block)
@@ -252,14 +255,14 @@ int store_hold_model(struct store *store, struct model *model, struct payer paye
 {
 	assert(model_is_complete(model));
 	if (model->n_holders == 0) {
-		int r = model->is_pinned ? 0 : move_manifest(store, model, payer);
+		int r = model->is_pinned ? 0 : store_move_manifest(store, model, payer);
 		if (r != 0) {
 			return r;
 		}
 		r = use_all(store, model, payer.tenant);
 		if (r != 0) {
 			if (!model->is_pinned) {
-				move_manifest(store, model, payer_alone(store->cache));
+				store_move_manifest(store, model, payer_alone(store->cache));
 			}
 			return r;
 		}
@@ -278,9 +281,22 @@ static void unuse_all(struct store *store, struct model *model, int32_t priority
 	}
 }
 
-uint64_t store_remove_model(struct store *store, struct model *model)
+uint64_t store_leave_blocks(struct store *store, struct model *model)
 {
 	uint64_t freed_bytes = 0;
+	for (size_t i = 0; i < model->n_blocks; i++) {
+		struct block *block = ptr_steal(model->blocks[i].block);
+		if (!block || --block->n_manifests > 0 || block->n_users > 0) {
+			continue;
+		}
+		store_note_unused(store, &block->idle, model->idle.priority);
+		freed_bytes += store_settle_block(store, block);
+	}
+	return freed_bytes;
+}
+
+uint64_t store_remove_model(struct store *store, struct model *model)
+{
 	if (model_is_found(model)) {
 		HASH_DEL(store->models, model);
 	}
@@ -290,14 +306,9 @@ uint64_t store_remove_model(struct store *store, struct model *model)
 		store->n_models--;
 	}
 	store_model_leave_idle(store, model);
-	for (size_t i = 0; i < model->n_blocks; i++) {
-		struct block *block = model->blocks[i].block;
-		if (!block || --block->n_manifests > 0 || block->n_users > 0) {
-			continue;
-		}
-		store_note_unused(store, &block->idle, model->idle.priority);
-		freed_bytes += store_settle_block(store, block);
-	}
+	list_remove(&model->demoted);
+	uint64_t freed_bytes = store_leave_blocks(store, model);
+	store_let_copies(store, model);
 	store_free_model(store, model);
 	return freed_bytes;
 }

@@ -10,6 +10,7 @@
  *   store_pins.c     models that an operator pins
  *   store_publish.c  models that programs make
  *   store_adopt.c    what an earlier glaked had
+ *   store_demote.c   models of which only host memory has the blocks
  *   store_evict.c    what is idle, in the order of eviction; eviction
  *
  * Threads: loop thread.
@@ -74,10 +75,23 @@ uint64_t store_remove_model(struct store *store, struct model *model);
 /* Nobody can open it any more. */
 bool store_is_for_users_only(const struct model *model);
 
+/* @payer pays for the manifest from now on. Returns 0, or TENANT_E_*: nothing has changed. */
+int store_move_manifest(struct store *store, struct model *model, struct payer payer);
+
+/* Its references to blocks go. Returns the bytes that become free. */
+uint64_t store_leave_blocks(struct store *store, struct model *model);
+
 /* It is unused, and not pinned: it is cache. */
 void store_model_fall_idle(struct store *store, struct model *model);
 /* Harmless if it is not idle. */
 void store_model_leave_idle(struct store *store, struct model *model);
+
+/* ---- store_demote.c --------------------------------------------------------------------------- */
+
+/* If host memory has all of the idle @model. Returns whether. *freed_bytes_out: that become free. */
+bool store_demote(struct store *store, struct model *model, uint64_t *freed_bytes_out);
+/* It does not need host memory any more. Harmless if it has no copies. */
+void store_let_copies(struct store *store, struct model *model);
 
 /* ---- store_evict.c ---------------------------------------------------------------------------- */
 

@@ -87,6 +87,7 @@ static void check_defaults(const struct config *config)
 	ck_assert_uint_eq(config->warm_bytes, 1024 * MIB);
 	ck_assert_uint_eq(config->load_window_bytes, GIB);
 	ck_assert(!config->trust_file_times);
+	ck_assert(!config->demote);
 	ck_assert_int_eq(config->verify, CONFIG_VERIFY_SAMPLE);
 	ck_assert_uint_eq(config->reserve_bytes, 0);
 	ck_assert_int_eq(config->pressure, CONFIG_PRESSURE_REFUSE);
@@ -158,6 +159,7 @@ START_TEST(every_scalar_arrives)
 	                             "warm_bytes = \"1 GiB\";\n"
 	                             "load_window_bytes = 0x10000000;\n"
 	                             "trust_file_times = true;\n"
+	                             "demote = true;\n"
 	                             "verify = \"always\";\n"
 	                             "reserve_bytes = \"2GB\";\n"
 	                             "pressure = \"wait\";\n"
@@ -184,6 +186,7 @@ START_TEST(every_scalar_arrives)
 	ck_assert_uint_eq(config->warm_bytes, GIB);
 	ck_assert_uint_eq(config->load_window_bytes, 256 * MIB);
 	ck_assert(config->trust_file_times);
+	ck_assert(config->demote);
 	ck_assert_int_eq(config->verify, CONFIG_VERIFY_ALWAYS);
 	ck_assert_uint_eq(config->reserve_bytes, 2000000000);
 	ck_assert_int_eq(config->pressure, CONFIG_PRESSURE_WAIT);

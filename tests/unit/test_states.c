@@ -62,9 +62,12 @@ START_TEST(a_model_moves_as_its_header_draws)
 	                         [MODEL_READY] = true,
 	                         [MODEL_HIDDEN] = true,
 	                         [MODEL_REPLACED] = true},
-		[MODEL_LOADING] = {[MODEL_ASIDE] = true, [MODEL_READY] = true},
+		[MODEL_LOADING] =
+			{[MODEL_ASIDE] = true, [MODEL_DEMOTED] = true, [MODEL_READY] = true},
 		[MODEL_ASIDE] = {[MODEL_HIDDEN] = true},
-		[MODEL_READY] = {[MODEL_HIDDEN] = true, [MODEL_REPLACED] = true},
+		[MODEL_DEMOTED] = {[MODEL_LOADING] = true},
+		[MODEL_READY] =
+			{[MODEL_HIDDEN] = true, [MODEL_REPLACED] = true, [MODEL_DEMOTED] = true},
 		[MODEL_REPLACED] = {[MODEL_HIDDEN] = true},
 	};
 	for (unsigned from = 0; from < MODEL_N_STATES; from++) {
@@ -76,12 +79,13 @@ START_TEST(a_model_moves_as_its_header_draws)
 }
 END_TEST
 
-START_TEST(a_model_is_found_while_it_is_loaded_or_ready)
+START_TEST(a_model_is_found_while_it_is_loaded_demoted_or_ready)
 {
 	for (unsigned state = 0; state < MODEL_N_STATES; state++) {
 		struct model model = {.state = state};
-		ck_assert_int_eq(model_is_found(&model),
-		                 state == MODEL_LOADING || state == MODEL_READY);
+		ck_assert_int_eq(model_is_found(&model), state == MODEL_LOADING ||
+		                                                 state == MODEL_DEMOTED ||
+		                                                 state == MODEL_READY);
 		ck_assert_int_eq(model_is_complete(&model), state == MODEL_READY ||
 		                                                    state == MODEL_HIDDEN ||
 		                                                    state == MODEL_REPLACED);

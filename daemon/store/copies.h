@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Copies of blocks in host memory: the host tier.
+ *
+ * A copy is found by realm and digest, as a block is, and serves every GPU. The mover makes it and digests what it has
+ * written; only if that is the block's digest the copy is THERE. Whoever reads it back has it digested again, on the GPU.
+ *
+ *            copies_want()         its extent is taken        the digest is right
+ *   (none) ----------------> TAKING ------------------> WRITING ------------------> THERE
+ *      ^                        | no room                  | failed, damaged           | oldest, and room is wanted
+ *      '------------------------'--------------------------'---------------------------'
+ *
+ * Blocks are copied one after the other, as soon as their model is complete: they do not change, and when memory of the
+ * GPU is wanted it is too late. If host memory is full, the copy goes that was used least lately: of no model, or of one
+ * that only host memory has, which is forgotten.
+ *
+ * The mover has the large chunks mapped in which extents lie. So one that is empty goes only when the mover has
+ * forgotten it.
+ *
+ * Owner: the server. Lifetime: copies_init() to copies_deinit(), which no job of the mover is under way at.
+ * Threads: loop thread.
+ */
+#ifndef GLAKE_DAEMON_COPIES_H
+#define GLAKE_DAEMON_COPIES_H
+
+#include "daemon/memory/extent.h"
+#include "daemon/store/mover_link.h"
+#include "daemon/store/store.h"
+
+/* No padding: it is hashed and compared as bytes. */
+struct copy_key {
+	uint64_t realm_id;
+	struct digest digest;
+};
+
+enum copy_state {
+	COPY_TAKING,
+	COPY_WRITING,
+	COPY_THERE,
+	COPY_N_STATES,
+};
+
+struct copy {
+	UT_hash_handle hh; /* copies.table */
+	struct copy_key key;
+	struct list link;    /* link: copies.order, while THERE: the longest unused first */
+	struct realm *realm; /* owned reference */
+	enum copy_state state;
+	uint64_t content_bytes;
+	uint64_t bytes;
+	struct extents *in; /* borrowed; with extent */
+	struct extent *extent;
+	uint32_t n_models; /* DEMOTED ones, in whose places it stands */
+};
+
+struct copies {
+	struct store *store; /* borrowed, as the next */
+	struct mover_link *mover;
+	bool is_on;
+	struct extents *nodes; /* owned: one for each NUMA node */
+	size_t n_nodes;
+	struct copy *table;
+	struct list order;
+	uint64_t bytes;          /* of all that are THERE */
+	struct list wanted;      /* of block.wanted: to be copied, oldest first */
+	struct copying *copying; /* under way, or NULL */
+	bool is_looking;         /* in copy_next(), which need not be called then */
+};
+
+/* @nodes stay while it lives. 0 or -ENOMEM. */
+int copies_init(struct copies *copies, struct store *store, struct mover_link *mover,
+                struct allocator *allocator, struct location *nodes, size_t n_nodes);
+/* No new ones, and those under way are given up. */
+void copies_close(struct copies *copies);
+void copies_deinit(struct copies *copies);
+
+/* Whether blocks are copied from now on. */
+void copies_set(struct copies *copies, bool is_on);
+
+/* A copy of @block is made when its turn comes, unless there is one. */
+void copies_want(struct copies *copies, struct block *block);
+
+/* The copy of what @digest stands for, THERE; NULL: there is none. */
+struct copy *copies_find(const struct copies *copies, const struct realm *realm,
+                         const struct digest *digest);
+
+/* It stands in the place of a DEMOTED model, and stays until it is let. */
+void copies_hold(struct copies *copies, struct copy *copy);
+void copies_let(struct copies *copies, struct copy *copy);
+
+/* Read from it into a fresh chunk with @fd: *job ends with the digest of what came. Returns what mover_copy() does. */
+int copies_read(struct copies *copies, struct copy *copy, struct digest_job *job,
+                const struct device *device, int fd);
+
+/* Those of @realm (NULL: of all realms) go that no model needs. */
+void copies_evict(struct copies *copies, const struct realm *realm);
+
+/* What came from it was something else: nobody gets it any more. It goes with its last model. */
+void copies_drop(struct copies *copies, struct copy *copy);
+
+#endif

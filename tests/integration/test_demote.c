@@ -1,0 +1,416 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Models in host memory: copied when they are loaded, kept when they are evicted, and brought back. */
+#include <dirent.h>
+
+#include "tests/harness/models.h"
+#include "tests/harness/world.h"
+
+#define CONFIG WORLD_CONFIG "trust_file_times = true; demote = true; "
+
+/* Two of them do not fit the device beside each other. */
+#define DEVICES "1x128MiB"
+#define N_BYTES (24 * MIB)
+
+static struct glake_session *session;
+
+static void begin_with(const char *config)
+{
+	world_begin(.config = config, .devices = DEVICES);
+	world_open_driver();
+	session = world_connect();
+}
+
+static int take_status(void *user, const struct glake_status *status)
+{
+	*(uint64_t *)user = status->n_hosts > 0 ? status->hosts[0].used_copy_bytes : 0;
+	return 0;
+}
+
+static uint64_t copy_bytes(void)
+{
+	uint64_t bytes = 0;
+	assert_ok(glake_get_status(eye, take_status, &bytes));
+	return bytes;
+}
+
+struct wanted {
+	const char *name;
+	char state[16];
+};
+
+static int take_model(void *user, const struct glake_model_row *row)
+{
+	struct wanted *wanted = user;
+	if (strstr(row->name, wanted->name)) {
+		snprintf(wanted->state, sizeof(wanted->state), "%s", row->state);
+	}
+	return 0;
+}
+
+/* "" = there is none. */
+static const char *state_of(const char *name)
+{
+	static struct wanted wanted;
+	wanted = (struct wanted){.name = name};
+	assert_ok(glake_list_models(eye, take_model, &wanted));
+	return wanted.state;
+}
+
+static struct glake_model *open_model(const char *path)
+{
+	struct glake_model *model = NULL;
+	assert_ok(glake_model_open(session, path, NULL, &model));
+	return model;
+}
+
+/* It is loaded, and its blocks are copied: those of @n_copied models by then. */
+static const char *load(const char *name, uint64_t seed, uint64_t n_copied)
+{
+	const char *path = world_write_model(name, N_BYTES, seed);
+	glake_model_close(open_model(path));
+	world_wait_metric("blocks_copied", n_copied);
+	return path;
+}
+
+/* As much private memory as there is room for without models. */
+static void evict_by_pressure(void)
+{
+	glake_ptr ptr;
+	assert_ok(glake_alloc(session, 0, 110 * MIB, 0, &ptr));
+	assert_ok(glake_free(session, ptr));
+	assert_ok(glake_trim(session, 0, 0));
+}
+
+static void check(const char *path, uint64_t seed)
+{
+	struct glake_model *model = open_model(path);
+	struct glake_tensor tensor = world_tensor(model, "w");
+	ck_assert(world_is_content(session, tensor.ptr, N_BYTES, seed, 0));
+	glake_model_close(model);
+}
+
+START_TEST(an_evicted_model_comes_back_from_host_memory)
+{
+	begin_with(CONFIG);
+	const char *path = load("one.safetensors", 1, 1);
+	ck_assert_uint_eq(copy_bytes(), N_BYTES);
+	ck_assert_str_eq(state_of("one.safetensors"), "ready");
+	evict_by_pressure();
+	ck_assert_str_eq(state_of("one.safetensors"), "host");
+	ck_assert_uint_eq(world_books().block_bytes, 0);
+	uint64_t n_read = world_metric("bytes_loaded");
+	check(path, 1);
+	ck_assert_str_eq(state_of("one.safetensors"), "ready");
+	ck_assert_uint_eq(world_metric("bytes_loaded"), n_read);
+	ck_assert_uint_eq(world_metric("models_promoted"), 1);
+	/* Its copy stays, and serves again. */
+	ck_assert_uint_eq(copy_bytes(), N_BYTES);
+	evict_by_pressure();
+	check(path, 1);
+	ck_assert_uint_eq(world_metric("blocks_copied"), 1);
+	ck_assert_uint_eq(world_metric("models_demoted"), 2);
+}
+END_TEST
+
+START_TEST(models_take_turns_on_a_device_that_is_too_small)
+{
+	const char *paths[6];
+	begin_with(CONFIG);
+	for (unsigned i = 0; i < 6; i++) {
+		char name[32];
+		snprintf(name, sizeof(name), "%u.safetensors", i);
+		paths[i] = strdup(load(name, i + 1, i + 1));
+	}
+	uint64_t n_read = world_metric("bytes_loaded");
+	for (unsigned round = 0; round < 3; round++) {
+		for (unsigned i = 0; i < 6; i++) {
+			check(paths[i], i + 1);
+		}
+	}
+	ck_assert_uint_eq(world_metric("bytes_loaded"), n_read);
+	ck_assert_uint_gt(world_metric("models_promoted"), 6);
+}
+END_TEST
+
+/* The one that was used least lately is forgotten. */
+START_TEST(host_memory_that_is_full_keeps_what_was_used_lately)
+{
+	begin_with(CONFIG "host_bytes = \"48MiB\"; ");
+	const char *one = load("one.safetensors", 1, 1);
+	const char *two = load("two.safetensors", 2, 2);
+	evict_by_pressure();
+	ck_assert_str_eq(state_of("one.safetensors"), "host");
+	check(one, 1);
+	evict_by_pressure();
+	load("three.safetensors", 3, 3);
+	ck_assert_uint_le(copy_bytes(), 48 * MIB);
+	ck_assert_str_eq(state_of("two.safetensors"), "");
+	ck_assert_str_eq(state_of("one.safetensors"), "host");
+	evict_by_pressure();
+	ck_assert_str_eq(state_of("three.safetensors"), "host");
+	check(two, 2);
+	check(one, 1);
+}
+END_TEST
+
+START_TEST(a_model_that_does_not_fit_host_memory_is_forgotten_as_before)
+{
+	begin_with(CONFIG "host_bytes = \"16MiB\"; ");
+	const char *path = world_write_model("one.safetensors", N_BYTES, 1);
+	glake_model_close(open_model(path));
+	evict_by_pressure();
+	ck_assert_str_eq(state_of("one.safetensors"), "");
+	ck_assert_uint_eq(copy_bytes(), 0);
+	check(path, 1);
+}
+END_TEST
+
+START_TEST(what_an_operator_evicts_is_gone_from_host_memory_too)
+{
+	begin_with(CONFIG);
+	const char *one = load("one.safetensors", 1, 1);
+	load("two.safetensors", 2, 2);
+	evict_by_pressure();
+	assert_ok(glake_evict(eye, one, NULL, NULL));
+	ck_assert_str_eq(state_of("one.safetensors"), "");
+	ck_assert_str_eq(state_of("two.safetensors"), "host");
+	assert_ok(glake_evict(eye, NULL, NULL, NULL));
+	ck_assert_str_eq(state_of("two.safetensors"), "");
+}
+END_TEST
+
+/* ---- bad days ---------------------------------------------------------------------------------- */
+
+/* One model, which only host memory has. */
+static const char *demote_one(const char *config)
+{
+	begin_with(config);
+	const char *path = load("one.safetensors", 1, 1);
+	evict_by_pressure();
+	ck_assert_str_eq(state_of("one.safetensors"), "host");
+	return path;
+}
+
+/* Of large chunks: files of glaked's, whose bytes the simulator keeps there. */
+static void damage_copies(void)
+{
+	char folder[64];
+	unsigned n_damaged = 0;
+	snprintf(folder, sizeof(folder), "/proc/%d/fd", harness.pid);
+	DIR *dir = opendir(folder);
+	ck_assert_ptr_nonnull(dir);
+	for (struct dirent *entry = readdir(dir); entry; entry = readdir(dir)) {
+		char path[512];
+		struct stat stat;
+		snprintf(path, sizeof(path), "%s/%s", folder, entry->d_name);
+		if (entry->d_name[0] == '.' || fstatat(AT_FDCWD, path, &stat, 0) < 0 ||
+		    !S_ISREG(stat.st_mode) || stat.st_size < (off_t)GIB) {
+			continue;
+		}
+		int fd = open(path, O_RDWR);
+		ck_assert_int_ge(fd, 0);
+		ck_assert_int_eq(pwrite(fd, "damage", 6, 5 * MIB), 6);
+		close(fd);
+		n_damaged++;
+	}
+	closedir(dir);
+	ck_assert_uint_ge(n_damaged, 1);
+}
+
+START_TEST(nobody_gets_a_damaged_copy)
+{
+	struct glake_model *model;
+	const char *path = demote_one(CONFIG);
+	damage_copies();
+	assert_fails(GLAKE_E_BUSY, "damaged: open it again",
+	             glake_model_open(session, path, NULL, &model));
+	ck_assert_str_eq(state_of("one.safetensors"), "");
+	ck_assert_uint_eq(copy_bytes(), 0);
+	/* From its file, and copied again. */
+	check(path, 1);
+	world_wait_metric("blocks_copied", 2);
+}
+END_TEST
+
+START_TEST(a_mover_that_dies_copying_costs_the_copy)
+{
+	begin_with(CONFIG);
+	world_set_faults("glake-mover/cuMemcpyDtoDAsync:1:die");
+	const char *path = world_write_model("one.safetensors", N_BYTES, 1);
+	glake_model_close(open_model(path));
+	world_wait_metric("mover_deaths", 1);
+	world_set_faults(NULL);
+	ck_assert_uint_eq(copy_bytes(), 0);
+	load("two.safetensors", 2, 1);
+	evict_by_pressure();
+	ck_assert_str_eq(state_of("one.safetensors"), "");
+	ck_assert_str_eq(state_of("two.safetensors"), "host");
+	check(path, 1);
+}
+END_TEST
+
+/* @rules: of what the mover does on the way back. */
+static void fail_on_the_way_back(const char *rules, int code)
+{
+	struct glake_model *model;
+	const char *path = demote_one(CONFIG);
+	world_set_faults(rules);
+	int r = glake_model_open(session, path, NULL, &model);
+	ck_assert_msg(r == code, "%d: %s", r, glake_error());
+	world_set_faults(NULL);
+	ck_assert_str_eq(state_of("one.safetensors"), "host");
+	ck_assert_uint_eq(world_books().block_bytes, 0);
+	check(path, 1);
+	ck_assert_uint_eq(world_metric("models_promoted"), 1);
+}
+
+START_TEST(a_mover_that_dies_on_the_way_back_costs_an_open)
+{
+	fail_on_the_way_back("glake-mover/cuMemcpyDtoDAsync:1+:die", GLAKE_E_MOVER);
+}
+END_TEST
+
+START_TEST(a_driver_that_does_not_map_costs_an_open)
+{
+	fail_on_the_way_back("glake-mover/cuMemMap:1+:fail=2", GLAKE_E_NO_DEVICE_MEMORY);
+}
+END_TEST
+
+START_TEST(there_is_no_room_for_it_on_the_device)
+{
+	glake_ptr ptr;
+	struct glake_model *model;
+	const char *path = demote_one(CONFIG);
+	assert_ok(glake_alloc(session, 0, 110 * MIB, 0, &ptr));
+	assert_fails(GLAKE_E_NO_DEVICE_MEMORY, "", glake_model_open(session, path, NULL, &model));
+	ck_assert_str_eq(state_of("one.safetensors"), "host");
+	assert_ok(glake_free(session, ptr));
+	assert_ok(glake_trim(session, 0, 0));
+	check(path, 1);
+}
+END_TEST
+
+START_TEST(a_quota_forbids_it)
+{
+	struct glake_model *model;
+	const char *path = demote_one(CONFIG "tenants = ( { name = \"default\"; } );");
+	assert_ok(glake_set_quota(eye, "default", 0, 8 * MIB));
+	assert_fails(GLAKE_E_OVER_QUOTA, "", glake_model_open(session, path, NULL, &model));
+	ck_assert_str_eq(state_of("one.safetensors"), "host");
+	assert_ok(glake_set_quota(eye, "default", 0, 0));
+	check(path, 1);
+}
+END_TEST
+
+/* ---- several ----------------------------------------------------------------------------------- */
+
+/* Without the driver, which the test's process has. */
+static void open_it(void *path)
+{
+	struct glake_model *model;
+	struct glake_session *own = world_connect_blind();
+	assert_ok(world_open_unmapped(own, path, &model));
+	glake_model_close(model);
+	world_disconnect(own);
+}
+
+/* They wait for one promotion, or get its model. */
+START_TEST(who_opens_it_at_the_same_time_waits_for_the_same_copy)
+{
+	pid_t clients[4];
+	const char *path = demote_one(CONFIG);
+	world_set_faults("glake-mover/cuMemcpyDtoDAsync:1:slow=300");
+	for (unsigned i = 0; i < 4; i++) {
+		clients[i] = world_client(open_it, (void *)path);
+	}
+	for (unsigned i = 0; i < 4; i++) {
+		world_join(clients[i]);
+	}
+	ck_assert_uint_eq(world_metric("models_promoted"), 1);
+}
+END_TEST
+
+START_TEST(a_client_that_dies_waiting_leaves_it_in_host_memory)
+{
+	const char *path = demote_one(CONFIG);
+	world_set_faults("glake-mover/cuMemcpyDtoDAsync:1+:slow=1000");
+	pid_t client = world_client(open_it, (void *)path);
+	while (strcmp(state_of("one.safetensors"), "loading") != 0) {
+		usleep(1000);
+	}
+	world_kill(client);
+	while (strcmp(state_of("one.safetensors"), "host") != 0) {
+		usleep(1000);
+	}
+	world_set_faults(NULL);
+	check(path, 1);
+}
+END_TEST
+
+/* What is in both is one block, and one copy. */
+START_TEST(models_with_equal_tensors_share_a_copy)
+{
+	begin_with(CONFIG);
+	const char *one = load("one.safetensors", 1, 1);
+	const char *same = world_write_model("same.safetensors", N_BYTES, 1);
+	glake_model_close(open_model(same));
+	ck_assert_uint_eq(copy_bytes(), N_BYTES);
+	evict_by_pressure();
+	ck_assert_str_eq(state_of("one.safetensors"), "host");
+	ck_assert_str_eq(state_of("same.safetensors"), "host");
+	check(one, 1);
+	ck_assert_str_eq(state_of("same.safetensors"), "host");
+	check(same, 1);
+	ck_assert_uint_eq(copy_bytes(), N_BYTES);
+	ck_assert_uint_eq(world_metric("blocks_copied"), 1);
+}
+END_TEST
+
+/* What host memory has already comes back from there. */
+START_TEST(it_can_be_switched_off_while_glaked_runs)
+{
+	const char *path = demote_one(CONFIG);
+	harness_reload(&harness, WORLD_CONFIG "trust_file_times = true; ");
+	check(path, 1);
+	evict_by_pressure();
+	ck_assert_str_eq(state_of("one.safetensors"), "");
+	check(path, 1);
+}
+END_TEST
+
+/* ---- the end ----------------------------------------------------------------------------------- */
+
+START_TEST(glaked_ends_with_models_in_host_memory)
+{
+	demote_one(CONFIG);
+	world_disconnect(session);
+	world_stop();
+}
+END_TEST
+
+START_TEST(glaked_ends_while_it_copies)
+{
+	begin_with(CONFIG);
+	world_set_faults("glake-mover/cuMemcpyDtoDAsync:1+:slow=500");
+	const char *path = world_write_model("one.safetensors", N_BYTES, 1);
+	glake_model_close(open_model(path));
+	world_disconnect(session);
+	world_stop();
+}
+END_TEST
+
+/* The books do not have it: it is loaded from its file. */
+START_TEST(a_restart_forgets_host_memory)
+{
+	world_begin(.config = CONFIG, .devices = DEVICES, .has_keeper = true, .speed = 20);
+	world_open_driver();
+	session = world_connect();
+	const char *path = load("one.safetensors", 1, 1);
+	load("two.safetensors", 2, 2);
+	evict_by_pressure();
+	harness_kill(&harness);
+	harness_restart(&harness);
+	ck_assert_str_eq(state_of("one.safetensors"), "");
+	check(path, 1);
+}
+END_TEST
