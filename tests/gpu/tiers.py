@@ -3,7 +3,7 @@
 
     python3 tests/gpu/tiers.py [--layers 16] [--rounds 5] [--out FILE.json]
 
-Writes two models (models.py), and loads them in turn by load.py, each in a process of its own, with `demote` and
+Writes a model (models.py) and one of which each number differs, and loads them in turn by load.py, each in a process of its own, with `demote` and
 without it. The first loads of each glaked do not count: with `demote` they end when host memory has copies. Every
 tensor of the last load is compared with its file. Exit 1 when something is wrong; no time decides.
 """
@@ -16,8 +16,16 @@ import tempfile
 import time
 
 import run
+import torch
+from safetensors.torch import load_file, save_file
 
 GIB = 1 << 30
+
+
+def write_other(path, other):
+    """The same shapes, no equal number."""
+    save_file({name: tensor.view(torch.int16).bitwise_xor(1).view(tensor.dtype)
+               for name, tensor in load_file(path).items()}, other)
 
 
 def counter(daemon, name):
@@ -69,7 +77,8 @@ def main():
     folder = tempfile.mkdtemp(prefix="glake-tiers-")
     subprocess.run([sys.executable, os.path.join(run.HERE, "models.py"), folder, "--layers",
                     str(options.layers)], check=True)
-    paths = [os.path.join(folder, name) for name in ("base.safetensors", "tune.safetensors")]
+    paths = [os.path.join(folder, name) for name in ("base.safetensors", "other.safetensors")]
+    write_other(*paths)
     n_bytes = os.path.getsize(paths[0])
     probe = run.Daemon()
     total = probe.device()["total_bytes"]
