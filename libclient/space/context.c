@@ -6,7 +6,9 @@
 #include "libclient/space/space.h"
 #include "proto/clock.h"
 
-/* Between two questions whether work is over: at least, and at most. */
+/* So long it is asked again and again: a small copy is over sooner than a thread wakes up. */
+#define SPIN_NS 50000u
+/* From then on, between two questions whether work is over: at least, and at most. */
 #define PAUSE_NS 10000u
 #define MAX_PAUSE_NS 5000000u
 
@@ -158,7 +160,9 @@ static CUresult wait_for(const struct visit *visit, uint64_t patience_ns)
 	while (!is_over(result = visit->drv->cuStreamQuery(visit->stream)) &&
 	       waited_ns < patience_ns) {
 		uint64_t pause_ns = waited_ns / 8 < MAX_PAUSE_NS ? waited_ns / 8 : MAX_PAUSE_NS;
-		clock_sleep_ns(pause_ns > PAUSE_NS ? pause_ns : PAUSE_NS);
+		if (waited_ns >= SPIN_NS) {
+			clock_sleep_ns(pause_ns > PAUSE_NS ? pause_ns : PAUSE_NS);
+		}
 		waited_ns = clock_now_ns() - begin_ns;
 	}
 	return is_over(result) ? result : CUDA_ERROR_NOT_READY;
