@@ -190,6 +190,30 @@ START_TEST(a_hold_has_the_chunk_wherever_it_is_mapped)
 }
 END_TEST
 
+/* Its place comes only when the change has ended: a hold would not know it. */
+START_TEST(what_is_being_mapped_once_more_is_not_held)
+{
+	begin("1GiB");
+	struct glake__range *ranges[] = {reserve_range(2), reserve_range(2)};
+	const struct glake__site site = {.range = ranges[1], .ptr = ranges[1]->ptr};
+	struct glake__part part = make_part(2);
+	struct glake__chunk *none = NULL;
+	struct glake__change change;
+	struct glake__hold hold;
+	ck_assert_int_eq(glake__range_fill(ranges[0], 0, &part, 1), 0);
+	ck_assert_int_eq(glake__change_begin(&change, &site, &part, 1), 0);
+	ck_assert_int_eq(glake__hold_begin(&hold, ranges[0]->ptr, 1, false), -EBUSY);
+	glake__change_cancel(&change, &none);
+	ck_assert_int_eq(glake__hold_begin(&hold, ranges[0]->ptr, 1, false), 0);
+	glake__hold_end(&hold);
+	alias(ranges[1], 0, &part);
+	ck_assert_int_eq(glake__hold_begin(&hold, ranges[0]->ptr, 1, false), 0);
+	glake__hold_end(&hold);
+	end_part(&part);
+	end_all(ranges, 2);
+}
+END_TEST
+
 static const struct glake__use toy_aside = {.name = "toy aside", .is_ours = true};
 
 /* Places of our own come while it is held: with one of those it has more than any hold takes. */
