@@ -7,6 +7,7 @@
  */
 #include <pthread.h>
 
+#include "libclient/space/sealed.h"
 #include "tests/unit/ranges.h"
 
 /* ---- the window ------------------------------------------------------------------------------- */
@@ -129,6 +130,29 @@ START_TEST(a_range_outside_of_the_window_is_found_too)
 	ck_assert_int_eq(glake__range_end(range, NULL), 0);
 	ck_assert_uint_eq(n_released, 1);
 	ck_assert(glake__space_is_valid());
+}
+END_TEST
+
+START_TEST(sealed_memory_outside_of_the_window_is_found)
+{
+	begin("1GiB");
+	struct glake__range *range = reserve_range(17 * 1024);
+	struct glake__part part = make_part(4);
+	ck_assert(range->is_outside);
+	ck_assert_int_eq(glake__range_fill(range, 4 * MIB, &part, 1), 0);
+	ck_assert_uint_eq(glake__find_sealed(range->ptr, range->n_bytes), 0);
+	glake__lock();
+	glake__chunk_set_kind_locked(part.chunk, GLAKE__PAGE_BLOCK);
+	glake__unlock();
+	ck_assert_uint_eq(glake__find_sealed(range->ptr, range->n_bytes), range->ptr + 4 * MIB);
+	ck_assert_uint_eq(glake__find_sealed(range->ptr + 5 * MIB, 1), range->ptr + 5 * MIB);
+	ck_assert_uint_eq(glake__find_sealed(range->ptr, 4 * MIB), 0);
+	ck_assert_uint_eq(glake__find_sealed(range->ptr + 8 * MIB, MIB), 0);
+	ck_assert_uint_eq(glake__sealed_bytes(), 4 * MIB);
+	ck_assert(glake__space_is_valid());
+	end_part(&part);
+	ck_assert_int_eq(glake__range_end(range, NULL), 0);
+	ck_assert_uint_eq(glake__sealed_bytes(), 0);
 }
 END_TEST
 
