@@ -441,6 +441,63 @@ START_TEST(a_number_is_mapped_while_its_memory_is_replaced)
 }
 END_TEST
 
+/* Who maps, and who has what is to be mapped. */
+struct mapper {
+	glake_ptr ptr;
+	unsigned long long number;
+	int result;
+};
+
+static void *map_once(void *argument)
+{
+	struct mapper *mapper = argument;
+	ck_ok(cu.CtxSetCurrent(driver_start()));
+	mapper->result = map(mapper->ptr, mapper->number);
+	return NULL;
+}
+
+static uint32_t uses_at(glake_ptr ptr)
+{
+	glake__lock();
+	uint32_t n_uses = glake__piece_at_locked(ptr)->chunk->n_uses;
+	glake__unlock();
+	return n_uses;
+}
+
+/* Whoever maps it has looked up what that is, and waits for the holder, who replaces it. */
+START_TEST(a_number_is_mapped_as_what_it_has_become_meanwhile)
+{
+	begin("1GiB");
+	pthread_t thread;
+	struct glake__hold hold;
+	struct mapper mapper = {.ptr = reserve_mib(2), .number = new_number(2, 5)};
+	struct glake__part new = make_part(2);
+	const uint32_t value = (uint32_t) new.chunk->id;
+	glake_ptr one = reserve_mib(2);
+	new.chunk->id = 0;
+	map_to_read(one, mapper.number, 2);
+	ck_assert_int_eq(glake__hold_begin(&hold, one, 1, false), 0);
+	const uint32_t n_uses = uses_at(one);
+	pthread_create(&thread, NULL, map_once, &mapper);
+	while (uses_at(one) == n_uses) {
+		sched_yield();
+	}
+	ck_assert_int_eq(glake__hold_reback(&hold, &new, 1, NULL, NULL), 0);
+	glake__hold_end(&hold);
+	pthread_join(thread, NULL);
+	ck_assert_int_eq(mapper.result, 0);
+	ck_assert_int_eq(open_to_read(mapper.ptr, 2), 0);
+	ck_assert_uint_eq(word_at(one), value);
+	ck_assert_uint_eq(word_at(mapper.ptr), value);
+	end_part(&new);
+	ck_assert(glake__number_release(mapper.number));
+	ck_assert_int_eq(unmap(one, 2), 0);
+	ck_assert_int_eq(unmap(mapper.ptr, 2), 0);
+	ck_assert_uint_eq(n_ended, 1);
+	ck_assert(glake__space_is_valid());
+}
+END_TEST
+
 /* A place that comes and goes. */
 static _Atomic(glake_ptr) place;
 
