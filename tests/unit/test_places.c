@@ -5,6 +5,7 @@
  */
 #include <pthread.h>
 
+#include "libclient/seal/look.h"
 #include "tests/unit/ranges.h"
 
 static const struct glake__use toy_program = {
@@ -210,6 +211,49 @@ START_TEST(what_is_being_mapped_once_more_is_not_held)
 	ck_assert_int_eq(glake__hold_begin(&hold, ranges[0]->ptr, 1, false), 0);
 	glake__hold_end(&hold);
 	end_part(&part);
+	end_all(ranges, 2);
+}
+END_TEST
+
+/* Who looks at memory twice, before it is held and then: it is the same, or it is not. */
+START_TEST(what_is_mapped_anew_is_not_what_was_looked_at)
+{
+	begin("1GiB");
+	enum glake__pin pin;
+	struct glake__hold hold;
+	struct glake__range *ranges[] = {reserve_range(4), reserve_range(4)};
+	struct glake__part parts[] = {make_part(2), make_part(2), make_part(2)};
+	glake_ptr ptr = ranges[0]->ptr;
+	ck_assert_int_eq(glake__range_fill(ranges[0], 0, parts, 2), 0);
+	const uint64_t last = glake__look_last();
+	ck_assert_int_eq(glake__hold_begin(&hold, ptr, 4 * MIB, false), 0);
+	ck_assert(glake__look_is_still(&hold, ptr, 4 * MIB, last, &pin));
+	ck_assert_int_eq(pin, GLAKE__PIN_NONE);
+	ck_assert(!glake__look_is_still(&hold, ptr, 2 * MIB, last, &pin));
+	ck_assert(!glake__look_is_still(&hold, ptr + 2 * MIB, 4 * MIB, last, &pin));
+	glake__hold_end(&hold);
+	/* What takes its place under a hold is the same mapping still. */
+	ck_assert_int_eq(glake__hold_begin(&hold, ptr, 2 * MIB, false), 0);
+	ck_assert_int_eq(glake__hold_reback(&hold, &parts[2], 1, NULL, NULL), 0);
+	ck_assert(glake__look_is_still(&hold, ptr, 2 * MIB, last, &pin));
+	glake__hold_end(&hold);
+	/* Two with another place are not one. */
+	alias(ranges[1], 0, &parts[1]);
+	ck_assert_int_eq(glake__hold_begin(&hold, ptr, 4 * MIB, false), 0);
+	ck_assert(!glake__look_is_still(&hold, ptr, 4 * MIB, last, &pin));
+	glake__hold_end(&hold);
+	ck_assert_int_eq(glake__hold_begin(&hold, ptr + 2 * MIB, 2 * MIB, false), 0);
+	ck_assert(glake__look_is_still(&hold, ptr + 2 * MIB, 2 * MIB, last, &pin));
+	glake__hold_end(&hold);
+	/* The same chunk at the same place. */
+	ck_assert_int_eq(glake__range_clear(ranges[0], 2 * MIB, 2 * MIB, NULL), 0);
+	alias(ranges[0], 2 * MIB, &parts[1]);
+	ck_assert_int_eq(glake__hold_begin(&hold, ptr + 2 * MIB, 2 * MIB, false), 0);
+	ck_assert(!glake__look_is_still(&hold, ptr + 2 * MIB, 2 * MIB, last, &pin));
+	glake__hold_end(&hold);
+	for (size_t i = 0; i < 3; i++) {
+		end_part(&parts[i]);
+	}
 	end_all(ranges, 2);
 }
 END_TEST
