@@ -241,6 +241,47 @@ START_TEST_WITH(a_cancelled_request_gives_all_back, .n = 2)
 }
 END_TEST
 
+/* What the driver is being asked for counts as given out: else two at a time are more than there may be. */
+START_TEST(no_more_is_asked_of_the_driver_than_may_be_given_out)
+{
+	begin();
+	devices[0].at.usable_bytes = 20 * MIB;
+	struct request *first = start(0, 1, 6);
+	await_gate();
+	struct request *second = start(1, 2, 6);
+	ck_assert_uint_eq(devices[0].at.coming_bytes, 12 * MIB);
+	ck_assert(!location_has_room(&devices[0].at, 10 * MIB));
+	uv_sem_post(&gate);
+	while (first->place == 0 || second->place == 0) {
+		uv_run(&loop, UV_RUN_ONCE);
+	}
+	/* It comes when the other one has gone. */
+	ck_assert_uint_eq(first->place, 1);
+	ck_assert_int_eq(second->status, STATUS_OK);
+	end();
+}
+END_TEST
+
+/* Of what is let in whole or not at all, no part is charged meanwhile. */
+START_TEST(what_waits_for_its_quota_is_charged_nothing)
+{
+	begin();
+	tenant_set_quota(payer, 0, 20 * MIB);
+	allocator.pressure.wait_ms = 100000;
+	struct request *first = start(0, 1, 6);
+	await_gate();
+	struct request *second = start(1, 1, 10);
+	ck_assert_uint_eq(payer->at[0].used_bytes, 12 * MIB);
+	uv_sem_post(&gate);
+	while (first->place == 0 || second->place == 0) {
+		uv_run(&loop, UV_RUN_ONCE);
+	}
+	ck_assert_int_eq(second->status, STATUS_OK);
+	ck_assert_uint_eq(payer->at[0].used_bytes, 0);
+	end();
+}
+END_TEST
+
 /* ---- the stock -------------------------------------------------------------------------------- */
 
 /* Somebody needs the memory that is being made ahead: what comes afterwards goes at once. */
