@@ -199,10 +199,17 @@ START_TEST(freed_blocks_serve_nobody)
 	CUstream stream = stream_new();
 	glake_ptr before = alloc_words(stream, MIB, 1);
 	glake_ptr ptr = alloc_words(stream, 8 * MIB, 7);
+	glake_ptr others[4];
+	for (unsigned i = 0; i < 4; i++) {
+		others[i] = alloc_on(stream, 4 * MIB);
+	}
 	words_seal(ptr, 8 * MIB);
 	gate_close(stream);
 	CUevent event = record(stream);
-	free_on(stream, alloc_on(stream, 4 * MIB)); /* others would join this one */
+	/* The first has a mark, and what is freed soon joins the second. */
+	for (unsigned i = 0; i < 4; i++) {
+		free_on(stream, others[i]);
+	}
 	free_on(stream, ptr);
 	glake_ptr next = alloc_on(stream, 8 * MIB);
 	ck_assert(next + 8 * MIB <= ptr + MIB || ptr + 7 * MIB <= next);
