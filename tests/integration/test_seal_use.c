@@ -13,6 +13,7 @@
 #include "libclient/link/session.h"
 #include "libclient/space/grant.h"
 #include "libclient/space/held.h"
+#include "libclient/space/number.h"
 #include "libclient/space/program.h"
 #include "libclient/space/range.h"
 #include "libclient/space/reback.h"
@@ -405,5 +406,179 @@ START_TEST(what_is_gone_has_no_cause)
 	assert_ok(glake__program_unreserve(ptr, 4 * MIB));
 	ck_assert_uint_eq(*n_bytes, 0);
 	glake__program_released(1);
+}
+END_TEST
+
+/* ---- what a program maps, unmaps and maps again ------------------------------------------------- */
+
+static void end_nothing(void *user)
+{
+	(void)user;
+}
+
+static void map_number(glake_ptr ptr, unsigned long long value, uint64_t n_bytes)
+{
+	const CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE},
+	                                .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+	struct glake__mapping *mapping;
+	struct glake__number *number = glake__number_take(value);
+	assert_ok(glake__number_map(number, ptr, n_bytes));
+	glake__number_give(number);
+	assert_ok(glake__program_hold_whole(ptr, n_bytes, &mapping));
+	ck_assert_int_eq(drv.cuMemSetAccess(ptr, n_bytes, &access, 1), CUDA_SUCCESS);
+	glake__program_opened(ptr, n_bytes, 0, true, true);
+	glake__program_settle(mapping, true);
+}
+
+static void unmap_number(glake_ptr ptr, uint64_t n_bytes)
+{
+	struct glake__mapping *mapping;
+	assert_ok(glake__program_unmap(ptr, n_bytes, &mapping));
+	ck_assert_int_eq(drv.cuMemUnmap(ptr, n_bytes), CUDA_SUCCESS);
+	glake__program_settle(mapping, true);
+}
+
+/* At @ptr, with a number of its own that goes with the mapping. */
+static void map_words(struct glake_session *session, glake_ptr ptr, uint64_t n_bytes,
+                      uint64_t content)
+{
+	CUmemGenericAllocationHandle handle;
+	unsigned long long value;
+	uint64_t id;
+	cleanup_fd int fd = -1;
+	assert_ok(glake_chunk_new(session, 0, n_bytes, &id, &fd));
+	ck_assert_int_eq(
+		drv.cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)fd,
+	                                           CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+		CUDA_SUCCESS);
+	assert_ok(glake__number_make(session, 0, id, n_bytes, handle, NULL, end_nothing, &value));
+	map_number(ptr, value, n_bytes);
+	ck_assert(glake__number_release(value));
+	words_write(ptr, n_bytes, content);
+}
+
+/* A gate that lets a program do something the first time that its work is to end. */
+static struct {
+	void (*first)(void);
+	struct glake_session *session;
+	glake_ptr ptr;
+} meanwhile;
+
+static int close_meanwhile(void *user, uint64_t patience_ns)
+{
+	(void)user;
+	(void)patience_ns;
+	return 0;
+}
+
+static void open_meanwhile(void *user)
+{
+	(void)user;
+}
+
+static int wait_meanwhile(void *user, uint64_t patience_ns)
+{
+	void (*first)(void) = meanwhile.first;
+	(void)user;
+	(void)patience_ns;
+	meanwhile.first = NULL;
+	if (first) {
+		first();
+	}
+	return 0;
+}
+
+static struct glake_sealed seal_meanwhile(const struct glake_span *spans, size_t n,
+                                          void (*first)(void))
+{
+	struct glake_sealed sealed = {.size = sizeof(sealed)};
+	meanwhile.first = first;
+	glake__space.gate = (struct glake__gate){
+		.close = close_meanwhile, .open = open_meanwhile, .wait = wait_meanwhile};
+	assert_ok(glake_seal(spans, n, &sealed));
+	glake__space.gate = (struct glake__gate){.close = NULL};
+	ck_assert_ptr_null(meanwhile.first);
+	return sealed;
+}
+
+static void map_anew(void)
+{
+	unmap_number(meanwhile.ptr, 4 * MIB);
+	map_words(meanwhile.session, meanwhile.ptr, 4 * MIB, 9);
+}
+
+/* Before anything is held, the bytes behind another allocation are zeroed, and work is waited for. */
+START_TEST(what_is_mapped_anew_meanwhile_is_not_sealed)
+{
+	struct glake_session *session = world_connect();
+	glake_ptr ptr;
+	glake_ptr other = words_alloc(session, 3 * MIB, 7);
+	assert_ok(glake__program_reserve(4 * MIB, 0, 0, &ptr));
+	map_words(session, ptr, 4 * MIB, 7);
+	meanwhile.session = session;
+	meanwhile.ptr = ptr;
+	const struct glake_span spans[] = {{other, 3 * MIB}, {ptr, 4 * MIB}};
+	ck_assert_uint_eq(seal_meanwhile(spans, 2, map_anew).sealed_bytes, 4 * MIB);
+	ck_assert(!words_can_write(other));
+	words_check(ptr, 4 * MIB, 9);
+	ck_assert(words_can_write(ptr));
+	ck_assert(glake__space_is_valid());
+	unmap_number(ptr, 4 * MIB);
+	assert_ok(glake__program_unreserve(ptr, 4 * MIB));
+	assert_ok(glake_free(session, other));
+}
+END_TEST
+
+static void open_to_others(void)
+{
+	glake__program_opened(meanwhile.ptr, 4 * MIB, -1, true, true);
+}
+
+START_TEST(what_is_pinned_meanwhile_is_not_sealed)
+{
+	struct glake_session *session = world_connect();
+	glake_ptr ptr;
+	glake_ptr other = words_alloc(session, 3 * MIB, 7);
+	assert_ok(glake__program_reserve(4 * MIB, 0, 0, &ptr));
+	map_words(session, ptr, 4 * MIB, 7);
+	meanwhile.ptr = ptr;
+	const struct glake_span spans[] = {{other, 3 * MIB}, {ptr, 4 * MIB}};
+	struct glake_sealed sealed = seal_meanwhile(spans, 2, open_to_others);
+	ck_assert_uint_eq(sealed.sealed_bytes, 4 * MIB);
+	ck_assert_uint_eq(sealed.pinned_bytes, 4 * MIB);
+	ck_assert(!words_can_write(other));
+	ck_assert(words_can_write(ptr));
+	unmap_number(ptr, 4 * MIB);
+	assert_ok(glake__program_unreserve(ptr, 4 * MIB));
+	assert_ok(glake_free(session, other));
+}
+END_TEST
+
+static void unmap_it(void)
+{
+	unmap_number(meanwhile.ptr, 8 * MIB);
+}
+
+/* While parts of the one become chunks of their own, the program unmaps the other. */
+START_TEST(what_is_unmapped_meanwhile_is_no_error)
+{
+	struct glake_session *session = world_connect();
+	glake_ptr ptr;
+	assert_ok(glake__program_reserve(16 * MIB, 0, 0, &ptr));
+	map_words(session, ptr, 8 * MIB, 7);
+	map_words(session, ptr + 8 * MIB, 8 * MIB, 8);
+	meanwhile.ptr = ptr + 8 * MIB;
+	const struct glake_span spans[] = {{ptr, 4 * MIB}, {ptr + 8 * MIB, 4 * MIB}};
+	ck_assert_uint_eq(seal_meanwhile(spans, 2, unmap_it).sealed_bytes, 4 * MIB);
+	words_check(ptr, 8 * MIB, 7);
+	ck_assert(!words_can_write(ptr));
+	ck_assert_uint_eq(world_usage(session).shared_bytes, 4 * MIB);
+	ck_assert_uint_eq(world_usage(session).reserved_bytes, 4 * MIB);
+	ck_assert(glake__space_is_valid());
+	unmap_number(ptr, 8 * MIB);
+	assert_ok(glake__program_unreserve(ptr, 16 * MIB));
+	ck_assert_uint_eq(world_usage(session).shared_bytes, 0);
+	ck_assert_uint_eq(world_usage(session).reserved_bytes, 0);
+	ck_assert_uint_eq(world_usage(session).live_bytes, 0);
 }
 END_TEST
