@@ -739,6 +739,34 @@ START_TEST_WITH(what_the_driver_loses_goes_back_to_glaked, .begin = begin_blind)
 }
 END_TEST
 
+static void publish_without_maps(void *user)
+{
+	words_open_driver();
+	struct glake_session *one = world_connect();
+	struct glake_session *two = world_connect();
+	struct glake_block *block;
+	struct glake_block *none = NULL;
+	glake_ptr second = words_alloc(two, 2 * MIB, 1);
+	assert_ok(glake_block_publish(one, words_alloc(one, 2 * MIB, 1), 2 * MIB, &block));
+	world_set_own_faults("cuMemMap:1+:fail=1");
+	ck_assert_int_eq(glake_block_publish(two, second, 2 * MIB, &none), GLAKE_E_CUDA);
+	world_set_own_faults(NULL);
+	/* There is no block of no memory, and nothing to be freed. */
+	ck_assert_ptr_null(none);
+	ck_assert_int_eq(glake_free(two, second), -EINVAL);
+	ck_assert_uint_eq(world_usage(two).shared_bytes, 0);
+	ck_assert_uint_eq(world_usage(two).reserved_bytes, 0);
+	ck_assert_uint_eq(world_row(two).shared_bytes, 0);
+	ck_assert(glake__space_is_valid());
+	glake_block_release(block);
+}
+
+START_TEST_WITH(what_the_driver_loses_becomes_no_block, .begin = begin_blind)
+{
+	world_join(world_client(publish_without_maps, NULL));
+}
+END_TEST
+
 /* Memory of several sessions, more than is worked on at a time. */
 START_TEST(many_are_sealed_in_one_call)
 {
