@@ -119,6 +119,8 @@ START_TEST(much_is_several_extents)
 	}
 	ck_assert_uint_eq(bytes, 2 * LARGE + 6 * MIB);
 	ck_assert_uint_eq(host->use_bytes[CHUNK_COPIES], 3 * LARGE);
+	/* What was let in as one is divided, and never paid twice. */
+	ck_assert_uint_eq(payer->at[1].peak_bytes, bytes);
 	give(&takes[0]);
 	extents_end();
 }
