@@ -244,6 +244,39 @@ START_TEST(a_pin_has_a_reason_and_keeps_the_memory_in_its_place)
 }
 END_TEST
 
+/* As often as it was given: by the driver's calls that make, import and retain one. */
+START_TEST(a_handle_pins_memory_as_long_as_the_program_has_it)
+{
+	begin("1GiB");
+	const unsigned long long handle = chunk_new(2 * MIB);
+	struct glake__chunk *chunk = glake__program_made(handle, 2 * MIB, 0, NULL, NULL);
+	struct glake__mapping *mapping = NULL;
+	glake_ptr ptr = 0;
+	ck_assert_int_eq(glake__program_reserve(2 * MIB, 0, 0, &ptr), 0);
+	ck_assert_int_eq(glake__program_map(ptr, 2 * MIB, chunk, &mapping), 0);
+	ck_ok(drv.cuMemMap(ptr, 2 * MIB, 0, handle, 0));
+	glake__program_settle(mapping, true);
+	glake__program_retained(handle, ptr);
+	glake__program_imported(handle, 0);
+	for (int i = 0; i < 3; i++) {
+		ck_assert_int_eq(glake__pin_at(ptr), GLAKE__PIN_HANDLE);
+		glake__program_released(handle);
+	}
+	ck_assert_int_eq(glake__pin_at(ptr), GLAKE__PIN_NONE);
+	/* All had been released: the driver gives another one. */
+	glake__program_retained(handle + 1, ptr);
+	ck_assert_int_eq(glake__pin_at(ptr), GLAKE__PIN_HANDLE);
+	glake__program_released(handle + 1);
+	ck_assert_int_eq(glake__pin_at(ptr), GLAKE__PIN_NONE);
+	ck_assert(glake__space_is_valid());
+	ck_assert_int_eq(glake__program_unmap(ptr, 2 * MIB, &mapping), 0);
+	ck_ok(drv.cuMemUnmap(ptr, 2 * MIB));
+	glake__program_settle(mapping, true);
+	ck_assert_int_eq(glake__program_unreserve(ptr, 2 * MIB), 0);
+	ck_ok(cu.MemRelease(handle));
+}
+END_TEST
+
 /* ---- the gate --------------------------------------------------------------------------------- */
 
 static int n_closed;
