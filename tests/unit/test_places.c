@@ -258,6 +258,34 @@ START_TEST(what_is_mapped_anew_is_not_what_was_looked_at)
 }
 END_TEST
 
+/* The program has asked for writing, and gets that when the memory is private again. */
+START_TEST(a_block_that_is_opened_to_be_written_stays_read_only)
+{
+	begin("1GiB");
+	struct glake__range *range = reserve_as(&toy_program, 2);
+	struct glake__part part = make_part(2);
+	struct glake__part other = make_part(2);
+	part.access = GLAKE__ACCESS_READ;
+	ck_assert_int_eq(glake__range_fill(range, 0, &part, 1), 0);
+	glake__lock();
+	glake__chunk_set_kind_locked(part.chunk, GLAKE__PAGE_BLOCK);
+	glake__unlock();
+	ck_assert_int_eq(glake__map_access(range->ptr, 2 * MIB, 1, GLAKE__ACCESS_READ), 0);
+	glake__program_opened(range->ptr, 2 * MIB, 0, true, true);
+	/* What could not be replaced is put back as it was. */
+	set_faults("cuMemMap:1:fail=1");
+	ck_assert_int_eq(glake__range_reback(range, 0, &other, 1, NULL, NULL), GLAKE_E_CUDA);
+	set_faults("");
+	ck_assert_uint_eq(word_at(range->ptr), part.chunk->id);
+	ck_assert(!is_writable(range->ptr));
+	ck_assert_int_eq(glake__range_reback(range, 0, &other, 1, NULL, NULL), 0);
+	ck_assert(is_writable(range->ptr));
+	end_part(&part);
+	end_part(&other);
+	end_all(&range, 1);
+}
+END_TEST
+
 static const struct glake__use toy_aside = {.name = "toy aside", .is_ours = true};
 
 /* Places of our own come while it is held: with one of those it has more than any hold takes. */
