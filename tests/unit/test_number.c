@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 
 #include "libclient/link/session.h"
+#include "libclient/space/fill.h"
 #include "libclient/space/number.h"
 #include "tests/unit/ranges.h"
 
@@ -183,6 +184,27 @@ START_TEST(a_number_that_is_mapped_nowhere_ends_with_its_last_reference)
 	ck_assert(glake__number_release(number));
 	ck_assert_uint_eq(n_ended, 0);
 	glake__number_give(used);
+	ck_assert_uint_eq(n_ended, 1);
+}
+END_TEST
+
+/* It may be anybody's memory that stood there before. */
+START_TEST(what_was_copied_to_a_place_does_not_count_for_what_comes)
+{
+	begin("1GiB");
+	glake__lock();
+	glake__fill_start();
+	glake__unlock();
+	glake_ptr ptr = reserve_mib(2);
+	unsigned long long number = new_number(2, 1);
+	map_to_read(ptr, number, 2);
+	glake__fill_copied(ptr, 2 * MIB);
+	ck_assert_int_eq(glake__fill_at(ptr, 2 * MIB), GLAKE__FILL_WHOLE);
+	ck_assert_int_eq(unmap(ptr, 2), 0);
+	map_to_read(ptr, number, 2);
+	ck_assert_int_eq(glake__fill_at(ptr, 2 * MIB), GLAKE__FILL_PARTLY);
+	ck_assert_int_eq(unmap(ptr, 2), 0);
+	ck_assert(glake__number_release(number));
 	ck_assert_uint_eq(n_ended, 1);
 }
 END_TEST
