@@ -914,9 +914,9 @@ END_TEST
 
 /* ---- cancelling ------------------------------------------------------------------------------- */
 
-START_TEST_WITH(a_request_is_cancelled_wherever_it_is, .n = 7)
+START_TEST_WITH(a_request_is_cancelled_wherever_it_is, .n = 8)
 {
-	enum { MADE, FAILED, IN_VAIN, IN_LINE, SHORT, NEWS, NEWS_OF_FDS };
+	enum { MADE, FAILED, IN_VAIN, IN_LINE, SHORT, NEWS, NEWS_OF_NOTHING, NEWS_OF_FDS };
 	struct thing held = {0};
 	begin(1000);
 	struct want *want = want_new(0, 0, 50 * MIB);
@@ -927,8 +927,9 @@ START_TEST_WITH(a_request_is_cancelled_wherever_it_is, .n = 7)
 		cache_in(PRESSURE_UNUSED, 10 * MIB);
 		want_on(1, 0, 90 * MIB);
 	}
-	if (_i == NEWS) {
+	if (_i == NEWS || _i == NEWS_OF_NOTHING) {
 		sources[PRESSURE_UNUSED].cancels = want;
+		sources[PRESSURE_UNUSED].is_lying = _i == NEWS_OF_NOTHING;
 	} else if (_i == NEWS_OF_FDS) {
 		want->request.fds = PRESSURE_FDS_MUST;
 		want->request.n_chunks = 5;
