@@ -346,3 +346,44 @@ START_TEST(a_forgotten_size_leaves_its_place_when_nothing_of_it_is_coming)
 	end();
 }
 END_TEST
+
+/* What is given up while it is there makes room for others, as what is taken. */
+START_TEST(a_stock_follows_for_ever)
+{
+	struct stock stock;
+	struct chunk chunk;
+	begin();
+	uv_sem_post(&gate);
+	stock_init(&stock, &devices[0].at, &allocator.books, store.cache);
+	stock_want(&stock, 2 * MIB, 0);
+	for (uint64_t i = 0; i < 2 * STOCK_FOLLOWED_BYTES / (64 * MIB); i++) {
+		stock_follow(&stock, 64 * MIB);
+		stock_follow(&stock, 64 * MIB);
+		stock_resume(&stock);
+		run_worker();
+		ck_assert_uint_eq(devices[0].at.use_bytes[CHUNK_STOCK], 64 * MIB);
+		ck_assert_uint_eq(stock_drain(&stock), 64 * MIB);
+	}
+	ck_assert(!stock_take(&stock, 64 * MIB, &chunk));
+	end();
+}
+END_TEST
+
+START_TEST(a_stock_takes_no_more_than_may_be_given_out)
+{
+	struct stock stock;
+	begin();
+	devices[0].at.usable_bytes = 5 * MIB;
+	stock_init(&stock, &devices[0].at, &allocator.books, store.cache);
+	stock_want(&stock, 2 * MIB, 4);
+	stock_refill(&stock);
+	await_gate();
+	ck_assert_uint_eq(devices[0].at.coming_bytes, 4 * MIB);
+	uv_sem_post(&gate);
+	run_worker();
+	stock_refill(&stock);
+	run_worker();
+	ck_assert_uint_eq(stock_drain(&stock), 4 * MIB);
+	end();
+}
+END_TEST
