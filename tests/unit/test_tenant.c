@@ -107,6 +107,27 @@ START_TEST(bytes_are_charged_to_the_limit_and_no_further)
 }
 END_TEST
 
+/* By what it pays for, and by what comes back to it. */
+START_TEST(a_charge_shrinks_and_grows)
+{
+	struct tenant_table *table = table_of(two_rules);
+	struct tenant *alice = tenant_find(table, "alice");
+	struct charge first = {0}, second = {0};
+	ck_assert_int_eq(tenant_charge(alice, 0, GIB / 2, 1, &first), 0);
+	charge_shrink(&first, GIB / 4);
+	ck_assert_uint_eq(alice->at[0].used_bytes, GIB / 4);
+	ck_assert_int_eq(tenant_charge(alice, 0, GIB / 8, 1, &second), 0);
+	ck_assert_uint_eq(alice->at[0].peak_bytes, GIB / 2);
+	charge_grow(&first, GIB / 4);
+	ck_assert_uint_eq(alice->at[0].used_bytes, 5 * (GIB / 8));
+	ck_assert_uint_eq(alice->at[0].peak_bytes, 5 * (GIB / 8));
+	charge_refund(&first);
+	charge_refund(&second);
+	ck_assert_uint_eq(alice->at[0].used_bytes, 0);
+	tenant_table_free(table);
+}
+END_TEST
+
 START_TEST(fds_are_charged_to_the_limit_and_no_further)
 {
 	struct tenant_table *table = table_of(two_rules);
