@@ -19,6 +19,7 @@
 #include "libclient/space/reback.h"
 #include "libclient/space/sealed.h"
 #include "libclient/space/unsealed.h"
+#include "proto/limits.h"
 #include "tests/harness/words.h"
 
 static void begin(void)
@@ -181,6 +182,25 @@ START_TEST(it_is_sealed_with_memory_of_other_kinds_and_sessions)
 	ck_assert_uint_eq(world_row(two).shared_bytes, 4 * MIB);
 	toy_free(&toy);
 	assert_ok(glake_free(one, other));
+}
+END_TEST
+
+/* It comes in several requests, of which the last one is refused. */
+START_TEST(what_does_not_come_whole_leaves_nothing)
+{
+	enum { CHUNK = 8, N = GLAKE_MAX_PACKET_FDS * 5 / 2 };
+	struct glake_session *session = world_connect();
+	struct toy toy = {.device = glake__session_device(session, 0)};
+	struct glake__wait wait = {0};
+	assert_ok(glake__range_reserve(&toy_use, &toy, toy.device->handle, N * CHUNK * MIB, 0, 0,
+	                               &toy.range));
+	ck_assert_int_eq(
+		glake__grant_fill(toy.device, toy.range, 0, N * CHUNK * MIB, CHUNK * MIB, &wait),
+		GLAKE_E_NO_DEVICE_MEMORY);
+	ck_assert_uint_eq(world_usage(session).reserved_bytes, 0);
+	ck_assert_uint_eq(world_row(session).n_chunks, 0);
+	ck_assert(glake__space_is_valid());
+	assert_ok(glake__range_drop(toy.range));
 }
 END_TEST
 
