@@ -537,6 +537,8 @@ START_TEST(nobody_is_asked_for_what_would_not_help)
 	begin_with_quota(0);
 	give_to(&used, tenants[0], &places[0], CHUNK_BLOCK, 35 * MIB);
 	enter(0, 0, 20 * MIB);
+	/* What another tenant's client has helps nobody. */
+	enter(1, 1, 20 * MIB);
 	expect_refused(want(30 * MIB), STATUS_OVER_QUOTA);
 	expect_heard("");
 	expect_state(want(24 * MIB), PRESSURE_IN_LINE);
