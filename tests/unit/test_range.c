@@ -277,6 +277,27 @@ START_TEST(a_handle_pins_memory_as_long_as_the_program_has_it)
 }
 END_TEST
 
+START_TEST(memory_that_others_have_made_is_pinned)
+{
+	begin("1GiB");
+	const unsigned long long handle = chunk_new(2 * MIB);
+	struct glake__mapping *mapping = NULL;
+	glake_ptr ptr = 0;
+	glake__program_imported(handle, 0);
+	struct glake__chunk *chunk = glake__program_take(handle);
+	ck_assert_int_eq(glake__program_reserve(2 * MIB, 0, 0, &ptr), 0);
+	ck_assert_int_eq(glake__program_map(ptr, 2 * MIB, chunk, &mapping), 0);
+	glake__program_settle(mapping, true);
+	glake__program_give(chunk);
+	glake__program_released(handle);
+	ck_assert_int_eq(glake__pin_at(ptr), GLAKE__PIN_FOREIGN);
+	ck_assert_int_eq(glake__program_unmap(ptr, 2 * MIB, &mapping), 0);
+	glake__program_settle(mapping, true);
+	ck_assert_int_eq(glake__program_unreserve(ptr, 2 * MIB), 0);
+	ck_ok(cu.MemRelease(handle));
+}
+END_TEST
+
 /* ---- the gate --------------------------------------------------------------------------------- */
 
 static int n_closed;
@@ -348,6 +369,67 @@ START_TEST(changes_under_one_closing_of_the_gate_close_it_once)
 	ck_assert_int_eq(n_opened, 1);
 	end_part(&one);
 	glake__range_end(range, NULL);
+}
+END_TEST
+
+static int close_gate_once(void *user, uint64_t patience_ns)
+{
+	(void)user;
+	(void)patience_ns;
+	return n_closed++ > 0 ? -EBUSY : 0;
+}
+
+/* After a while the program has a pause. If it cannot be held back again, the rest does not happen. */
+START_TEST(what_finds_no_second_moment_stays_as_it_was)
+{
+	begin("1GiB");
+	struct glake__range *range = reserve_range(4);
+	struct glake__part old[] = {make_part(2), make_part(2)};
+	struct glake__rebacking list[] = {{.part = make_part(2)}, {.part = make_part(2)}};
+	struct glake__hold holds[2];
+	ck_assert_int_eq(glake__range_fill(range, 0, old, 2), 0);
+	for (size_t i = 0; i < 2; i++) {
+		ck_assert_int_eq(glake__hold_begin(&holds[i], range->ptr + i * 2 * MIB, 1, false),
+		                 0);
+		list[i].hold = &holds[i];
+	}
+	glake__space.gate = (struct glake__gate){
+		.close = close_gate_once, .open = open_gate, .user = &drv};
+	set_faults("cuMemUnmap:1:slow=20");
+	ck_assert_int_eq(glake__hold_reback_all(list, 2, NULL, NULL), -EBUSY);
+	set_faults("");
+	ck_assert_int_eq(list[0].result, 0);
+	ck_assert_int_eq(list[1].result, -EBUSY);
+	ck_assert_int_eq(n_closed, 2);
+	ck_assert_int_eq(n_opened, 1);
+	ck_assert_uint_eq(word_at(range->ptr), list[0].part.chunk->id);
+	ck_assert_uint_eq(word_at(range->ptr + 2 * MIB), old[1].chunk->id);
+	for (size_t i = 0; i < 2; i++) {
+		glake__hold_end(&holds[i]);
+		glake__chunks_release(list[i].dead);
+		end_part(&old[i]);
+		end_part(&list[i].part);
+	}
+	glake__space.gate = (struct glake__gate){.close = NULL};
+	ck_assert(glake__space_is_valid());
+	ck_assert_int_eq(glake__range_end(range, NULL), 0);
+}
+END_TEST
+
+START_TEST(what_is_mapped_is_not_filled_over)
+{
+	begin("1GiB");
+	struct glake__range *range = reserve_range(4);
+	struct glake__part parts[] = {make_part(2), make_part(2)};
+	ck_assert_int_eq(glake__range_fill(range, 2 * MIB, &parts[0], 1), 0);
+	ck_assert_int_eq(glake__range_fill(range, 2 * MIB, &parts[1], 1), -EINVAL);
+	ck_assert_int_eq(glake__range_fill(range, 0, parts, 2), -EINVAL);
+	ck_assert_uint_eq(word_at(range->ptr + 2 * MIB), parts[0].chunk->id);
+	ck_assert_int_eq(glake__range_fill(range, 0, &parts[1], 1), 0);
+	end_part(&parts[0]);
+	end_part(&parts[1]);
+	ck_assert(glake__space_is_valid());
+	ck_assert_int_eq(glake__range_end(range, NULL), 0);
 }
 END_TEST
 
@@ -461,9 +543,9 @@ START_TEST(a_new_reader_reads_what_there_is_and_what_comes)
 {
 	begin("2x1GiB");
 	unsigned long long flags = 0;
-	struct glake__range *ranges[2];
-	struct glake__part parts[] = {make_part(2), make_part(2)};
-	for (int i = 0; i < 2; i++) {
+	struct glake__range *ranges[3];
+	struct glake__part parts[] = {make_part(2), make_part(2), make_part(2)};
+	for (int i = 0; i < 3; i++) {
 		ck_assert_int_eq(glake__range_reserve(&glake__use_private, NULL, 0, 2 * MIB, 0, 0,
 		                                      &ranges[i]),
 		                 0);
@@ -476,7 +558,7 @@ START_TEST(a_new_reader_reads_what_there_is_and_what_comes)
 			ck_assert_uint_eq(flags, 0);
 		}
 	}
-	for (int i = 0; i < 2; i++) {
+	for (int i = 0; i < 3; i++) {
 		ck_ok(access_of(ranges[i]->ptr, 1, &flags));
 		ck_assert_uint_eq(flags, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 		end_part(&parts[i]);
