@@ -262,6 +262,10 @@ START_TEST(what_replaces_memory_is_of_the_same_owner)
 	glake__unlock();
 	ck_assert_int_eq(unmap(ptr, 6), 0);
 	ck_assert_uint_eq(n_ended, 0);
+	/* The number has gone before it. */
+	glake__lock();
+	ck_assert_ptr_null(glake__number_use_locked(chunk));
+	glake__unlock();
 	glake__chunk_put(chunk);
 	ck_assert_uint_eq(n_ended, 1);
 }
@@ -517,6 +521,49 @@ START_TEST(a_number_is_mapped_as_what_it_has_become_meanwhile)
 	ck_assert_int_eq(unmap(mapper.ptr, 2), 0);
 	ck_assert_uint_eq(n_ended, 1);
 	ck_assert(glake__space_is_valid());
+}
+END_TEST
+
+/* Who wants to hand it out, and what he got. */
+struct pinner {
+	unsigned long long number;
+	unsigned long long handle;
+	int result;
+};
+
+static void *pin_once(void *argument)
+{
+	struct pinner *pinner = argument;
+	struct glake__number *number = glake__number_take(pinner->number);
+	uint64_t id;
+	pinner->result = glake__number_pin(number, GLAKE__PIN_EXPORTED, &id, &pinner->handle);
+	glake__number_give(number);
+	return NULL;
+}
+
+START_TEST(what_is_handed_out_waits_for_its_holder)
+{
+	begin("1GiB");
+	pthread_t thread;
+	struct glake__hold hold;
+	struct pinner pinner = {.number = new_number(2, 5)};
+	struct glake__part new = make_part(2);
+	glake_ptr ptr = reserve_mib(2);
+	new.chunk->id = 0;
+	map_to_read(ptr, pinner.number, 2);
+	ck_assert_int_eq(glake__hold_begin(&hold, ptr, 1, false), 0);
+	pthread_create(&thread, NULL, pin_once, &pinner);
+	usleep(20000);
+	ck_assert_int_eq(glake__hold_reback(&hold, &new, 1, NULL, NULL), 0);
+	glake__hold_end(&hold);
+	pthread_join(thread, NULL);
+	ck_assert_int_eq(pinner.result, 0);
+	ck_assert_uint_eq(pinner.handle, new.chunk->handle);
+	ck_assert_int_eq(glake__pin_at(ptr), GLAKE__PIN_EXPORTED);
+	end_part(&new);
+	ck_assert(glake__number_release(pinner.number));
+	ck_assert_int_eq(unmap(ptr, 2), 0);
+	ck_assert_uint_eq(n_ended, 1);
 }
 END_TEST
 
