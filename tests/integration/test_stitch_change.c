@@ -131,6 +131,26 @@ START_TEST(what_a_short_range_misses_comes_from_glaked)
 }
 END_TEST
 
+START_TEST(a_short_range_is_nobodys_where_nothing_comes)
+{
+	struct scene scene;
+	glake_ptr large = 0;
+	stitching_begin();
+	scene_begin(&scene, 1 << 1 | 1 << 3);
+	keep_range(&scene, 16 * MIB);
+	struct glake_pool_stats before = stats();
+	world_set_faults("cuMemCreate:*:fail=2");
+	ck_assert_int_eq(glake_alloc_async(session, scene.stream, 19 * MIB, 0, &large),
+	                 GLAKE_E_NO_DEVICE_MEMORY);
+	world_set_faults(NULL);
+	ck_assert_uint_eq(stats().n_kept_live, before.n_kept_live);
+	ck_assert_uint_eq(stats().used_bytes, before.used_bytes);
+	large = alloc_on(scene.stream, 16 * MIB);
+	check_value(scene.stream, large, 16 * MIB, 99);
+	check_pieces(&scene);
+}
+END_TEST
+
 START_TEST(a_short_range_in_use_stays)
 {
 	struct scene scene;
