@@ -240,6 +240,39 @@ START_TEST(all_blocks_of_what_is_freed_go_back)
 }
 END_TEST
 
+static uint64_t unsealed_bytes(void)
+{
+	uint64_t n_bytes = 0;
+	glake__lock();
+	for (unsigned why = 0; why < GLAKE_N_UNSEALED; why++) {
+		n_bytes += session->books.unsealed_bytes[why];
+	}
+	glake__unlock();
+	return n_bytes;
+}
+
+/* Why pages of it stayed private. */
+START_TEST(what_is_freed_has_no_cause)
+{
+	stitching_begin();
+	CUstream stream = stream_new();
+	glake_ptr before = alloc_words(stream, MIB, 1);
+	for (unsigned i = 0; i < 2; i++) {
+		glake_ptr ptr = alloc_words(stream, N_BYTES, 7);
+		words_seal(ptr, N_BYTES);
+		ck_assert_uint_gt(unsealed_bytes(), 0);
+		if (i == 0) {
+			free_on(stream, ptr);
+		} else {
+			assert_ok(glake_free(session, ptr));
+		}
+		ck_assert_uint_eq(unsealed_bytes(), 0);
+	}
+	synchronize(stream);
+	words_check(before, MIB, 1);
+}
+END_TEST
+
 static void free_stitched(void (*free_it)(const struct scene *scene))
 {
 	struct scene scene;
