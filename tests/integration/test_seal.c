@@ -181,6 +181,26 @@ START_TEST(memory_that_stays_read_only_is_not_called_private)
 }
 END_TEST
 
+START_TEST(where_one_stays_writable_the_others_are_so_again)
+{
+	struct glake_session *session = world_connect();
+	struct glake_span spans[] = {{words_alloc(session, 2 * MIB, 7), 2 * MIB},
+	                             {words_alloc(session, 2 * MIB, 8), 2 * MIB}};
+	struct glake_sealed sealed = {.size = sizeof(sealed)};
+	world_set_own_faults("cuMemSetAccess:2:fail=1");
+	assert_fails(GLAKE_E_CUDA, "cuMemSetAccess", glake_seal(spans, 2, &sealed));
+	world_set_own_faults("");
+	ck_assert_uint_eq(sealed.sealed_bytes, 0);
+	for (unsigned i = 0; i < 2; i++) {
+		ck_assert_uint_eq(glake__find_sealed(spans[i].ptr, spans[i].bytes), 0);
+		words_check(spans[i].ptr, 2 * MIB, 7 + i);
+		ck_assert(words_can_write(spans[i].ptr));
+	}
+	ck_assert_uint_eq(world_row(session).reserved_bytes, 4 * MIB);
+	ck_assert(glake__space_is_valid());
+}
+END_TEST
+
 START_TEST(a_block_that_was_refused_and_stays_read_only_is_told)
 {
 	struct glake_session *session = world_connect();
