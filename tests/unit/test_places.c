@@ -177,6 +177,9 @@ START_TEST(a_hold_has_the_chunk_wherever_it_is_mapped)
 	ck_assert_int_eq(glake__hold_begin(&second, ranges[1]->ptr + 2 * MIB, 1, false), -EBUSY);
 	ck_assert_int_eq(glake__range_access(ranges[1], 2 * MIB, 2 * MIB, GLAKE__ACCESS_READ),
 	                 -EBUSY);
+	struct glake__holding here = {
+		.hold = &second, .ptr = ranges[1]->ptr + 2 * MIB, .n_bytes = 1, .is_here = true};
+	ck_assert_int_eq(glake__holds_begin(&here, 1, false), -EBUSY);
 	struct glake__part more = part;
 	ck_assert_int_eq(glake__range_fill(ranges[2], 0, &more, 1), -EBUSY);
 	/* What lies beside is anybody's. */
