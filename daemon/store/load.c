@@ -217,7 +217,8 @@ static void fail(struct load *load, enum status status, const char *error)
 	mover_cancel(load->context->admit->mover, &load->job.job);
 	load->model = NULL;
 	model->load = NULL;
-	if (load->is_from_host && !load->is_damaged) {
+	/* ASIDE: a block that it shares was found damaged, and its files do not find it any more. */
+	if (load->is_from_host && !load->is_damaged && model->state == MODEL_LOADING) {
 		store_cancel_promotion(load->context->admit->store, model);
 	} else {
 		store_drop_model(load->context->admit->store, model);

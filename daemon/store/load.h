@@ -13,7 +13,7 @@
  *   FAILED    there is no model; some chunks may still be in the mover
  *
  * A model that is DEMOTED needs no plan: such a load begins at FILLING. Its blocks are copied from host memory, each by a
- * job of its own, and if it fails the model is DEMOTED as before, unless a copy was damaged.
+ * job of its own, and if it fails the model is DEMOTED as before, unless a copy, or a block that it shares, was damaged.
  *
  * Requests for the model wait on the load. The first waiter's tenant pays for the loaded blocks.
  * When the last waiter leaves, the load is cancelled. A failed load leaves no model.

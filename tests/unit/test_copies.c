@@ -1,0 +1,203 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Copies of models in host memory, with a mover that does what the test says: what they give way to, and what happens
+ * between two steps. Node 0 is the second location.
+ */
+#include "daemon/store/copies.h"
+
+#include "daemon/store/load.h"
+#include "tests/unit/fake_parts.h"
+
+static struct copies copies;
+static struct location *host;
+static struct load_context load_context = {
+	.admit = &context, .copies = &copies, .stats = &stats, .window_bytes = 64 * MIB};
+
+static void copies_begin(uint64_t host_bytes)
+{
+	begin();
+	host = &devices[1].at;
+	host->kind = LOCATION_HOST;
+	host->usable_bytes = host_bytes;
+	ck_assert_int_eq(copies_init(&copies, &store, &fake_link, &allocator, host, 1), 0);
+	copies.nodes[0].large_bytes = 64 * MIB;
+	store.copies = &copies;
+	copies_set(&copies, true);
+}
+
+static bool has_job(enum job_kind kind)
+{
+	struct mover_job *job = fake_mover.jobs;
+	while (job && (job->kind != kind || job->held_by)) {
+		job = job->hh.next;
+	}
+	return job != NULL;
+}
+
+FAKE_UNUSED static unsigned n_jobs(enum job_kind kind)
+{
+	unsigned n = 0;
+	for (struct mover_job *job = fake_mover.jobs; job; job = job->hh.next) {
+		n += job->kind == kind && !job->held_by;
+	}
+	return n;
+}
+
+/* The mover forgets what it is to forget. */
+static bool forget(void)
+{
+	if (!has_job(JOB_FORGET)) {
+		return false;
+	}
+	struct forget_job *job = container_of(fake_mover_job(JOB_FORGET), struct forget_job, job);
+	fake_mover_forget(&job->job);
+	job->on_forgotten(job);
+	return true;
+}
+
+/* The oldest copy that is being made is right. */
+static bool finish_copy(void)
+{
+	if (!copies.copying || !has_job(JOB_DIGEST)) {
+		return false;
+	}
+	struct copy *copy = NULL;
+	for (copy = copies.table; copy && copy->state != COPY_WRITING; copy = copy->hh.next) {
+	}
+	ck_assert_ptr_nonnull(copy);
+	fake_mover_digested(fake_mover_job(JOB_DIGEST), copy->key.digest);
+	return true;
+}
+
+/* All that is under way, until nothing is: no load may be. */
+static void settle(void)
+{
+	do {
+		run_workers();
+	} while (finish_copy() || forget());
+}
+
+static void copies_end(void)
+{
+	settle();
+	store_evict_all(&store, NULL, NULL);
+	settle();
+	copies_close(&copies);
+	settle();
+	ck_assert_uint_eq(copies.bytes, 0);
+	copies_deinit(&copies);
+	store.copies = NULL;
+	end();
+}
+
+struct client {
+	struct load_waiter waiter;
+	unsigned n_done;
+	enum status status;
+};
+
+static void note_done(struct load_waiter *waiter, enum status status, const char *error)
+{
+	struct client *client = container_of(waiter, struct client, waiter);
+	client->n_done++;
+	client->status = status;
+}
+
+static void client_init(struct client *client)
+{
+	*client = (struct client){.waiter = {.tenant = payer, .done = note_done}};
+	list_init(&client->waiter.link);
+}
+
+/* A model of @n blocks of @bytes, with the names from @first on: READY, and idle. */
+static struct model *load(struct realm *of, unsigned file, unsigned first, unsigned n,
+                          uint64_t bytes)
+{
+	static const char *const names[] = {"m"};
+	struct client client;
+	struct file_id id = {.inode = file, .superblock = 1};
+	int fd = 0;
+	client_init(&client);
+	struct model *model = store_add_model(&store, of, &devices[0], payer_alone(payer), "m", &id,
+	                                      1);
+	ck_assert_ptr_nonnull(model);
+	ck_assert_int_eq(
+		load_start(&load_context, model, names, NULL, &fd, 1, false, &client.waiter), 0);
+	struct load_job *job = container_of(fake_mover_job(JOB_LOAD), struct load_job, job);
+	for (unsigned i = 0; i < n; i++) {
+		ck_assert_int_eq(job->ops->on_plan_block(job, bytes), 0);
+	}
+	ck_assert_int_eq(job->ops->on_plan_end(job, ""), 0);
+	for (unsigned i = 0; i < n; i++) {
+		run_workers();
+		fake_mover_loaded(job, i, digest(first + i));
+	}
+	fake_mover_load_done(job);
+	while (has_job(JOB_COMPARE)) {
+		fake_mover_compared(fake_mover_job(JOB_COMPARE), true);
+	}
+	ck_assert_uint_eq(client.n_done, 1);
+	ck_assert_int_eq(model->state, MODEL_READY);
+	return model;
+}
+
+static void hold(struct model *model)
+{
+	ck_assert_int_eq(store_hold_model(&store, model, payer_alone(payer)), 0);
+}
+
+static void evict(void)
+{
+	store_evict(&store, &devices[0].at, UINT64_MAX);
+}
+
+FAKE_UNUSED static bool has_copy(unsigned name)
+{
+	struct digest of_name = digest(name);
+	return copies_find(&copies, realm, &of_name) != NULL;
+}
+
+static void promote(struct client *client, struct model *model)
+{
+	client_init(client);
+	load_promote(&load_context, model, payer_alone(payer), &client->waiter);
+}
+
+static void note_withdrawn(void *user, const struct model *model)
+{
+}
+
+/* ---- on the way back --------------------------------------------------------------------------- */
+
+/* A block that it shares with another model was found damaged meanwhile: nobody finds it by its files any more. */
+START_TEST(a_promotion_whose_block_is_withdrawn_ends)
+{
+	struct client client;
+	size_t n_steps = SIZE_MAX;
+	copies_begin(64 * MIB);
+	struct model *one = load(realm, 1, 1, 2, 2 * MIB);
+	settle();
+	hold(one);
+	struct model *two = load(realm, 2, 2, 2, 2 * MIB);
+	settle();
+	evict();
+	ck_assert_int_eq(two->state, MODEL_DEMOTED);
+	promote(&client, two);
+	run_workers();
+	fake_mover_digested(fake_mover_job(JOB_DIGEST), digest(2));
+	fake_mover_compared(fake_mover_job(JOB_COMPARE), true);
+	struct block *block = two->blocks[0].block;
+	ck_assert_ptr_nonnull(block);
+	store_begin_compare(block);
+	withdraw_begin(&store, block);
+	ck_assert(withdraw_step(&store, &n_steps, note_withdrawn, NULL));
+	withdraw_end(&store);
+	store_end_compare(&store, block);
+	fake_mover_digested(fake_mover_job(JOB_DIGEST), digest(3));
+	ck_assert_uint_eq(client.n_done, 1);
+	ck_assert_int_eq(client.status, STATUS_BUSY);
+	ck_assert_uint_eq(store.n_models, 1);
+	store_unhold_model(&store, one, 0);
+	copies_end();
+}
+END_TEST
