@@ -331,11 +331,16 @@ struct copy *copies_find(const struct copies *copies, const struct realm *realm,
 	return copy && copy->state == COPY_THERE ? copy : NULL;
 }
 
+void copies_use(struct copies *copies, struct copy *copy)
+{
+	list_remove(&copy->link);
+	list_insert(&copies->order, &copy->link);
+}
+
 void copies_hold(struct copies *copies, struct copy *copy)
 {
 	copy->n_models++;
-	list_remove(&copy->link);
-	list_insert(&copies->order, &copy->link);
+	copies_use(copies, copy);
 }
 
 void copies_let(struct copies *copies, struct copy *copy)

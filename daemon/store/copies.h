@@ -84,6 +84,9 @@ void copies_want(struct copies *copies, struct block *block);
 struct copy *copies_find(const struct copies *copies, const struct realm *realm,
                          const struct digest *digest);
 
+/* It is used now. */
+void copies_use(struct copies *copies, struct copy *copy);
+
 /* It stands in the place of a DEMOTED model, and stays until it is let. */
 void copies_hold(struct copies *copies, struct copy *copy);
 void copies_let(struct copies *copies, struct copy *copy);

@@ -76,6 +76,9 @@ int store_begin_promotion(struct store *store, struct model *model, struct payer
 		list_remove(&model->demoted);
 		model_set_state(model, MODEL_LOADING);
 		model->n_holders = 1;
+		for (size_t i = 0; i < model->n_blocks; i++) {
+			copies_use(store->copies, model->blocks[i].copy);
+		}
 	}
 	return r;
 }

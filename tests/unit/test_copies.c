@@ -201,3 +201,29 @@ START_TEST(a_promotion_whose_block_is_withdrawn_ends)
 	copies_end();
 }
 END_TEST
+
+/* ---- room ------------------------------------------------------------------------------------- */
+
+START_TEST(a_model_that_came_back_was_used_lately)
+{
+	struct client client;
+	copies_begin(4 * MIB);
+	struct model *one = load(realm, 1, 1, 1, 2 * MIB);
+	settle();
+	load(realm, 2, 2, 1, 2 * MIB);
+	settle();
+	evict();
+	promote(&client, one);
+	run_workers();
+	fake_mover_digested(fake_mover_job(JOB_DIGEST), digest(1));
+	ck_assert_int_eq(client.status, STATUS_OK);
+	hold(one);
+	load(realm, 3, 3, 1, 2 * MIB);
+	settle();
+	ck_assert(has_copy(3));
+	ck_assert(has_copy(1));
+	ck_assert(!has_copy(2));
+	store_unhold_model(&store, one, 0);
+	copies_end();
+}
+END_TEST
