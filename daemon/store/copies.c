@@ -15,7 +15,8 @@ struct copying {
 	struct copies *copies;
 	struct block *block; /* the store keeps it: store_begin_compare() */
 	struct copy *copy;
-	struct extents_request *request; /* while TAKING */
+	struct extents_request *request; /* while TAKING, unless: */
+	bool is_waiting;                 /* for chunks that are being forgotten */
 	size_t i_node;                   /* it was asked last */
 };
 
@@ -100,9 +101,12 @@ static struct mover_host place_of(const struct copy *copy, int fd)
 
 struct forgetting {
 	struct forget_job job;
+	struct copies *copies;
 	struct extents *extents;
 	uint64_t number;
 };
+
+static void look_for_room(struct copies *copies);
 
 static void end_forgetting(struct forgetting *forgetting)
 {
@@ -112,15 +116,23 @@ static void end_forgetting(struct forgetting *forgetting)
 
 static void on_forgotten(struct forget_job *job)
 {
-	end_forgetting(container_of(job, struct forgetting, job));
+	struct forgetting *forgetting = container_of(job, struct forgetting, job);
+	struct copies *copies = forgetting->copies;
+	end_forgetting(forgetting);
+	copies->n_forgetting--;
+	look_for_room(copies);
 }
 
-/* The mover has ended, or ends. */
+/* The mover has ended, or ends. If it cannot, nobody waits for it. */
 static void on_not_forgotten(struct mover_job *job, enum status status, const char *error)
 {
+	struct forgetting *forgetting = container_of(job, struct forgetting, job.job);
+	struct copies *copies = forgetting->copies;
 	if (job->id == 0) {
-		end_forgetting(container_of(job, struct forgetting, job.job));
+		end_forgetting(forgetting);
 	}
+	copies->n_forgetting--;
+	look_for_room(copies);
 }
 
 static void on_forgetter_gone(struct mover_job *job)
@@ -140,12 +152,15 @@ static void on_empty(void *user, struct extents *extents, uint64_t number)
 		forgetting->job.job.on_failed = on_not_forgotten;
 		forgetting->job.job.on_gone = on_forgetter_gone;
 		forgetting->job.on_forgotten = on_forgotten;
+		forgetting->copies = copies;
 		forgetting->extents = extents;
 		forgetting->number = number;
 	}
 	if (!forgetting || mover_forget(copies->mover, &forgetting->job, number) < 0) {
 		free(forgetting);
 		extents_forgotten(extents, number);
+	} else {
+		copies->n_forgetting++;
 	}
 }
 
@@ -259,6 +274,8 @@ static void on_taken(void *user, enum status status, struct list *extents)
 	} else if (copying->i_node + 1 < copies->n_nodes) {
 		copying->i_node++;
 		take(copying);
+	} else if (copies->n_forgetting > 0) {
+		copying->is_waiting = true;
 	} else if (make_room(copies)) {
 		copying->i_node = 0;
 		take(copying);
@@ -272,6 +289,17 @@ static void take(struct copying *copying)
 	struct copies *copies = copying->copies;
 	extents_take(&copies->nodes[copying->i_node], copies->store->cache, copying->copy->bytes,
 	             on_taken, copying, &copying->request);
+}
+
+/* A chunk was forgotten, or will not be soon. */
+static void look_for_room(struct copies *copies)
+{
+	struct copying *copying = copies->copying;
+	if (copying && copying->is_waiting) {
+		copying->is_waiting = false;
+		copying->i_node = 0;
+		take(copying);
+	}
 }
 
 /* It has content that others may have, and no copy yet. */
@@ -410,6 +438,8 @@ void copies_close(struct copies *copies)
 	copies->is_on = false;
 	if (copying && copying->request) {
 		extents_cancel(copying->request);
+		end(copying);
+	} else if (copying && copying->is_waiting) {
 		end(copying);
 	} else if (copying) {
 		mover_cancel(copies->mover, &copying->job.job);

@@ -64,6 +64,7 @@ struct copies {
 	uint64_t bytes;          /* of all that are THERE */
 	struct list wanted;      /* of block.wanted: to be copied, oldest first */
 	struct copying *copying; /* under way, or NULL */
+	unsigned n_forgetting;   /* chunks that are free as soon as the mover has forgotten them */
 	bool is_looking;         /* in copy_next(), which need not be called then */
 };
 

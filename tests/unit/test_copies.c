@@ -25,13 +25,19 @@ static void copies_begin(uint64_t host_bytes)
 	copies_set(&copies, true);
 }
 
-static bool has_job(enum job_kind kind)
+/* The oldest of a mover that lives. NULL: there is none. */
+static struct mover_job *find_job(enum job_kind kind)
 {
 	struct mover_job *job = fake_mover.jobs;
 	while (job && (job->kind != kind || job->held_by)) {
 		job = job->hh.next;
 	}
-	return job != NULL;
+	return job;
+}
+
+static bool has_job(enum job_kind kind)
+{
+	return find_job(kind) != NULL;
 }
 
 FAKE_UNUSED static unsigned n_jobs(enum job_kind kind)
@@ -46,13 +52,13 @@ FAKE_UNUSED static unsigned n_jobs(enum job_kind kind)
 /* The mover forgets what it is to forget. */
 static bool forget(void)
 {
-	if (!has_job(JOB_FORGET)) {
-		return false;
+	struct mover_job *job = find_job(JOB_FORGET);
+	if (job) {
+		struct forget_job *forget_job = container_of(job, struct forget_job, job);
+		fake_mover_forget(job);
+		forget_job->on_forgotten(forget_job);
 	}
-	struct forget_job *job = container_of(fake_mover_job(JOB_FORGET), struct forget_job, job);
-	fake_mover_forget(&job->job);
-	job->on_forgotten(job);
-	return true;
+	return job != NULL;
 }
 
 /* The oldest copy that is being made is right. */
@@ -65,7 +71,7 @@ static bool finish_copy(void)
 	for (copy = copies.table; copy && copy->state != COPY_WRITING; copy = copy->hh.next) {
 	}
 	ck_assert_ptr_nonnull(copy);
-	fake_mover_digested(fake_mover_job(JOB_DIGEST), copy->key.digest);
+	fake_mover_digested(find_job(JOB_DIGEST), copy->key.digest);
 	return true;
 }
 
@@ -204,6 +210,25 @@ END_TEST
 
 /* ---- room ------------------------------------------------------------------------------------- */
 
+/* Each copy has a chunk of its own, and a chunk goes only when the mover has forgotten it. */
+START_TEST(a_large_block_costs_as_many_copies_as_it_needs)
+{
+	copies_begin(8 * MIB);
+	for (unsigned i = 1; i <= 4; i++) {
+		load(realm, i, i, 1, 2 * MIB);
+		settle();
+	}
+	ck_assert_uint_eq(copies.bytes, 8 * MIB);
+	load(realm, 5, 5, 1, 4 * MIB);
+	settle();
+	ck_assert(has_copy(5));
+	ck_assert(has_copy(4));
+	ck_assert(has_copy(3));
+	ck_assert(!has_copy(2));
+	copies_end();
+}
+END_TEST
+
 START_TEST(a_model_that_came_back_was_used_lately)
 {
 	struct client client;
@@ -224,6 +249,37 @@ START_TEST(a_model_that_came_back_was_used_lately)
 	ck_assert(has_copy(1));
 	ck_assert(!has_copy(2));
 	store_unhold_model(&store, one, 0);
+	copies_end();
+}
+END_TEST
+
+/* ---- movers that die --------------------------------------------------------------------------- */
+
+/* It does not wait for a mover that cannot end, nor beyond the end of glaked. */
+START_TEST_WITH(a_copy_waits_for_a_chunk_to_be_forgotten, .n = 3)
+{
+	copies_begin(4 * MIB);
+	load(realm, 1, 1, 1, 2 * MIB);
+	settle();
+	load(realm, 2, 2, 1, 2 * MIB);
+	settle();
+	load(realm, 3, 3, 1, 4 * MIB);
+	run_workers();
+	ck_assert(has_job(JOB_FORGET));
+	ck_assert(has_copy(2));
+	ck_assert_ptr_nonnull(copies.copying);
+	if (_i == 0) {
+		settle();
+		ck_assert(has_copy(3) && !has_copy(2) && !has_copy(1));
+	} else if (_i == 1) {
+		fake_mover_die_slowly();
+		settle();
+		ck_assert_ptr_null(copies.copying);
+		fake_mover_gone();
+	} else {
+		copies_close(&copies);
+		ck_assert_ptr_null(copies.copying);
+	}
 	copies_end();
 }
 END_TEST
