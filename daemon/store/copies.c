@@ -232,7 +232,9 @@ static void on_not_written(struct mover_job *job, enum status status, const char
 	if (job->id == 0) {
 		end(copying);
 	} else {
+		struct copies *copies = copying->copies;
 		leave(copying);
+		copy_next(copies);
 	}
 }
 

@@ -255,6 +255,23 @@ END_TEST
 
 /* ---- movers that die --------------------------------------------------------------------------- */
 
+START_TEST(a_mover_that_cannot_end_keeps_one_block_from_being_copied)
+{
+	copies_begin(64 * MIB);
+	load(realm, 1, 1, 2, 2 * MIB);
+	run_workers();
+	ck_assert(has_job(JOB_DIGEST));
+	fake_mover_die_slowly();
+	run_workers();
+	ck_assert(has_job(JOB_DIGEST));
+	fake_mover_digested(find_job(JOB_DIGEST), digest(2));
+	ck_assert(has_copy(2));
+	ck_assert(!has_copy(1));
+	fake_mover_gone();
+	copies_end();
+}
+END_TEST
+
 /* It does not wait for a mover that cannot end, nor beyond the end of glaked. */
 START_TEST_WITH(a_copy_waits_for_a_chunk_to_be_forgotten, .n = 3)
 {
