@@ -135,12 +135,17 @@ static void on_not_forgotten(struct mover_job *job, enum status status, const ch
 	look_for_room(copies);
 }
 
+static void on_empty(void *user, struct extents *extents, uint64_t number);
+
+/* The next mover may have it mapped by now. */
 static void on_forgetter_gone(struct mover_job *job)
 {
-	end_forgetting(container_of(job, struct forgetting, job.job));
+	struct forgetting *forgetting = container_of(job, struct forgetting, job.job);
+	on_empty(forgetting->copies, forgetting->extents, forgetting->number);
+	free(forgetting);
 }
 
-/* Of extents: nothing is in chunk @number any more. */
+/* Of extents: nothing is in chunk @number any more, or there was nothing in it for a while. */
 static void on_empty(void *user, struct extents *extents, uint64_t number)
 {
 	struct copies *copies = user;
