@@ -244,6 +244,21 @@ START_TEST(a_large_block_costs_as_many_copies_as_it_needs)
 }
 END_TEST
 
+/* Nobody else makes room for a copy, however long it waits. */
+START_TEST(a_copy_does_not_wait_as_programs_do)
+{
+	copies_begin(4 * MIB);
+	allocator.pressure.wait_ms = 3600 * 1000;
+	for (unsigned i = 1; i <= 3; i++) {
+		load(realm, i, i, 1, 2 * MIB);
+		settle();
+	}
+	ck_assert(has_copy(3));
+	ck_assert(!has_copy(1));
+	copies_end();
+}
+END_TEST
+
 START_TEST(a_model_that_came_back_was_used_lately)
 {
 	struct client client;
