@@ -351,6 +351,15 @@ static void copy_next(struct copies *copies)
 
 /* ---- from above ------------------------------------------------------------------------------- */
 
+uint64_t copies_most_bytes(const struct copies *copies)
+{
+	uint64_t bytes = 0;
+	for (size_t i = 0; i < copies->n_nodes; i++) {
+		bytes += location_most_bytes(copies->nodes[i].at);
+	}
+	return bytes;
+}
+
 void copies_want(struct copies *copies, struct block *block)
 {
 	if (copies->is_on && list_is_empty(&block->wanted)) {

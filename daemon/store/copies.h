@@ -78,6 +78,9 @@ void copies_deinit(struct copies *copies);
 /* Whether blocks are copied from now on. */
 void copies_set(struct copies *copies, bool is_on);
 
+/* If nothing else were there. */
+uint64_t copies_most_bytes(const struct copies *copies);
+
 /* A copy of @block is made when its turn comes, unless there is one. */
 void copies_want(struct copies *copies, struct block *block);
 

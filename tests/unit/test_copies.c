@@ -283,6 +283,21 @@ START_TEST(a_model_that_came_back_was_used_lately)
 }
 END_TEST
 
+START_TEST(a_model_larger_than_host_memory_takes_nobodys_place)
+{
+	copies_begin(8 * MIB);
+	struct model *one = load(realm, 1, 1, 1, 2 * MIB);
+	settle();
+	evict();
+	load(realm, 2, 2, 5, 2 * MIB);
+	settle();
+	ck_assert_uint_eq(store.n_models, 2);
+	ck_assert_int_eq(one->state, MODEL_DEMOTED);
+	ck_assert(!has_copy(2));
+	copies_end();
+}
+END_TEST
+
 /* ---- movers that die --------------------------------------------------------------------------- */
 
 START_TEST(a_mover_that_cannot_end_keeps_one_block_from_being_copied)
