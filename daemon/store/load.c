@@ -15,6 +15,8 @@
 
 /* Chunks asked of the allocator at a time: few enough that the mover can begin soon. */
 #define BATCH_BLOCKS 16
+/* Copies from host memory that the mover has at a time: its queue is for all. */
+#define MAX_COPYING 32
 /* Tensors noted at a time. */
 #define BATCH_TENSORS 256
 
@@ -459,7 +461,10 @@ static void grant_more(struct load *load)
 			window += bytes;
 			sizes[n++] = bytes;
 		}
-		if (!load->is_from_host) {
+		if (load->is_from_host) {
+			size_t n_left = MAX_COPYING - load->n_copying;
+			n = n < n_left ? n : n_left;
+		} else {
 			n = mover_reserve(load->context->admit->mover, &load->job, n);
 		}
 		if (n == 0) {

@@ -223,6 +223,30 @@ START_TEST(a_promotion_whose_block_is_withdrawn_ends)
 }
 END_TEST
 
+/* The mover's queue is for all. */
+START_TEST(few_copies_of_a_promotion_are_in_the_mover_at_a_time)
+{
+	struct client client;
+	enum { N = 60 };
+	unsigned n_most = 0;
+	copies_begin(256 * MIB);
+	load_context.window_bytes = 1024 * MIB;
+	struct model *model = load(realm, 1, 1, N, 2 * MIB);
+	settle();
+	evict();
+	ck_assert_int_eq(model->state, MODEL_DEMOTED);
+	promote(&client, model);
+	for (unsigned i = 1; i <= N; i++) {
+		run_workers();
+		n_most = n_jobs(JOB_DIGEST) > n_most ? n_jobs(JOB_DIGEST) : n_most;
+		fake_mover_digested(fake_mover_job(JOB_DIGEST), digest(i));
+	}
+	ck_assert_int_eq(client.status, STATUS_OK);
+	ck_assert_uint_le(n_most, 32);
+	copies_end();
+}
+END_TEST
+
 /* ---- room ------------------------------------------------------------------------------------- */
 
 /* Each copy has a chunk of its own, and a chunk goes only when the mover has forgotten it. */
