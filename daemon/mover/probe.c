@@ -53,7 +53,8 @@ void prober_submit(struct prober *prober, const struct probe *probe)
 	*queued = *probe;
 	queued->next = NULL;
 	pthread_mutex_lock(&prober->lock);
-	bool is_full = prober->n_queued == PROBER_MAX_QUEUED;
+	/* A chunk that is not forgotten stays mapped for good, and glaked gives it back. */
+	bool is_full = prober->n_queued >= PROBER_MAX_QUEUED && probe->kind != PROBE_FORGET;
 	if (!is_full) {
 		if (prober->last) {
 			prober->last->next = queued;
