@@ -215,8 +215,10 @@ static void on_written(struct digest_job *job, const struct digest *digest)
 	struct copies *copies = copying->copies;
 	struct copy *copy = copying->copy;
 	if (!digest_equal(digest, &copy->key.digest)) {
-		/* The patrol finds out which of the two it is. */
-		log_warning("a copy of block %llu in host memory is not what was copied",
+		/* The patrol finds out which of the two it is. A client can write to its blocks. */
+		struct tenant *payer = copying->block->chunk.charge.tenant;
+		log_limited(&payer->log_limit, LOG_LEVEL_WARNING,
+		            "a copy of block %llu in host memory is not what was copied",
 		            (unsigned long long)copying->block->id);
 		copying->block->is_suspect = true;
 	} else {

@@ -392,3 +392,18 @@ START_TEST_WITH(a_copy_waits_for_a_chunk_to_be_forgotten, .n = 3)
 	copies_end();
 }
 END_TEST
+
+/* Whoever has a block can write to it. */
+START_TEST(lines_about_wrong_copies_are_limited)
+{
+	copies_begin(64 * MIB);
+	load(realm, 1, 1, 20, 2 * MIB);
+	run_workers();
+	while (copies.copying) {
+		fake_mover_digested(find_job(JOB_DIGEST), digest(100));
+		run_workers();
+	}
+	ck_assert_uint_gt(store.cache->log_limit.n_swallowed, 0);
+	copies_end();
+}
+END_TEST
