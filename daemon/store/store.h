@@ -232,7 +232,7 @@ void store_end_promotion(struct store *store, struct model *model);
 /* It came to nothing: the model is DEMOTED as before. */
 void store_cancel_promotion(struct store *store, struct model *model);
 
-/* The longest unused model with @copy (NULL: any copy) is forgotten. False: there is none. */
+/* The longest unused model with @copy is forgotten. False: there is none. */
 bool store_forget_demoted(struct store *store, const struct copy *copy);
 
 /* ---- from an earlier glaked ---- */

@@ -25,6 +25,22 @@ void store_copy_model(struct store *store, struct model *model)
 	}
 }
 
+/* The built-in tenant pays for its manifest. */
+static void enter_demoted(struct store *store, struct model *model)
+{
+	model_set_state(model, MODEL_DEMOTED);
+	model->realm->idle_manifest_bytes += model->manifest_bytes;
+	list_insert(&store->demoted, &model->demoted);
+}
+
+void store_model_leave_demoted(struct model *model)
+{
+	if (!list_is_empty(&model->demoted)) {
+		model->realm->idle_manifest_bytes -= model->manifest_bytes;
+		list_remove(&model->demoted);
+	}
+}
+
 static struct copy *copy_of(const struct store *store, const struct block *block)
 {
 	return block->state == BLOCK_SHARED
@@ -53,8 +69,7 @@ bool store_demote(struct store *store, struct model *model, uint64_t *freed_byte
 	model->n_noted = 0;
 	model->is_noted = false;
 	store_model_leave_idle(store, model);
-	model_set_state(model, MODEL_DEMOTED);
-	list_insert(&store->demoted, &model->demoted);
+	enter_demoted(store, model);
 	*freed_bytes_out = store_leave_blocks(store, model);
 	store->stats->models_demoted++;
 	return true;
@@ -74,7 +89,7 @@ int store_begin_promotion(struct store *store, struct model *model, struct payer
 {
 	int r = store_move_manifest(store, model, payer);
 	if (r == 0) {
-		list_remove(&model->demoted);
+		store_model_leave_demoted(model);
 		model_set_state(model, MODEL_LOADING);
 		model->n_holders = 1;
 		for (size_t i = 0; i < model->n_blocks; i++) {
@@ -102,17 +117,16 @@ void store_cancel_promotion(struct store *store, struct model *model)
 	store_leave_blocks(store, model);
 	/* The built-in tenant has no limits, so this cannot be refused. */
 	store_move_manifest(store, model, payer_alone(store->cache));
-	model_set_state(model, MODEL_DEMOTED);
-	list_insert(&store->demoted, &model->demoted);
+	enter_demoted(store, model);
 }
 
 static bool has_copy(const struct model *model, const struct copy *copy)
 {
 	size_t i = 0;
-	while (copy && i < model->n_blocks && model->blocks[i].copy != copy) {
+	while (i < model->n_blocks && model->blocks[i].copy != copy) {
 		i++;
 	}
-	return !copy || i < model->n_blocks;
+	return i < model->n_blocks;
 }
 
 bool store_forget_demoted(struct store *store, const struct copy *copy)

@@ -145,20 +145,25 @@ void store_evict_fds(struct store *store, uint64_t n_fds)
 	evict(store, &(struct sweep){.bytes = UINT64_MAX, .n_blocks = n_fds});
 }
 
-/* The first in the order of eviction of the realm with most. NULL: no model is idle. */
+static struct model *of_more(struct model *first, struct model *model)
+{
+	return !first || model->realm->idle_manifest_bytes > first->realm->idle_manifest_bytes
+	               ? model
+	               : first;
+}
+
+/* The longest unused of the realm with most: those that only host memory has come first. NULL: there is none. */
 static struct model *first_to_trim(struct store *store)
 {
 	struct model *first = NULL;
+	struct model *model;
 	struct idle *idle;
+	list_for_each (model, &store->demoted, demoted) {
+		first = of_more(first, model);
+	}
 	list_for_each (idle, &store->idle, link) {
-		if (idle->kind != IDLE_MODEL) {
-			continue;
-		}
-		struct model *model = container_of(idle, struct model, idle);
-		uint64_t bytes = model->realm->idle_manifest_bytes;
-		uint64_t most_bytes = first ? first->realm->idle_manifest_bytes : 0;
-		if (!first || bytes > most_bytes) {
-			first = model;
+		if (idle->kind == IDLE_MODEL) {
+			first = of_more(first, container_of(idle, struct model, idle));
 		}
 	}
 	return first;
@@ -166,13 +171,10 @@ static struct model *first_to_trim(struct store *store)
 
 void store_trim(struct store *store)
 {
-	while (store->cache->manifest_bytes > STORE_IDLE_MANIFEST_BYTES) {
-		struct model *model = first_to_trim(store);
-		if (model) {
-			store_evict_model(store, model);
-		} else if (!store_forget_demoted(store, NULL)) {
-			break;
-		}
+	struct model *model;
+	while (store->cache->manifest_bytes > STORE_IDLE_MANIFEST_BYTES &&
+	       (model = first_to_trim(store))) {
+		store_evict_model(store, model);
 	}
 }
 

@@ -306,7 +306,7 @@ uint64_t store_remove_model(struct store *store, struct model *model)
 		store->n_models--;
 	}
 	store_model_leave_idle(store, model);
-	list_remove(&model->demoted);
+	store_model_leave_demoted(model);
 	uint64_t freed_bytes = store_leave_blocks(store, model);
 	store_let_copies(store, model);
 	store_free_model(store, model);

@@ -90,6 +90,8 @@ void store_model_leave_idle(struct store *store, struct model *model);
 
 /* If host memory has all of the idle @model. Returns whether. *freed_bytes_out: that become free. */
 bool store_demote(struct store *store, struct model *model, uint64_t *freed_bytes_out);
+/* Harmless if it is not DEMOTED. */
+void store_model_leave_demoted(struct model *model);
 /* It does not need host memory any more. Harmless if it has no copies. */
 void store_let_copies(struct store *store, struct model *model);
 

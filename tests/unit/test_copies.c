@@ -407,3 +407,30 @@ START_TEST(lines_about_wrong_copies_are_limited)
 	copies_end();
 }
 END_TEST
+
+START_TEST(models_in_host_memory_cost_their_own_realm_when_manifests_are_many)
+{
+	enum { N = 70 };
+	copies_begin(64 * MIB);
+	for (unsigned i = 1; i <= N; i++) {
+		struct model *model = load(realm, i, 1, 1, 2 * MIB);
+		ck_assert_int_eq(charge_grow_manifest(&model->charge, 2 * MIB), 0);
+		model->manifest_bytes += 2 * MIB;
+		realm->idle_manifest_bytes += 2 * MIB;
+	}
+	settle();
+	evict();
+	struct realm *other = realm_get(&realms, "two");
+	struct model *small = load(other, 1, 1, 1, 2 * MIB);
+	settle();
+	store_trim(&store);
+	ck_assert_uint_le(store.cache->manifest_bytes, STORE_IDLE_MANIFEST_BYTES);
+	ck_assert_uint_gt(store.n_models, N / 2);
+	ck_assert_ptr_eq(list_first(&store.idle, struct model, idle.link), small);
+	store_evict_all(&store, NULL, NULL);
+	ck_assert_uint_eq(realm->idle_manifest_bytes, 0);
+	ck_assert_uint_eq(other->idle_manifest_bytes, 0);
+	realm_unref(other);
+	copies_end();
+}
+END_TEST
