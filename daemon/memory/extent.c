@@ -308,8 +308,6 @@ void extents_take(struct extents *extents, struct tenant *tenant, uint64_t bytes
 	request->done = done;
 	request->user = user;
 	request->self = request_out;
-	/* Copies are cache: who wants them makes room, and nobody gives memory back for them. */
-	request->waited_ms = UINT64_MAX;
 	list_init(&request->taken);
 	enum status status = take_free(request, bytes);
 	if (status == STATUS_OK && request->missing_bytes == 0) {

@@ -245,6 +245,12 @@ enum status pressure_check(const struct pressure *pressure, const struct pressur
 	                                                         : STATUS_OK;
 }
 
+/* For what is cache itself nothing is taken back, and nobody waits: who wants it makes room. */
+static bool is_for_cache(const struct pressure_request *request)
+{
+	return request->tenant == request->pressure->cache;
+}
+
 /* If not, blocks in use leave too little, and taking memory from others would help nobody. */
 static bool fits_after_all_rounds(const struct pressure_request *request)
 {
@@ -301,7 +307,7 @@ static bool find_fds(struct pressure_request *request)
 	uint64_t limit = is_small ? books->max_fds / 4 * 3 : books->max_fds;
 	uint64_t wanted = books->n_fds + request->n_missing;
 	/* Take nothing for a request that would not have enough even then. */
-	if (wanted > limit && !is_small &&
+	if (wanted > limit && !is_small && !is_for_cache(request) &&
 	    request->n_missing <= pressure_most_fds(request->pressure) &&
 	    fits_after_all_rounds(request)) {
 		take_back_fds(request->pressure, wanted - limit);
@@ -416,6 +422,10 @@ static void fall_short(struct pressure_request *request)
 	struct pressure *pressure = request->pressure;
 	struct pressure_asked *asked = &pressure->asked[request->at->slot];
 	bool is_late = false;
+	if (is_for_cache(request)) {
+		refuse_later(request, STATUS_NO_DEVICE_MEMORY);
+		return;
+	}
 	if (fits_after_all_rounds(request)) {
 		bool has_room = take_back(request);
 		if (request->state == PRESSURE_CANCELLED) {

@@ -50,6 +50,8 @@
  * longer than its own time, so a small one behind a big one gets its turn too. Other tenants and
  * locations do not wait. After the charge there is no order: the first request that fits is served.
  *
+ * Cache: for what the built-in tenant wants, copies in host memory, nothing is taken back, and it does not wait.
+ *
  * Nothing here knows sessions, the wire, the store or the driver. Sources take memory back, clients
  * are asked for it, and owners of requests make it. The location's books show whether a source gave
  * anything; its own report does not count.

@@ -434,3 +434,24 @@ START_TEST(models_in_host_memory_cost_their_own_realm_when_manifests_are_many)
 	copies_end();
 }
 END_TEST
+
+static unsigned n_evictions;
+
+static void note_eviction(void *user, uint64_t n_fds)
+{
+	n_evictions++;
+}
+
+/* An unused model is worth more than its copy. */
+START_TEST(a_copy_takes_no_fd_of_what_is_on_the_gpu)
+{
+	copies_begin(64 * MIB);
+	allocator.pressure.sources[PRESSURE_UNUSED].take_fds = note_eviction;
+	allocator.books.max_fds = 1;
+	load(realm, 1, 1, 1, 2 * MIB);
+	settle();
+	ck_assert_uint_eq(n_evictions, 0);
+	ck_assert(!has_copy(1));
+	copies_end();
+}
+END_TEST
