@@ -32,12 +32,18 @@
 
 static void evict_bytes(void *user, struct location *at, uint64_t bytes)
 {
-	store_evict(user, at, bytes);
+	struct server *server = user;
+	if (at->kind == LOCATION_HOST) {
+		copies_make_way(&server->copies, at, bytes);
+	} else {
+		store_evict(&server->store, at, bytes);
+	}
 }
 
 static void evict_fds(void *user, uint64_t n_fds)
 {
-	store_evict_fds(user, n_fds);
+	struct server *server = user;
+	store_evict_fds(&server->store, n_fds);
 }
 
 static void on_model_evicted(void *user, const struct model *model)
@@ -531,7 +537,7 @@ static int open_parts(struct server *server)
 	server->allocator.pressure.sources[PRESSURE_UNUSED] = (struct pressure_source){
 		.take_bytes = evict_bytes,
 		.take_fds = evict_fds,
-		.user = &server->store,
+		.user = server,
 	};
 	server->store.on_evicted = on_model_evicted;
 	server->store.user = server;

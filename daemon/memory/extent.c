@@ -70,10 +70,17 @@ static struct extent *find_free(const struct extents *extents, uint64_t bytes)
 	return NULL;
 }
 
+static bool is_empty(const struct extent_chunk *in)
+{
+	const struct extent *only = list_first(&in->spans, struct extent, place);
+	return only->state == EXTENT_FREE && only->bytes == in->chunk.bytes;
+}
+
 /* Make the first @bytes of a free span an extent with @charge. Returns false: no memory. */
 static bool use_span(struct extents *extents, struct extent *span, uint64_t bytes,
                      struct charge *charge)
 {
+	bool was_going = span->in->is_told && is_empty(span->in);
 	if (span->bytes > bytes) {
 		struct extent *rest = span_new(span->in, span->offset + bytes, span->bytes - bytes);
 		if (!rest) {
@@ -87,13 +94,8 @@ static bool use_span(struct extents *extents, struct extent *span, uint64_t byte
 	*charge = (struct charge){0};
 	charge_shrink(&span->in->chunk.charge, bytes);
 	extents->used_bytes += bytes;
+	extents->at->forgetting_bytes -= was_going ? span->in->chunk.bytes : 0;
 	return true;
-}
-
-static bool is_empty(const struct extent_chunk *in)
-{
-	const struct extent *only = list_first(&in->spans, struct extent, place);
-	return only->state == EXTENT_FREE && only->bytes == in->chunk.bytes;
 }
 
 static void free_chunk(struct extent_chunk *in)
@@ -107,14 +109,17 @@ static void free_chunk(struct extent_chunk *in)
 /* The chunk may be gone afterwards. */
 static void free_chunk_if_empty(struct extents *extents, struct extent_chunk *in)
 {
-	if (!is_empty(in) || in->is_told) {
+	if (!is_empty(in)) {
 		return;
 	}
-	if (extents->on_empty) {
+	if (!extents->on_empty) {
+		free_chunk(in);
+		return;
+	}
+	extents->at->forgetting_bytes += in->chunk.bytes;
+	if (!in->is_told) {
 		in->is_told = true;
 		extents->on_empty(extents->user, extents, in->number);
-	} else {
-		free_chunk(in);
 	}
 }
 
@@ -127,6 +132,7 @@ void extents_forgotten(struct extents *extents, uint64_t number)
 		}
 		in->is_told = false;
 		if (is_empty(in)) {
+			extents->at->forgetting_bytes -= in->chunk.bytes;
 			free_chunk(in);
 		}
 		return;

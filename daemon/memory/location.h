@@ -60,8 +60,9 @@ struct location {
 	uint64_t use_bytes[CHUNK_N_USES];
 	uint64_t coming_bytes;          /* the worker is making them; in no use_bytes yet */
 	_Atomic uint64_t leaving_bytes; /* the worker will close them; in no use_bytes any more */
-	uint64_t used_block_bytes;      /* of CHUNK_BLOCK: blocks with users */
-	uint64_t logical_block_bytes;   /* sum over holders of the bytes of their blocks */
+	uint64_t forgetting_bytes;    /* of CHUNK_COPIES: free when the mover has forgotten them */
+	uint64_t used_block_bytes;    /* of CHUNK_BLOCK: blocks with users */
+	uint64_t logical_block_bytes; /* sum over holders of the bytes of their blocks */
 };
 
 /* The worker must have nothing pending. Harmless if it has not started. */

@@ -251,6 +251,18 @@ static bool is_for_cache(const struct pressure_request *request)
 	return request->tenant == request->pressure->cache;
 }
 
+/* Whether a request waits for room there. */
+static bool is_short(const struct pressure *pressure, const struct location *at)
+{
+	const struct pressure_request *request;
+	list_for_each (request, &pressure->waiting, link) {
+		if (request->state == PRESSURE_SHORT && request->at == at) {
+			return true;
+		}
+	}
+	return false;
+}
+
 /* If not, blocks in use leave too little, and taking memory from others would help nobody. */
 static bool fits_after_all_rounds(const struct pressure_request *request)
 {
@@ -352,6 +364,9 @@ static enum status admit(struct pressure_request *request)
 		stats->quota_refusals += status != STATUS_NO_DEVICE_MEMORY;
 		return refuse(request, status);
 	}
+	if (is_for_cache(request) && is_short(request->pressure, request->at)) {
+		return refuse(request, STATUS_NO_DEVICE_MEMORY);
+	}
 	bool is_next = tenant_queue_is_next(request->tenant, request->at->slot, &request->place);
 	int r = is_next ? request->ops->charge(request) : TENANT_E_BYTES;
 	if (r == TENANT_E_BYTES) {
@@ -437,7 +452,8 @@ static void fall_short(struct pressure_request *request)
 			return;
 		}
 		is_late = ask(request, asked, NULL, request->missing_bytes);
-		is_late |= location_has_room(request->at, request->missing_bytes);
+		is_late |= request->missing_bytes <=
+		           location_room_bytes(request->at) + request->at->forgetting_bytes;
 	}
 	if (may_wait(request, is_late)) {
 		park(request, PRESSURE_SHORT);

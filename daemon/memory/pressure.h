@@ -26,7 +26,8 @@
  *
  * 3. MAKING, SHORT. A charged request is made. If the location is full, memory is taken back in rounds:
  *      made ahead   the stock is given up,
- *      unused       unused models and blocks are evicted, the longest unused first,
+ *      unused       unused models and blocks are evicted, the longest unused first; in host memory copies, of which
+ *                   the request waits until the mover has forgotten them,
  *      (sleepers and then lower priorities will be rounds between these two and the last),
  *      warm         all clients are asked for their warm memory, and the request waits.
  *    After each round that made room the request is tried again. No round begins if blocks in use leave so

@@ -171,18 +171,32 @@ static void on_empty(void *user, struct extents *extents, uint64_t number)
 
 /* ---- room ------------------------------------------------------------------------------------- */
 
-/* The copy that nobody has used for longest goes, and a model that only host memory has with it. False: none is left. */
-static bool make_room(struct copies *copies)
+/*
+ * The copy at @at (NULL: anywhere) that nobody has used for longest goes, and a model that only host memory has with it.
+ * False: none is left.
+ */
+static bool make_room(struct copies *copies, const struct location *at)
 {
-	if (list_is_empty(&copies->order)) {
-		return false;
+	struct copy *copy;
+	list_for_each (copy, &copies->order, link) {
+		if (at && copy->in->at != at) {
+			continue;
+		}
+		if (copy->n_models > 0) {
+			return store_forget_demoted(copies->store, copy);
+		}
+		copy_free(copies, copy);
+		return true;
 	}
-	struct copy *oldest = list_first(&copies->order, struct copy, link);
-	if (oldest->n_models > 0) {
-		return store_forget_demoted(copies->store, oldest);
+	return false;
+}
+
+void copies_make_way(struct copies *copies, const struct location *at, uint64_t bytes)
+{
+	uint64_t room = location_room_bytes(at);
+	while (location_room_bytes(at) + at->forgetting_bytes < room + bytes &&
+	       make_room(copies, at)) {
 	}
-	copy_free(copies, oldest);
-	return true;
 }
 
 /* ---- copying ---------------------------------------------------------------------------------- */
@@ -285,7 +299,7 @@ static void on_taken(void *user, enum status status, struct list *extents)
 		take(copying);
 	} else if (copies->n_forgetting > 0) {
 		copying->is_waiting = true;
-	} else if (make_room(copies)) {
+	} else if (make_room(copies, NULL)) {
 		copying->i_node = 0;
 		take(copying);
 	} else {

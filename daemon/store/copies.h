@@ -102,6 +102,12 @@ int copies_read(struct copies *copies, struct copy *copy, struct digest_job *job
 /* Those of @realm (NULL: of all realms) go that no model needs. */
 void copies_evict(struct copies *copies, const struct realm *realm);
 
+/*
+ * Programs want @bytes at @at: copies there go, the longest unused first, until so much is free, or will be when the mover
+ * has forgotten it.
+ */
+void copies_make_way(struct copies *copies, const struct location *at, uint64_t bytes);
+
 /* What came from it was something else: nobody gets it any more. It goes with its last model. */
 void copies_drop(struct copies *copies, struct copy *copy);
 

@@ -2,6 +2,7 @@
 /* Models in host memory: copied when they are loaded, kept when they are evicted, and brought back. */
 #include <dirent.h>
 
+#include "libclient/link/rpc.h"
 #include "tests/harness/models.h"
 #include "tests/harness/world.h"
 
@@ -176,6 +177,26 @@ START_TEST(what_an_operator_evicts_is_gone_from_host_memory_too)
 	ck_assert_str_eq(state_of("two.safetensors"), "host");
 	assert_ok(glake_evict(eye, NULL, NULL, NULL));
 	ck_assert_str_eq(state_of("two.safetensors"), "");
+}
+END_TEST
+
+/* Copies are cache. */
+START_TEST(memory_of_programs_comes_before_copies)
+{
+	const struct glake__chunks_at wanted = {
+		.is_host = true, .n_chunks = 1, .chunk_bytes = 32 * MIB, .last_bytes = 32 * MIB};
+	struct glake__wait wait = {0};
+	uint64_t id;
+	cleanup_fdlist struct fdlist fds;
+	fdlist_init(&fds);
+	begin_with(CONFIG "host_bytes = \"48MiB\"; ");
+	load("one.safetensors", 1, 1);
+	const char *two = load("two.safetensors", 2, 2);
+	evict_by_pressure();
+	assert_ok(glake__rpc_chunk_alloc_at(session, &wanted, 1, &wait, &id, &fds));
+	ck_assert_uint_eq(copy_bytes(), 0);
+	check(two, 2);
+	assert_ok(glake__rpc_chunk_free(session, &id, 1));
 }
 END_TEST
 
