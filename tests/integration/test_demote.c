@@ -130,6 +130,9 @@ START_TEST(models_take_turns_on_a_device_that_is_too_small)
 	}
 	ck_assert_uint_eq(world_metric("bytes_loaded"), n_read);
 	ck_assert_uint_gt(world_metric("models_promoted"), 6);
+	for (unsigned i = 0; i < 6; i++) {
+		free((char *)paths[i]);
+	}
 }
 END_TEST
 
