@@ -15,8 +15,8 @@
 
 /* Chunks asked of the allocator at a time: few enough that the mover can begin soon. */
 #define BATCH_BLOCKS 16
-/* Copies from host memory that the mover has at a time: its queue is for all. */
-#define MAX_COPYING 32
+/* Copies from host memory that the mover has at a time: its queue (PROBER_MAX_QUEUED) has room for those of all loads. */
+#define MAX_COPYING 12
 /* Tensors noted at a time. */
 #define BATCH_TENSORS 256
 
@@ -219,6 +219,9 @@ static void fail(struct load *load, enum status status, const char *error)
 	mover_cancel(load->context->admit->mover, &load->job.job);
 	load->model = NULL;
 	model->load = NULL;
+	if (load->is_from_host) {
+		user_refund_all(&load->job.place);
+	}
 	/* ASIDE: a block that it shares was found damaged, and its files do not find it any more. */
 	if (load->is_from_host && !load->is_damaged && model->state == MODEL_LOADING) {
 		store_cancel_promotion(load->context->admit->store, model);
@@ -257,6 +260,7 @@ static void succeed(struct load *load)
 	log_success(load);
 	load_set_state(load, LOAD_READY);
 	if (load->is_from_host) {
+		user_refund_all(&load->job.place);
 		store_end_promotion(load->context->admit->store, model);
 	}
 	store_ready(load->context->admit->store, model);
@@ -806,7 +810,13 @@ void load_promote(const struct load_context *context, struct model *model, struc
 		waiter->done(waiter, STATUS_NO_HOST_MEMORY, "glaked is out of host memory");
 		return;
 	}
+	if (!user_charge(&load->job.place, &context->admit->mover->loads, load->job.user, 1)) {
+		load_free(load);
+		waiter->done(waiter, STATUS_BUSY, "this user has too many loads under way");
+		return;
+	}
 	if (store_begin_promotion(context->admit->store, model, payer) != 0) {
+		user_refund_all(&load->job.place);
 		load_free(load);
 		context->stats->quota_refusals++;
 		waiter->done(waiter, STATUS_OVER_QUOTA,

@@ -81,7 +81,7 @@ struct load_job {
 	struct mover_job job;
 	uid_t uid; /* the user of the files */
 	struct user *user;
-	struct user_charge place; /* while the mover has it */
+	struct user_charge place; /* while the mover has it, or a promotion is under way */
 	struct user_charge fds;   /* as many as job.n_fds */
 	size_t n_files;
 	size_t n_chunks; /* reserved, and not loaded */

@@ -22,6 +22,7 @@ static void copies_begin(uint64_t host_bytes)
 	ck_assert_int_eq(copies_init(&copies, &store, &fake_link, &allocator, host, 1), 0);
 	copies.nodes[0].large_bytes = 64 * MIB;
 	store.copies = &copies;
+	fake_link.loads = (struct pot){.row = USER_LOADS, .limit = GLAKE_MAX_LOADS};
 	copies_set(&copies, true);
 }
 
@@ -107,6 +108,7 @@ static void copies_end(void)
 	settle();
 	ck_assert_uint_eq(copies.bytes, 0);
 	copies_deinit(&copies);
+	pot_deinit(&fake_link.loads);
 	store.copies = NULL;
 	end();
 }
@@ -242,7 +244,7 @@ START_TEST(few_copies_of_a_promotion_are_in_the_mover_at_a_time)
 		fake_mover_digested(fake_mover_job(JOB_DIGEST), digest(i));
 	}
 	ck_assert_int_eq(client.status, STATUS_OK);
-	ck_assert_uint_le(n_most, 32);
+	ck_assert_uint_le(n_most, 12);
 	copies_end();
 }
 END_TEST
@@ -452,6 +454,37 @@ START_TEST(a_copy_takes_no_fd_of_what_is_on_the_gpu)
 	settle();
 	ck_assert_uint_eq(n_evictions, 0);
 	ck_assert(!has_copy(1));
+	copies_end();
+}
+END_TEST
+
+/* As for loads from files. */
+START_TEST(a_user_has_a_share_of_the_promotions)
+{
+	enum { N = 50 };
+	static struct client clients[N];
+	static struct model *models[N];
+	unsigned n_refused = 0;
+	copies_begin(256 * MIB);
+	for (unsigned i = 0; i < N; i++) {
+		models[i] = load(realm, i + 1, i + 1, 1, 2 * MIB);
+		settle();
+	}
+	evict();
+	for (unsigned i = 0; i < N; i++) {
+		promote(&clients[i], models[i]);
+		n_refused += clients[i].n_done == 1 && clients[i].status == STATUS_BUSY;
+	}
+	ck_assert_uint_eq(n_refused, N - GLAKE_MAX_LOADS / 2);
+	run_workers();
+	fake_mover_die();
+	for (unsigned i = 0; i < N; i++) {
+		ck_assert_int_eq(models[i]->state, MODEL_DEMOTED);
+	}
+	promote(&clients[0], models[0]);
+	run_workers();
+	fake_mover_digested(find_job(JOB_DIGEST), digest(1));
+	ck_assert_int_eq(clients[0].status, STATUS_OK);
 	copies_end();
 }
 END_TEST
