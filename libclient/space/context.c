@@ -6,11 +6,11 @@
 #include "libclient/space/space.h"
 #include "proto/clock.h"
 
-/* So long it is asked again and again: a small copy is over sooner than a thread wakes up. */
-#define SPIN_NS 50000u
-/* From then on, between two questions whether work is over: at least, and at most. */
-#define PAUSE_NS 10000u
+/* Between two questions whether work is over: at least, and at most. */
+#define PAUSE_NS 5000u
 #define MAX_PAUSE_NS 5000000u
+/* A thread that sleeps wakes up so much later: it does not for less. A small copy is over sooner. */
+#define WAKE_NS 50000u
 
 /* With @context current. */
 static CUresult copy(const struct cudrv *drv, CUcontext context, void *to, glake_ptr from,
@@ -148,9 +148,20 @@ static bool is_over(CUresult result)
 	return result == CUDA_SUCCESS || cudrv_is_lost(result);
 }
 
+/* The longer it has taken, the longer. */
+static void pause_behind(uint64_t waited_ns)
+{
+	if (waited_ns >= WAKE_NS) {
+		clock_sleep_ns(waited_ns / 8 < MAX_PAUSE_NS ? waited_ns / 8 : MAX_PAUSE_NS);
+		return;
+	}
+	const uint64_t end_ns = clock_now_ns() + (waited_ns > PAUSE_NS ? waited_ns : PAUSE_NS);
+	while (clock_now_ns() < end_ns) {
+	}
+}
+
 /*
- * Asked, not waited for: a wait has no end of its own. The longer it takes, the more rarely.
- * CUDA_ERROR_NOT_READY: the memory may still be used.
+ * Asked, not waited for: a wait has no end of its own. CUDA_ERROR_NOT_READY: the memory may still be used.
  */
 static CUresult wait_for(const struct visit *visit, uint64_t patience_ns)
 {
@@ -159,10 +170,7 @@ static CUresult wait_for(const struct visit *visit, uint64_t patience_ns)
 	CUresult result;
 	while (!is_over(result = visit->drv->cuStreamQuery(visit->stream)) &&
 	       waited_ns < patience_ns) {
-		uint64_t pause_ns = waited_ns / 8 < MAX_PAUSE_NS ? waited_ns / 8 : MAX_PAUSE_NS;
-		if (waited_ns >= SPIN_NS) {
-			clock_sleep_ns(pause_ns > PAUSE_NS ? pause_ns : PAUSE_NS);
-		}
+		pause_behind(waited_ns);
 		waited_ns = clock_now_ns() - begin_ns;
 	}
 	return is_over(result) ? result : CUDA_ERROR_NOT_READY;
