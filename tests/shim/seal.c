@@ -633,26 +633,26 @@ static void names(void)
 	must(try_seal(twin).pinned_bytes == N_BYTES);
 }
 
-/* Another device reads sealed memory, and writes it as any: by the API it gets copies, a kernel faults. */
+/* Of what the program maps itself. */
+static const CUmemAllocationProp plain = {
+	.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+	.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
+};
+static const CUmemAccessDesc writable = {
+	.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
+	.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+};
+
 /* What the program maps itself, and the driver has made, is private with its reason. */
-/* Memory of the driver's own. */
 static void own_mappings(void)
 {
 	start(0);
-	const CUmemAllocationProp properties = {
-		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
-	};
-	const CUmemAccessDesc access = {
-		.location = properties.location,
-		.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-	};
 	CUmemGenericAllocationHandle handle;
 	CUdeviceptr ptr = 0;
-	must_ok(cuMemCreate(&handle, N_BYTES, &properties, 0));
+	must_ok(cuMemCreate(&handle, N_BYTES, &plain, 0));
 	must_ok(cuMemAddressReserve(&ptr, 2 * N_BYTES, 0, 0, 0));
 	must_ok(cuMemMap(ptr, N_BYTES, 0, handle, 0));
-	must_ok(cuMemSetAccess(ptr, N_BYTES, &access, 1));
+	must_ok(cuMemSetAccess(ptr, N_BYTES, &writable, 1));
 	fill(ptr, 1);
 	struct glake_sealed sealed = try_seal(ptr);
 	must(sealed.sealed_bytes == 0 && sealed.pinned_bytes == N_BYTES);
@@ -689,10 +689,6 @@ static void numbers_given(void)
 		.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
 		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
 	};
-	const CUmemAccessDesc access = {
-		.location = properties.location,
-		.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-	};
 	CUmemGenericAllocationHandle handles[2];
 	CUdeviceptr ptr = 0;
 	int fd = -1;
@@ -700,7 +696,7 @@ static void numbers_given(void)
 	for (size_t i = 0; i < 2; i++) {
 		must_ok(cuMemCreate(&handles[i], N_BYTES, &properties, 0));
 		must_ok(cuMemMap(ptr + i * N_BYTES, N_BYTES, 0, handles[i], 0));
-		must_ok(cuMemSetAccess(ptr + i * N_BYTES, N_BYTES, &access, 1));
+		must_ok(cuMemSetAccess(ptr + i * N_BYTES, N_BYTES, &writable, 1));
 		fill(ptr + i * N_BYTES, 1);
 	}
 	must(seal_span(ptr, N_BYTES) == N_BYTES);
@@ -762,13 +758,9 @@ static void cancelled(void)
 	static void *(*const calls[])(void *user) = {map_cancelled, open_cancelled,
 	                                             unmap_cancelled};
 	start(0);
-	const CUmemAllocationProp properties = {
-		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
-	};
 	CUmemGenericAllocationHandle handle;
 	CUdeviceptr ptr[2] = {0};
-	must_ok(cuMemCreate(&handle, N_BYTES, &properties, 0));
+	must_ok(cuMemCreate(&handle, N_BYTES, &plain, 0));
 	must_ok(cuMemAddressReserve(&ptr[0], N_BYTES, 0, 0, 0));
 	ptr[1] = handle;
 	alarm(20);
@@ -789,14 +781,6 @@ static void cancelled(void)
 static void side_by_side(void)
 {
 	start(0);
-	const CUmemAllocationProp properties = {
-		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
-	};
-	const CUmemAccessDesc access = {
-		.location = properties.location,
-		.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-	};
 	CUmemGenericAllocationHandle handles[2];
 	CUdeviceptr ptr = 0;
 	CUdeviceptr second = 0;
@@ -805,15 +789,15 @@ static void side_by_side(void)
 	must_ok(cuMemAddressReserve(&second, N_BYTES, 0, ptr + N_BYTES, 0));
 	must(second == ptr + N_BYTES);
 	for (size_t i = 0; i < 2; i++) {
-		must_ok(cuMemCreate(&handles[i], N_BYTES, &properties, 0));
+		must_ok(cuMemCreate(&handles[i], N_BYTES, &plain, 0));
 		must_ok(cuMemMap(ptr + i * N_BYTES, N_BYTES, 0, handles[i], 0));
 		must_ok(cuMemRelease(handles[i]));
 	}
-	must_ok(cuMemSetAccess(ptr, 2 * N_BYTES, &access, 1));
+	must_ok(cuMemSetAccess(ptr, 2 * N_BYTES, &writable, 1));
 	fill(ptr, 1);
 	fill(second, 2);
 	seal(second);
-	must_ok(cuMemSetAccess(ptr, 2 * N_BYTES, &access, 1));
+	must_ok(cuMemSetAccess(ptr, 2 * N_BYTES, &writable, 1));
 	must(n_copies() == 1);
 	expect(second, bytes, "opened");
 	seal(second);
@@ -838,20 +822,12 @@ static void numbers(void)
 {
 	static uint8_t before[N_BYTES];
 	start(0);
-	const CUmemAllocationProp properties = {
-		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
-	};
-	const CUmemAccessDesc access = {
-		.location = properties.location,
-		.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-	};
 	CUmemGenericAllocationHandle handle;
 	CUdeviceptr ptr = 0;
-	must_ok(cuMemCreate(&handle, N_BYTES, &properties, 0));
+	must_ok(cuMemCreate(&handle, N_BYTES, &plain, 0));
 	must_ok(cuMemAddressReserve(&ptr, 2 * N_BYTES, 0, 0, 0));
 	must_ok(cuMemMap(ptr, N_BYTES, 0, handle, 0));
-	must_ok(cuMemSetAccess(ptr, N_BYTES, &access, 1));
+	must_ok(cuMemSetAccess(ptr, N_BYTES, &writable, 1));
 	fill(ptr, 1);
 	CUdeviceptr twin = alloc(N_BYTES);
 	fill(twin, 1);
@@ -859,7 +835,7 @@ static void numbers(void)
 	seal(twin);
 	/* With a handle, and mapped twice. */
 	must_ok(cuMemMap(ptr + N_BYTES, N_BYTES, 0, handle, 0));
-	must_ok(cuMemSetAccess(ptr + N_BYTES, N_BYTES, &access, 1));
+	must_ok(cuMemSetAccess(ptr + N_BYTES, N_BYTES, &writable, 1));
 	must(seal(ptr) == N_BYTES);
 	expect(ptr, bytes, "sealed");
 	expect(ptr + N_BYTES, bytes, "its alias");
@@ -877,13 +853,13 @@ static void numbers(void)
 	must_ok(cuMemUnmap(ptr, 2 * N_BYTES));
 	/* What nobody maps is named still: in pieces now, of which one is sealed. */
 	must_ok(cuMemMap(ptr, N_BYTES, 0, handle, 0));
-	CUmemAccessDesc reading = access;
+	CUmemAccessDesc reading = writable;
 	reading.flags = CU_MEM_ACCESS_FLAGS_PROT_READ;
 	must_ok(cuMemSetAccess(ptr, N_BYTES, &reading, 1));
 	expect(ptr, bytes, "mapped again");
 	/* Nobody writes to a block: who may write has a copy. */
 	uint64_t n = n_copies();
-	must_ok(cuMemSetAccess(ptr, N_BYTES, &access, 1));
+	must_ok(cuMemSetAccess(ptr, N_BYTES, &writable, 1));
 	must(n_copies() > n);
 	must_ok(cuMemsetD8(ptr, 3, N_BYTES));
 	expect(twin, before, "twin");
@@ -909,6 +885,7 @@ static void numbers(void)
 	must_ok(cuMemAddressFree(ptr, 2 * N_BYTES));
 }
 
+/* Another device reads sealed memory, and writes it as any: by the API it gets copies, a kernel faults. */
 static void peers(void)
 {
 	CUcontext zero = start(0);
