@@ -10,8 +10,8 @@
  * location (of tenants, holders, stocks, and of those who were asked) go by slot.
  *
  * Owner: a device, or the server's nodes.
- * Lifetime: location_open() to location_close(), with the driver initialised throughout. The worker's thread runs from
- *           location_start() on: before the first chunk of the location is made or adopted.
+ * Lifetime: device_open() or nodes_open() to location_close(), with the driver initialised throughout. The worker's
+ *           thread runs from location_start() on: before the first chunk of the location is made or adopted.
  * Threads: the fields above `worker` are constant after the start, so the worker's thread may read them. All
  *          others belong to the loop thread.
  */
