@@ -57,6 +57,9 @@ struct bounds {
 #define SUSPECT_FIELDS 5u
 #define SUSPECT_BYTES (3 + 3 + GLAKE_MAX_KERNEL_NAME_BYTES + 3 * (1 + VARINT_BYTES))
 
+/* A SleepStay. */
+#define STAY_FIELDS 3u
+
 static const struct bounds bounds_of[] = {
 	[GLAKE__WIRE__REQUEST__BODY_HELLO] = {4 * GLAKE_MAX_NAME_BYTES +
                                                       (GLAKE_MAX_UNANSWERED + GLAKE_MAX_RELEASED) *
@@ -107,7 +110,15 @@ static const struct bounds bounds_of[] = {
 	[GLAKE__WIRE__REQUEST__BODY_EVICT] = NAMED,
 	[GLAKE__WIRE__REQUEST__BODY_QUOTA_SET] = NAMED,
 	[GLAKE__WIRE__REQUEST__BODY_SESSION_SEAL] = SMALL,
-	[GLAKE__WIRE__REQUEST__BODY_SEAL_PROGRESS] = {4 * GLAKE_MAX_NAME_BYTES, 2 * SPARE_FIELDS},
+	[GLAKE__WIRE__REQUEST__BODY_SEAL_PROGRESS] = {4 * GLAKE_MAX_NAME_BYTES,
+                                                      GLAKE_MAX_STAYS *STAY_FIELDS +
+                                                              2 * SPARE_FIELDS},
+	[GLAKE__WIRE__REQUEST__BODY_SLEEP_COPY] = NUMBERS(GLAKE_MAX_SLEPT + 1),
+	[GLAKE__WIRE__REQUEST__BODY_SLEEP_ENTER] = {4 * GLAKE_MAX_NAME_BYTES,
+                                                    GLAKE_MAX_STAYS *STAY_FIELDS + SPARE_FIELDS},
+	[GLAKE__WIRE__REQUEST__BODY_SLEEP_LEAVE] = SMALL,
+	[GLAKE__WIRE__REQUEST__BODY_SESSION_SLEEP] = SMALL,
+	[GLAKE__WIRE__REQUEST__BODY_SLEEPER_LIST] = SMALL,
 };
 
 /* Of a request of a later version: it is not decoded, and refused. */

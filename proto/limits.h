@@ -66,6 +66,11 @@ static inline uint64_t glake_chunk_bytes(uint64_t content_bytes)
 /* And what it gives back. */
 #define GLAKE_MAX_RELEASED 1024u
 
+/* What one SleepCopy names, and how many reasons there are for memory that stays, each of a few words. */
+#define GLAKE_MAX_SLEPT 2000u
+#define GLAKE_MAX_STAYS 16u
+#define GLAKE_MAX_STAY_BYTES 128u
+
 /* Names of tensors, models, programs: longer ones are refused. */
 #define GLAKE_MAX_NAME_BYTES 1024u
 #define GLAKE_MAX_TENSORS 1000000u
