@@ -62,6 +62,7 @@ static CONFIG_VALUE(tenants);
 	KEY("", config, host_bytes, "", sizes, host_bytes, 0, MAX_BYTES) \
 	KEY("", config, pressure, "\"refuse\"", pressure, pressure, 0, 0) \
 	KEY("", config, wait_ms, "0", u64, wait_ms, 0, DAY_MS) \
+	KEY("", config, wake_wait_ms, "600000", u64, wake_wait_ms, 0, DAY_MS) \
 	KEY("", config, realms, "()", realms, realms, 0, 0) \
 	KEY("", config, tenants, "()", tenants, tenants, 0, 0) \
 	KEY("pool", config_pool, chunk_bytes, "", chunk_size, chunk_bytes, \

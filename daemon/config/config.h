@@ -105,6 +105,7 @@ struct config {
 		host_bytes; /* by host node: that glaked gives out; not given: see node.h */
 	enum config_pressure pressure;
 	uint64_t wait_ms; /* with CONFIG_PRESSURE_WAIT */
+	uint64_t wake_wait_ms;
 
 	struct config_realm *realms;
 	size_t n_realms;

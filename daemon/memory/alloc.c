@@ -330,6 +330,7 @@ enum status alloc_start(struct allocator *allocator, const struct alloc_wanted *
 	alloc->request.n_chunks = wanted->n_chunks;
 	alloc->waited_ms = wanted->waited_ms;
 	alloc->request.waited_ms = *wanted->waited_ms;
+	alloc->request.patience_ms = wanted->patience_ms;
 	if (alloc_out) {
 		*alloc_out = alloc;
 	}

@@ -55,6 +55,7 @@ struct alloc_wanted {
 	 * before @done. Borrowed until @done or alloc_cancel().
 	 */
 	uint64_t *waited_ms;
+	uint64_t patience_ms; /* it waits so long at least */
 };
 
 /*

@@ -127,6 +127,12 @@ static uint64_t held_by_clients(const struct pressure *pressure, const struct lo
 	return bytes;
 }
 
+static uint64_t patience_of(const struct pressure_request *request)
+{
+	uint64_t wait_ms = request->pressure->wait_ms;
+	return request->patience_ms > wait_ms ? request->patience_ms : wait_ms;
+}
+
 /*
  * Ask clients: once for each request, and again from time to time while it waits. Returns whether
  * answers may still come.
@@ -137,7 +143,7 @@ static bool ask(struct pressure_request *request, struct pressure_asked *asked,
 	struct pressure *pressure = request->pressure;
 	uint64_t now = now_ms(pressure);
 	bool is_time = !request->has_asked ||
-	               (pressure->wait_ms > 0 && now - asked->asked_ms >= ASK_AGAIN_MS);
+	               (patience_of(request) > 0 && now - asked->asked_ms >= ASK_AGAIN_MS);
 	if (is_time || asked->n_looks != pressure->n_looks) {
 		asked->is_awaited = ask_all(pressure, request->at, tenant, is_time ? bytes : 0);
 		asked->n_looks = pressure->n_looks;
@@ -161,9 +167,9 @@ static bool may_wait(struct pressure_request *request, bool is_late)
 		request->since_ms = now;
 	}
 	uint64_t waited_ms = now - request->since_ms;
+	uint64_t patience_ms = patience_of(request);
 	return (is_late && waited_ms < PRESSURE_LATE_MS) ||
-	       (request->waited_ms < pressure->wait_ms &&
-	        waited_ms < pressure->wait_ms - request->waited_ms);
+	       (request->waited_ms < patience_ms && waited_ms < patience_ms - request->waited_ms);
 }
 
 static void park(struct pressure_request *request, enum pressure_state state)

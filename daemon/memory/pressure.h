@@ -42,7 +42,7 @@
  * first chunk is requested. No request waits for it, either.
  *
  * Patience: with `pressure = "wait"` a request waits `wait_ms`, minus the time that earlier
- * requests waited for the same memory. In any case it waits for clients that were asked and have
+ * requests waited for the same memory; a request may have more patience of its own. In any case it waits for clients that were asked and have
  * not answered, PRESSURE_LATE_MS at most, and PRESSURE_AFTER_MS longer for memory that they give
  * back after their answer. Then it is refused.
  *
@@ -169,6 +169,7 @@ struct pressure_request {
 	uint64_t n_chunks;
 	uint64_t
 		waited_ms; /* by earlier requests for the same memory; in the end with its own time */
+	uint64_t patience_ms; /* it waits so long at least, whatever pressure.wait_ms says */
 
 	/* Of ops->charge(). */
 	uint64_t missing_bytes;
