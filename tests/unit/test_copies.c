@@ -80,7 +80,7 @@ FAKE_UNUSED static void end_dead_movers(void)
 /* The oldest copy that is being made is right. */
 static bool finish_copy(void)
 {
-	if (!copies.copying || !has_job(JOB_DIGEST)) {
+	if (list_is_empty(&copies.copying) || !has_job(JOB_DIGEST)) {
 		return false;
 	}
 	struct copy *copy = NULL;
@@ -378,18 +378,18 @@ START_TEST_WITH(a_copy_waits_for_a_chunk_to_be_forgotten, .n = 3)
 	run_workers();
 	ck_assert(has_job(JOB_FORGET));
 	ck_assert(has_copy(2));
-	ck_assert_ptr_nonnull(copies.copying);
+	ck_assert(!list_is_empty(&copies.copying));
 	if (_i == 0) {
 		settle();
 		ck_assert(has_copy(3) && !has_copy(2) && !has_copy(1));
 	} else if (_i == 1) {
 		fake_mover_die_slowly();
 		settle();
-		ck_assert_ptr_null(copies.copying);
+		ck_assert(list_is_empty(&copies.copying));
 		end_dead_movers();
 	} else {
 		copies_close(&copies);
-		ck_assert_ptr_null(copies.copying);
+		ck_assert(list_is_empty(&copies.copying));
 	}
 	copies_end();
 }
@@ -401,7 +401,7 @@ START_TEST(lines_about_wrong_copies_are_limited)
 	copies_begin(64 * MIB);
 	load(realm, 1, 1, 20, 2 * MIB);
 	run_workers();
-	while (copies.copying) {
+	while (!list_is_empty(&copies.copying)) {
 		fake_mover_digested(find_job(JOB_DIGEST), digest(100));
 		run_workers();
 	}
