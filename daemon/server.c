@@ -16,7 +16,7 @@
 #include "daemon/base/notify.h"
 #include "daemon/rpc/rpc.h"
 #include "daemon/rpc/rpc_answer.h"
-#include "daemon/rpc/rpc_seal.h"
+#include "daemon/rpc/rpc_ask.h"
 #include "daemon/net/turn.h"
 #include "proto/cleanup.h"
 
@@ -108,7 +108,7 @@ static void on_tick(uv_timer_t *timer)
 		stock_resume(&server->allocator.stocks[i]);
 	}
 	sessions_tick(&server->rpc.sessions);
-	rpc_seals_tick(&server->rpc);
+	rpc_asks_tick(&server->rpc);
 	owners_tick(server->owners);
 	inflight_tick();
 	orders_tick(&server->rpc.holders.orders);
@@ -159,7 +159,7 @@ static void on_drained(uv_timer_t *timer)
 static void on_session_closed(void *user)
 {
 	struct server *server = user;
-	rpc_seals_tick(&server->rpc);
+	rpc_asks_tick(&server->rpc);
 	if (server->state == SERVER_DRAINING && server->rpc.holders.n == 0) {
 		stop(server);
 	}
@@ -245,6 +245,7 @@ static void apply_limits(struct server *server)
 	                                             : 0;
 	server->load_context.window_bytes = config->load_window_bytes;
 	server->load_context.trust_file_times = config->trust_file_times;
+	server->sleep_context.wake_wait_ms = config->wake_wait_ms;
 	copies_set(&server->copies, config->demote);
 	server->mover.idle_ms = config->mover_idle_ms;
 	patrol_set_mode(&server->patrol, config->verify);
@@ -484,6 +485,7 @@ static void open_rpc(struct server *server)
 	rpc->mover = &server->mover;
 	rpc->admit_context = &server->admit_context;
 	rpc->load_context = &server->load_context;
+	rpc->sleep_context = &server->sleep_context;
 	rpc->nvml = server->nvml;
 	rpc->devices = server->devices;
 	rpc->n_devices = server->n_devices;
@@ -495,7 +497,7 @@ static void open_rpc(struct server *server)
 	holders_init(&rpc->holders, &server->loop, server->locations, server->n_locations,
 	             &server->store, first_id());
 	list_init(&rpc->sessions.list);
-	list_init(&rpc->seal_list);
+	list_init(&rpc->asks);
 	rpc->sessions.loop = &server->loop;
 	rpc->sessions.holders = &rpc->holders;
 	rpc->sessions.pressure = &server->allocator.pressure;
@@ -556,6 +558,11 @@ static int open_parts(struct server *server)
 		.admit = &server->admit_context,
 		.copies = &server->copies,
 		.stats = &server->stats,
+	};
+	server->sleep_context = (struct sleep_context){
+		.copies = &server->copies,
+		.allocator = &server->allocator,
+		.admit = &server->admit_context,
 	};
 	server->nvml = nvml_new(&server->loop, server->devices, server->n_devices);
 	open_rpc(server);

@@ -27,6 +27,7 @@
 #include "daemon/memory/node.h"
 #include "daemon/memory/nvml.h"
 #include "daemon/memory/tenant.h"
+#include "daemon/holders/sleeper.h"
 #include "daemon/net/keeper.h"
 #include "daemon/net/owner.h"
 #include "daemon/rpc/damage.h"
@@ -69,6 +70,7 @@ struct server {
 	struct copies copies;
 	struct admit_context admit_context;
 	struct load_context load_context;
+	struct sleep_context sleep_context;
 	struct patrol patrol;
 	struct damage damage;
 	struct books *books; /* owned; NULL: nobody keeps fds */

@@ -426,6 +426,7 @@ static struct holder *make_holder(struct adoption *adoption, uint64_t id,
 	holder->started = body->started;
 	holder->is_admin = is_admin;
 	holder->follows_seals = body->follows_seals;
+	holder->follows_sleeps = body->follows_sleeps;
 	holder->program = body->has_program ? strdup(body->program) : NULL;
 	holder->since_ms = body->since_ms;
 	return holder;

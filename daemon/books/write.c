@@ -227,6 +227,7 @@ static void write_holder(void *user, const struct holder *holder)
 	body.realm = holder->realm->name;
 	body.tenant = holder->tenant->name;
 	body.follows_seals = holder->follows_seals;
+	body.follows_sleeps = holder->follows_sleeps;
 	body.has_program = holder->program != NULL;
 	if (holder->program) {
 		body.program = holder->program;

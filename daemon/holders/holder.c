@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "daemon/holders/sleeper.h"
 #include "proto/cleanup.h"
 #include "proto/limits.h"
 
@@ -34,6 +35,7 @@ void holders_init(struct holders *holders, uv_loop_t *loop, struct location *con
 	                            .last_id = last_id};
 	list_init(&holders->list);
 	list_init(&holders->realms);
+	list_init(&holders->sleepers);
 	orders_init(&holders->orders);
 }
 
@@ -100,9 +102,14 @@ void holder_note_changed(const struct holder *holder)
 	}
 }
 
+static bool is_noted(const struct holder *holder, const struct held *held)
+{
+	return holder->all->watch && held->kind != HELD_DRAFT && held->kind != HELD_SLEPT;
+}
+
 void holder_note(const struct holder *holder, const struct held *held)
 {
-	if (holder->all->watch && held->kind != HELD_DRAFT) {
+	if (is_noted(holder, held)) {
 		holder->all->watch->held(holder->all->watcher, holder, held);
 	}
 }
@@ -356,9 +363,10 @@ static void drop(struct holder *holder, struct held *held)
 	if (holder->all->walk.held == held) {
 		holder->all->walk.held = held->hh.next;
 	}
-	if (holder->all->watch && held->kind != HELD_DRAFT) {
+	if (is_noted(holder, held)) {
 		holder->all->watch->held_gone(holder->all->watcher, held);
 	}
+	sleeper_forget(held);
 	HASH_DEL(holder->held, held);
 	holder->n_held[held->kind]--;
 	holder->all->n_unkept -= is_unkept(held);
@@ -597,6 +605,8 @@ static void release_chunk(struct holder *holder, struct held *held)
 	holder->at[chunk->at->slot].reserved_bytes -= chunk->bytes;
 	if (held->admit) {
 		admit_cancel(held->admit);
+	} else if (held->bed) {
+		sleeper_leave_bed(held, chunk);
 	} else {
 		chunk_release(chunk);
 	}
@@ -611,7 +621,45 @@ static void release_block(struct holder *holder, struct held *held)
 		block->n_mappings--;
 		uncount_shared(holder, block->chunk.at, block->chunk.bytes);
 	}
+	if (held->bed) {
+		sleeper_leave_bed(held, NULL);
+	}
 	store_unuse_block(holder->all->store, block, holder->tenant->priority);
+}
+
+static void set_kind(struct holder *holder, struct held *held, enum held_kind kind)
+{
+	holder->n_held[held->kind]--;
+	holder->n_held[kind]++;
+	held->kind = kind;
+}
+
+void holder_put_to_sleep(struct holder *holder, struct held *held)
+{
+	if (is_noted(holder, held)) {
+		holder->all->watch->held_gone(holder->all->watcher, held);
+	}
+	if (held->kind == HELD_CHUNK) {
+		release_chunk(holder, held);
+	} else {
+		release_block(holder, held);
+		held->chunk = (struct chunk){.at = NULL, .fd = -1};
+	}
+	set_kind(holder, held, HELD_SLEPT);
+}
+
+void holder_wake_chunk(struct holder *holder, struct held *held, struct chunk *chunk)
+{
+	set_kind(holder, held, HELD_CHUNK);
+	put_chunk(holder, held, chunk);
+	holder_note(holder, held);
+}
+
+void holder_wake_block(struct holder *holder, struct held *held, struct block *block)
+{
+	set_kind(holder, held, HELD_BLOCK);
+	put_block(holder, held, block);
+	holder_note(holder, held);
 }
 
 void holder_release(struct holder *holder, struct held *held)
@@ -631,6 +679,8 @@ void holder_release(struct holder *holder, struct held *held)
 		break;
 	case HELD_DRAFT:
 		store_drop_model(store, held->model);
+		break;
+	case HELD_SLEPT:
 		break;
 	default:
 		release_block(holder, held);
@@ -812,7 +862,7 @@ static void release_chunks(struct holder *holder, const struct location *at)
 	size_t n = 0;
 	HASH_ITER(hh, holder->held, held, spare)
 	{
-		if (held->kind != HELD_CHUNK || held->chunk.at != at) {
+		if (held->kind != HELD_CHUNK || held->chunk.at != at || held->bed) {
 			continue;
 		}
 		holder->at[at->slot].reserved_bytes -= held->chunk.bytes;
@@ -859,6 +909,7 @@ void holder_end(struct holder *holder)
 	leave_walk(holder);
 	list_remove(&holder->link);
 	holder->all->n--;
+	sleeper_end(holder);
 	release_all(holder);
 	if (holder->tenant) {
 		tenant_session_leave(holder->tenant);

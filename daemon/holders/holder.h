@@ -61,6 +61,7 @@ enum held_kind {
 	HELD_MODEL,
 	HELD_BLOCK,
 	HELD_DRAFT,
+	HELD_SLEPT, /* a chunk or block of which only host memory has the content (sleeper.h) */
 	N_HELD_KINDS,
 };
 
@@ -79,8 +80,10 @@ struct held {
 	/* Owned: the chunk that the block is to replace, while the process has that mapped; or NULL. */
 	struct chunk *own;
 	struct charge record; /* for glaked's memory; none for a chunk that is not published */
+	struct bed *bed;      /* borrowed: it is being copied; or NULL. And when it was: */
+	struct slept *slept;  /* owned by the holder's sleeper, or NULL */
 	union {
-		struct chunk chunk;  /* private */
+		struct chunk chunk;  /* private; empty of a HELD_SLEPT */
 		struct model *model; /* held in the store; or a draft */
 		struct block *block; /* used in the store */
 	};
@@ -148,6 +151,13 @@ struct holder_usage {
 	uint64_t held_ns;
 };
 
+/* How it has slept. */
+struct holder_sleep {
+	uint64_t n_sleeps;
+	uint64_t slept_ns; /* the last sleep took glaked, */
+	uint64_t woke_ns;  /* and the last wake, waiting aside */
+};
+
 struct holder;
 
 /*
@@ -182,7 +192,8 @@ struct holders {
 	struct location *const *locations; /* borrowed, by slot */
 	struct store *store;               /* borrowed */
 	struct orders orders;
-	uint64_t n_unkept; /* named chunks that are not parked */
+	struct list sleepers; /* of sleeper.link: the longest asleep first */
+	uint64_t n_unkept;    /* named chunks that are not parked */
 	struct list realms;
 	const struct holder_watch *watch; /* NULL: nobody; then the next is not used */
 	void *watcher;
@@ -204,14 +215,17 @@ struct holder {
 	struct tenant *tenant; /* entered; NULL with a refusal */
 	struct realm *realm;   /* owned reference */
 	bool is_admin;
-	bool follows_seals;  /* it has said so */
+	bool follows_seals; /* it has said so, and so the next */
+	bool follows_sleeps;
 	const char *refusal; /* static: the limit that refuses it; NULL: it is let in */
 	char *program;       /* owned; the client's name for itself; NULL before Hello */
 	uint64_t since_ms;
 	uint64_t n_requests;
 	struct held *held;
 	uint32_t n_held[N_HELD_KINDS];
-	size_t n_places; /* of blocks in its models, and one for each model */
+	size_t n_places;         /* of blocks in its models, and one for each model */
+	struct sleeper *sleeper; /* owned; NULL: nothing of it has a copy */
+	struct holder_sleep sleep;
 	struct holder_usage usage;
 	struct holder_sharing sharing; /* as holder_look_at_sharing() last found it */
 	struct sharing_walk sharing_walk;
@@ -325,6 +339,12 @@ void holder_turn_block(struct holder *holder, struct held *held, struct block *b
                        bool was_known, struct chunk *own);
 /* The process has mapped the block. */
 void holder_drop_own(struct holder *holder, struct held *held);
+
+/* @held has a copy, and the process does not have it mapped: its memory goes, or is left to others. */
+void holder_put_to_sleep(struct holder *holder, struct held *held);
+/* It is there again: in @chunk, which is taken over; or as @block, which the caller uses. */
+void holder_wake_chunk(struct holder *holder, struct held *held, struct chunk *chunk);
+void holder_wake_block(struct holder *holder, struct held *held, struct block *block);
 
 /*
  * Look for those who use @block, which is being withdrawn, all models were looked at. One search at a time. Of each

@@ -196,6 +196,11 @@ static const struct {
 	[GLAKE__WIRE__REQUEST__BODY_QUOTA_SET] = {rpc_quota_set},
 	[GLAKE__WIRE__REQUEST__BODY_SESSION_SEAL] = {rpc_session_seal, .grants = true},
 	[GLAKE__WIRE__REQUEST__BODY_SEAL_PROGRESS] = {rpc_seal_progress},
+	[GLAKE__WIRE__REQUEST__BODY_SLEEP_COPY] = {rpc_sleep_copy, .grants = true},
+	[GLAKE__WIRE__REQUEST__BODY_SLEEP_ENTER] = {rpc_sleep_enter},
+	[GLAKE__WIRE__REQUEST__BODY_SLEEP_LEAVE] = {rpc_sleep_leave, .grants = true},
+	[GLAKE__WIRE__REQUEST__BODY_SESSION_SLEEP] = {rpc_session_sleep, .grants = true},
+	[GLAKE__WIRE__REQUEST__BODY_SLEEPER_LIST] = {rpc_sleeper_list},
 };
 
 /* What is given back is always written: the books keep room for it. */

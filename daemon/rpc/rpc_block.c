@@ -222,6 +222,9 @@ static const char *why_not(const struct held *private, uint64_t content_bytes)
 	if (private->admit) {
 		return "is being published already";
 	}
+	if (private->bed || private->slept) {
+		return "is being put to sleep";
+	}
 	if (content_bytes == 0 || content_bytes > private->chunk.bytes) {
 		return "does not have that many bytes";
 	}
@@ -311,6 +314,7 @@ void rpc_block_release(struct session *session, const request_t *request, struct
 	uint64_t id = request->block_release->block;
 	struct held *held;
 	held = holder_find(session->holder, HELD_BLOCK, id);
+	held = held ? held : holder_find(session->holder, HELD_SLEPT, id);
 	if (!held) {
 		rpc_refuse(session, request->id, STATUS_BAD_REQUEST,
 		           "there is no held block %" PRIu64, id);

@@ -31,6 +31,7 @@ struct rpc_context {
 	struct mover_link *mover;
 	const struct admit_context *admit_context;
 	const struct load_context *load_context;
+	const struct sleep_context *sleep_context;
 	struct nvml *nvml;
 	struct books *books; /* NULL: there are none */
 	struct fdstore *fdstore;
@@ -41,8 +42,8 @@ struct rpc_context {
 	uint32_t n_locations;
 	int driver_version; /* 13000 = 13.0 */
 	uint64_t started_ms;
-	struct list seal_list; /* of what programs were asked to seal (rpc_seal.h) */
-	bool is_draining;      /* nothing new is granted */
+	struct list asks; /* of programs that have been asked something (rpc_ask.h) */
+	bool is_draining; /* nothing new is granted */
 };
 
 static inline struct rpc_context *rpc_of(const struct session *session)

@@ -46,4 +46,10 @@ void rpc_quota_set(struct session *session, const request_t *request, struct fdl
 void rpc_session_seal(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_seal_progress(struct session *session, const request_t *request, struct fdlist *fds);
 
+void rpc_sleep_copy(struct session *session, const request_t *request, struct fdlist *fds);
+void rpc_sleep_enter(struct session *session, const request_t *request, struct fdlist *fds);
+void rpc_sleep_leave(struct session *session, const request_t *request, struct fdlist *fds);
+void rpc_session_sleep(struct session *session, const request_t *request, struct fdlist *fds);
+void rpc_sleeper_list(struct session *session, const request_t *request, struct fdlist *fds);
+
 #endif

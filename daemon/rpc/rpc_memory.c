@@ -244,11 +244,14 @@ static bool answer_later(struct session *session, uint64_t id, struct location *
 	return true;
 }
 
-/* A private chunk, or one that a block has replaced. */
+/* A private chunk, or one that a block has replaced, or one that is asleep. */
 static struct held *find_chunk(const struct session *session, uint64_t id)
 {
 	struct held *block = holder_find(session->holder, HELD_BLOCK, id);
-	return block && block->own ? block : holder_find(session->holder, HELD_CHUNK, id);
+	struct held *chunk = holder_find(session->holder, HELD_CHUNK, id);
+	return block && block->own ? block
+	       : chunk             ? chunk
+	                           : holder_find(session->holder, HELD_SLEPT, id);
 }
 
 /* Returns where it was. */
@@ -387,9 +390,9 @@ static bool find_shared(struct session *session, uint64_t id, const uint64_t *id
 			           ids[i]);
 			return false;
 		}
-		if (private->admit) {
-			rpc_refuse(session, id, STATUS_BUSY, "chunk %" PRIu64 " is being published",
-			           ids[i]);
+		if (private->admit || private->bed || private->slept) {
+			rpc_refuse(session, id, STATUS_BUSY, "chunk %" PRIu64 " is being %s",
+			           ids[i], private->admit ? "published" : "put to sleep");
 			return false;
 		}
 		if (private->chunk.is_unparked) {
@@ -473,14 +476,16 @@ static struct holder *find_owner(struct session *session, uint64_t id)
 	return owner && owner->realm == session->holder->realm ? owner : NULL;
 }
 
-/* A chunk of the session itself, or one that the ticket permits. */
+/* What the session itself has, or a chunk that the ticket permits. */
 static struct held *find_opened(struct session *session, struct holder *owner, uint64_t id,
                                 uint64_t ticket)
 {
 	struct held *private = owner ? holder_find(owner, HELD_CHUNK, id) : NULL;
-	bool may = private &&
-	           (owner == session->holder || (ticket != 0 && private->ticket == ticket));
-	return may ? private : NULL;
+	if (owner != session->holder) {
+		return private && ticket != 0 && private->ticket == ticket ? private : NULL;
+	}
+	private = private ? private : holder_find(owner, HELD_BLOCK, id);
+	return private ? private : holder_find(owner, HELD_SLEPT, id);
 }
 
 /* Returns the chunk, or NULL after a refusal. */
@@ -499,16 +504,22 @@ static const struct chunk *find_open_chunk(struct session *session, const reques
 		           "chunk %" PRIu64 " is being published", id);
 		return NULL;
 	}
-	if (private->chunk.is_unparked) {
+	if (private->kind == HELD_SLEPT) {
+		rpc_refuse(session, request->id, STATUS_BUSY, "chunk %" PRIu64 " is asleep", id);
+		return NULL;
+	}
+	const struct chunk *chunk = private->kind == HELD_BLOCK ? &private->block->chunk
+	                                                        : &private->chunk;
+	if (chunk->is_unparked) {
 		rpc_refuse_unparked(session, request->id, "chunk", id);
 		return NULL;
 	}
-	if (private->chunk.fd < 0) {
+	if (chunk->fd < 0) {
 		rpc_refuse(session, request->id, STATUS_NO_FDS,
 		           "chunk %" PRIu64 " has no fd: the fd budget was spent", id);
 		return NULL;
 	}
-	return &private->chunk;
+	return chunk;
 }
 
 void rpc_chunk_open(struct session *session, const request_t *request, struct fdlist *fds)

@@ -1,0 +1,288 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The copies that a sleeper needs. A batch is what one request names: all of it gets copies, or none.
+ *
+ * What is being copied is a bed. The mover may have the memory for longer than anybody wants the copy; until then the bed keeps
+ * it, also when its holder has ended.
+ */
+#include "daemon/holders/sleeper.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "proto/cleanup.h"
+
+struct bed {
+	struct copy_order order;
+	struct sleep_batch *batch;
+	struct held *held;  /* NULL: its holder has given it up */
+	struct chunk chunk; /* then: taken over */
+	struct copy *copy;  /* held, until the batch is over */
+};
+
+struct sleep_batch {
+	struct holder *holder; /* borrowed; NULL: it is over */
+	const struct sleep_context *context;
+	struct sleep_batch **self; /* what becomes NULL with the end */
+	sleep_done_fn done;
+	void *user;
+	uint64_t began_ns;
+	size_t n_copied;
+	size_t n_left;  /* beds that the mover may have */
+	size_t n_stays; /* functions under way that use it */
+	size_t n_beds;
+	struct bed beds[];
+};
+
+/* ---- the end ---------------------------------------------------------------------------------- */
+
+static void keep(struct sleep_batch *batch)
+{
+	batch->n_stays++;
+}
+
+static void let(struct sleep_batch *batch)
+{
+	if (--batch->n_stays == 0 && batch->n_left == 0 && !batch->holder) {
+		free(batch);
+	}
+}
+
+/* Nobody wants it any more. What has a copy in a bed loses it. */
+static void leave(struct sleep_batch *batch)
+{
+	batch->holder = NULL;
+	if (batch->self) {
+		*batch->self = NULL;
+	}
+	for (size_t i = 0; i < batch->n_beds; i++) {
+		struct copy *copy = ptr_steal(batch->beds[i].copy);
+		if (copy) {
+			copies_unpin(batch->context->copies, copy);
+		}
+	}
+}
+
+static void cancel_orders(struct sleep_batch *batch)
+{
+	for (size_t i = 0; i < batch->n_beds; i++) {
+		copies_cancel(batch->context->copies, &batch->beds[i].order);
+	}
+}
+
+static void fail(struct sleep_batch *batch, enum status status, const char *error)
+{
+	char text[SLEEP_ERROR_BYTES];
+	snprintf(text, sizeof(text), "%s", error);
+	keep(batch);
+	leave(batch);
+	cancel_orders(batch);
+	batch->done(batch->user, status, text);
+	let(batch);
+}
+
+void sleep_batch_cancel(struct sleep_batch *batch)
+{
+	if (batch) {
+		keep(batch);
+		leave(batch);
+		cancel_orders(batch);
+		let(batch);
+	}
+}
+
+/* The beds become what the sleeper has. False: no memory. */
+static bool hand_over(struct sleep_batch *batch)
+{
+	struct sleeper *sleeper = sleeper_of(batch->holder, batch->context);
+	for (size_t i = 0; sleeper && i < batch->n_beds; i++) {
+		struct bed *bed = &batch->beds[i];
+		if (bed->held && !sleeper_add(sleeper, bed->held, bed->copy)) {
+			return false;
+		}
+		if (bed->held) {
+			bed->copy = NULL;
+		}
+	}
+	if (sleeper) {
+		sleeper->copy_ns += uv_hrtime() - batch->began_ns;
+		sleeper_free_if_over(sleeper);
+	}
+	return sleeper != NULL;
+}
+
+static void succeed(struct sleep_batch *batch)
+{
+	if (!hand_over(batch)) {
+		fail(batch, STATUS_NO_HOST_MEMORY, "glaked is out of host memory");
+		return;
+	}
+	keep(batch);
+	leave(batch);
+	batch->done(batch->user, STATUS_OK, "");
+	let(batch);
+}
+
+/* ---- orders ----------------------------------------------------------------------------------- */
+
+static void on_copied(struct copy_order *order, struct copy *copy, enum status status,
+                      const char *error)
+{
+	struct bed *bed = container_of(order, struct bed, order);
+	struct sleep_batch *batch = bed->batch;
+	bed->copy = copy;
+	if (!copy) {
+		fail(batch, status, error);
+	} else if (++batch->n_copied == batch->n_beds) {
+		succeed(batch);
+	}
+}
+
+static void on_gone(struct copy_order *order)
+{
+	struct bed *bed = container_of(order, struct bed, order);
+	struct sleep_batch *batch = bed->batch;
+	if (bed->held) {
+		bed->held->bed = NULL;
+	}
+	chunk_release(&bed->chunk);
+	keep(batch);
+	batch->n_left--;
+	let(batch);
+}
+
+void sleeper_leave_bed(struct held *held, struct chunk *chunk)
+{
+	struct bed *bed = held->bed;
+	held->bed = NULL;
+	bed->held = NULL;
+	if (chunk) {
+		chunk_move(&bed->chunk, chunk);
+	}
+}
+
+/* ---- what can have a copy --------------------------------------------------------------------- */
+
+static const char *check_chunk(const struct held *held)
+{
+	return held->admit                            ? "is being published"
+	       : held->ticket                         ? "is named for other processes"
+	       : held->chunk.is_unparked              ? "has no fd since glaked was restarted"
+	       : held->chunk.fd < 0                   ? "has no fd: the fd budget was spent"
+	       : held->chunk.at->kind != LOCATION_GPU ? "is no memory of a GPU"
+	                                              : NULL;
+}
+
+static const char *check_block(const struct held *held)
+{
+	return held->own                            ? "is not mapped yet"
+	       : held->block->state != BLOCK_SHARED ? "cannot be shared"
+	       : held->block->chunk.fd < 0          ? "has no fd"
+	                                            : NULL;
+}
+
+/* NULL: it can. */
+static const char *check(const struct held *held)
+{
+	if (held->bed || held->slept) {
+		return held->bed ? "is being copied" : "has a copy already";
+	}
+	return held->kind == HELD_CHUNK ? check_chunk(held) : check_block(held);
+}
+
+static struct held *find(const struct holder *holder, uint64_t id)
+{
+	struct held *held = holder_find(holder, HELD_CHUNK, id);
+	return held ? held : holder_find(holder, HELD_BLOCK, id);
+}
+
+static void order_of(struct bed *bed, const struct holder *holder)
+{
+	const struct chunk *chunk = &bed->held->chunk;
+	bed->order.tenant = holder->tenant;
+	bed->order.done = on_copied;
+	bed->order.gone = on_gone;
+	if (bed->held->kind == HELD_BLOCK) {
+		bed->order.block = bed->held->block;
+		return;
+	}
+	bed->order.device = location_device(chunk->at);
+	bed->order.fd = chunk->fd;
+	bed->order.bytes = chunk->bytes;
+	bed->order.realm = holder->realm;
+}
+
+/* One more. STATUS_OK, or *error_out says why not. */
+static enum status add_bed(struct sleep_batch *batch, struct holder *holder, uint64_t id,
+                           char *error_out)
+{
+	struct held *held = find(holder, id);
+	const char *why = held ? check(held) : "is none of this session's";
+	if (why) {
+		snprintf(error_out, SLEEP_ERROR_BYTES, "chunk or block %" PRIu64 " %s", id, why);
+		return held && (held->bed || held->admit || held->own) ? STATUS_BUSY
+		                                                       : STATUS_BAD_REQUEST;
+	}
+	struct bed *bed = &batch->beds[batch->n_beds++];
+	bed->batch = batch;
+	bed->held = held;
+	held->bed = bed;
+	order_of(bed, holder);
+	return STATUS_OK;
+}
+
+static void drop_beds(struct sleep_batch *batch)
+{
+	for (size_t i = 0; i < batch->n_beds; i++) {
+		batch->beds[i].held->bed = NULL;
+	}
+	free(batch);
+}
+
+static void start(struct sleep_batch *batch)
+{
+	keep(batch);
+	for (size_t i = 0; i < batch->n_beds; i++) {
+		if (batch->holder) {
+			copies_order(batch->context->copies, &batch->beds[i].order);
+		} else {
+			on_gone(&batch->beds[i].order);
+		}
+	}
+	let(batch);
+}
+
+enum status sleeper_copy(struct holder *holder, const struct sleep_context *context,
+                         const uint64_t *ids, size_t n_ids, sleep_done_fn done, void *user,
+                         struct sleep_batch **batch_out, char *error_out)
+{
+	assert(n_ids > 0);
+	if (holder->sleeper && holder->sleeper->state != SLEEPER_COPIED) {
+		snprintf(error_out, SLEEP_ERROR_BYTES, "the session sleeps already");
+		return STATUS_BUSY;
+	}
+	struct sleep_batch *batch = calloc(1, sizeof(*batch) + n_ids * sizeof(batch->beds[0]));
+	if (!batch) {
+		snprintf(error_out, SLEEP_ERROR_BYTES, "glaked is out of host memory");
+		return STATUS_NO_HOST_MEMORY;
+	}
+	batch->holder = holder;
+	batch->context = context;
+	batch->self = batch_out;
+	batch->done = done;
+	batch->user = user;
+	batch->began_ns = uv_hrtime();
+	for (size_t i = 0; i < n_ids; i++) {
+		enum status status = add_bed(batch, holder, ids[i], error_out);
+		if (status != STATUS_OK) {
+			drop_beds(batch);
+			return status;
+		}
+	}
+	batch->n_left = batch->n_beds;
+	*batch_out = batch;
+	start(batch);
+	return STATUS_OK;
+}

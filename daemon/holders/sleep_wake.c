@@ -1,0 +1,502 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A sleeper wakes:
+ *
+ *   find       blocks that the store has again, and use them
+ *   reserve    memory for all the rest, location by location in the order of slots (alloc_several.h says why)
+ *   copy       each from host memory; the mover digests what came, and it has to be what was copied
+ *   admit      what is a block, as everything that comes to the store
+ *   commit     all at once: the holder has chunks and blocks again
+ *
+ * If a step fails, what came goes, and the holder sleeps on.
+ */
+#include "daemon/holders/sleeper.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "daemon/base/log.h"
+#include "proto/cleanup.h"
+
+/* Copies that the mover has at a time. */
+#define MAX_COPYING 16u
+
+enum place_state {
+	PLACE_LACKING, /* memory */
+	PLACE_GRANTED,
+	PLACE_COPYING,
+	PLACE_ADMITTING,
+	PLACE_READY,
+};
+
+struct place {
+	struct sleep_wake *wake;
+	struct slept *slept; /* borrowed; NULL: its holder has given it up */
+	enum place_state state;
+	struct chunk chunk;
+	struct block *block; /* READY: used */
+	struct digest digest;
+	uint64_t content_bytes;
+	struct digest_job job;
+	struct admit admit;
+};
+
+struct sleep_wake {
+	struct sleeper *sleeper; /* borrowed; NULL: it is over */
+	const struct sleep_context *context;
+	struct sleep_wake **self; /* what becomes NULL with the end */
+	sleep_done_fn done;
+	void *user;
+	struct alloc *alloc; /* under way, or NULL */
+	uint32_t step; /* of it, or of the next: for each slot one for chunks, and one for blocks */
+	uint64_t waited_ms;
+	uint64_t since_ms; /* that alloc began */
+	uint64_t began_ns; /* to copy */
+	size_t n_ready;
+	size_t n_out;   /* copies and admissions under way */
+	size_t n_stays; /* functions under way that use it */
+	size_t next;    /* to be copied */
+	size_t n_places;
+	struct place places[];
+};
+
+/* ---- the end ---------------------------------------------------------------------------------- */
+
+static void keep(struct sleep_wake *wake)
+{
+	wake->n_stays++;
+}
+
+static void let(struct sleep_wake *wake)
+{
+	if (--wake->n_stays == 0 && wake->n_out == 0 && !wake->sleeper) {
+		free(wake);
+	}
+}
+
+static void drop_place(struct sleep_wake *wake, struct place *place)
+{
+	struct block *block = ptr_steal(place->block);
+	if (place->state != PLACE_COPYING && place->state != PLACE_ADMITTING) {
+		chunk_release(&place->chunk);
+	}
+	if (block) {
+		store_unuse_block(wake->context->admit->store, block, 0);
+	}
+}
+
+static void cancel_place(struct sleep_wake *wake, struct place *place)
+{
+	if (place->state == PLACE_COPYING) {
+		mover_cancel(wake->context->admit->mover, &place->job.job);
+	} else if (place->state == PLACE_ADMITTING) {
+		admit_cancel(&place->admit);
+	}
+}
+
+/* It is over: what came goes, and the holder sleeps on. */
+static void leave(struct sleep_wake *wake)
+{
+	struct sleeper *sleeper = wake->sleeper;
+	wake->sleeper = NULL;
+	sleeper->wake = NULL;
+	sleeper_set_state(sleeper, SLEEPER_ASLEEP);
+	if (wake->self) {
+		*wake->self = NULL;
+	}
+	if (wake->alloc) {
+		alloc_cancel(wake->alloc);
+	}
+	for (size_t i = 0; i < wake->n_places; i++) {
+		cancel_place(wake, &wake->places[i]);
+		drop_place(wake, &wake->places[i]);
+	}
+	sleeper_free_if_over(sleeper);
+}
+
+static void fail(struct sleep_wake *wake, enum status status, const char *error)
+{
+	char text[SLEEP_ERROR_BYTES];
+	snprintf(text, sizeof(text), "%s", error);
+	keep(wake);
+	leave(wake);
+	wake->done(wake->user, status, text);
+	let(wake);
+}
+
+void sleep_wake_cancel(struct sleep_wake *wake)
+{
+	if (wake) {
+		keep(wake);
+		leave(wake);
+		let(wake);
+	}
+}
+
+static void commit_place(struct sleep_wake *wake, struct place *place)
+{
+	struct sleeper *sleeper = wake->sleeper;
+	struct slept *slept = place->slept;
+	struct held *held = slept->held;
+	if (place->block) {
+		holder_wake_block(sleeper->holder, held, ptr_steal(place->block));
+	} else {
+		holder_wake_chunk(sleeper->holder, held, &place->chunk);
+	}
+	slept_free(sleeper, slept);
+}
+
+static void succeed(struct sleep_wake *wake)
+{
+	struct sleeper *sleeper = wake->sleeper;
+	struct holder *holder = sleeper->holder;
+	keep(wake);
+	for (size_t i = 0; i < wake->n_places; i++) {
+		if (wake->places[i].slept) {
+			commit_place(wake, &wake->places[i]);
+		}
+	}
+	holder->sleep.woke_ns = uv_hrtime() - wake->began_ns;
+	leave(wake);
+	wake->done(wake->user, STATUS_OK, "");
+	let(wake);
+}
+
+/* ---- blocks ----------------------------------------------------------------------------------- */
+
+static void copy_more(struct sleep_wake *wake);
+
+static void set_ready(struct place *place)
+{
+	place->state = PLACE_READY;
+	place->wake->n_ready++;
+}
+
+static void on_admitted(struct admit *admit, const struct admit_result *result)
+{
+	struct place *place = container_of(admit, struct place, admit);
+	struct sleep_wake *wake = place->wake;
+	place->state = PLACE_GRANTED;
+	if (!result->block) {
+		fail(wake, result->status, result->error);
+		return;
+	}
+	place->block = result->block;
+	if (place->block->state == BLOCK_SHARED) {
+		store_set_published(wake->context->admit->store, place->block, true);
+	}
+	set_ready(place);
+}
+
+static void on_admit_gone(struct admit *admit)
+{
+	struct place *place = container_of(admit, struct place, admit);
+	struct sleep_wake *wake = place->wake;
+	keep(wake);
+	wake->n_out--;
+	copy_more(wake);
+	let(wake);
+}
+
+static const struct admit_ops admit_ops = {.done = on_admitted, .gone = on_admit_gone};
+
+/* ---- copies ----------------------------------------------------------------------------------- */
+
+static void fail_damaged(struct sleep_wake *wake, struct place *place)
+{
+	const struct holder *holder = wake->sleeper->holder;
+	log_error("memory of session %llu (pid %d) is damaged in host memory: it cannot wake",
+	          (unsigned long long)holder->id, (int)holder->peer.pid);
+	if (place->slept->is_block) {
+		copies_drop(wake->context->copies, place->slept->copy);
+	}
+	fail(wake, STATUS_MOVER_FAILED, "what was copied to host memory was damaged there");
+}
+
+static void on_copied(struct digest_job *job, const struct digest *digest)
+{
+	struct place *place = container_of(job, struct place, job);
+	struct sleep_wake *wake = place->wake;
+	keep(wake);
+	wake->n_out--;
+	place->state = PLACE_GRANTED;
+	if (!wake->sleeper || !place->slept) {
+		chunk_release(&place->chunk);
+		set_ready(place);
+	} else if (!digest_equal(digest, &place->digest)) {
+		fail_damaged(wake, place);
+	} else if (place->slept->is_block) {
+		place->state = PLACE_ADMITTING;
+		wake->n_out++;
+		admit_start(&place->admit, wake->context->admit, wake->sleeper->holder->realm,
+		            wake->sleeper->holder->user, &place->chunk, place->content_bytes,
+		            digest, &admit_ops);
+	} else {
+		set_ready(place);
+	}
+	copy_more(wake);
+	let(wake);
+}
+
+static void on_not_copied(struct mover_job *job, enum status status, const char *error)
+{
+	struct place *place = container_of(job, struct place, job.job);
+	struct sleep_wake *wake = place->wake;
+	keep(wake);
+	if (job->id == 0) {
+		wake->n_out--;
+		place->state = PLACE_GRANTED;
+		chunk_release(&place->chunk);
+	}
+	if (wake->sleeper) {
+		fail(wake, status, error);
+	}
+	let(wake);
+}
+
+static void on_copy_gone(struct mover_job *job)
+{
+	struct place *place = container_of(job, struct place, job.job);
+	struct sleep_wake *wake = place->wake;
+	keep(wake);
+	wake->n_out--;
+	place->state = PLACE_GRANTED;
+	chunk_release(&place->chunk);
+	let(wake);
+}
+
+/* Returns what copies_read() does. */
+static int copy(struct sleep_wake *wake, struct place *place)
+{
+	place->job.job.on_failed = on_not_copied;
+	place->job.job.on_gone = on_copy_gone;
+	place->job.on_digested = on_copied;
+	int r = copies_read(wake->context->copies, place->slept->copy, &place->job,
+	                    location_device(place->chunk.at), place->chunk.fd);
+	if (r == 0) {
+		place->state = PLACE_COPYING;
+		wake->n_out++;
+	}
+	return r;
+}
+
+/* All memory is there. The wake may be over afterwards; the caller keeps it. */
+static void copy_more(struct sleep_wake *wake)
+{
+	int r = 0;
+	while (r == 0 && wake->sleeper && wake->n_out < MAX_COPYING &&
+	       wake->next < wake->n_places) {
+		struct place *place = &wake->places[wake->next];
+		if (place->state == PLACE_GRANTED && place->slept) {
+			r = copy(wake, place);
+		} else if (place->state == PLACE_GRANTED) {
+			set_ready(place);
+		}
+		wake->next += r == 0;
+	}
+	/* The mover has too many fds for now: one that comes back makes room. */
+	if (r < 0 && (r != -EBUSY || wake->n_out == 0)) {
+		fail(wake, r == -EBUSY ? STATUS_BUSY : STATUS_MOVER_FAILED,
+		     "glake-mover cannot copy from host memory now");
+	} else if (wake->sleeper && wake->n_out == 0 && wake->n_ready == wake->n_places) {
+		succeed(wake);
+	}
+}
+
+/* ---- memory ----------------------------------------------------------------------------------- */
+
+static void reserve(struct sleep_wake *wake);
+
+static const struct location *at_of(const struct sleep_wake *wake)
+{
+	return wake->sleeper->holder->all->locations[wake->step / 2];
+}
+
+static bool lacks_there(const struct sleep_wake *wake, const struct place *place)
+{
+	return place->state == PLACE_LACKING && place->slept && place->slept->at == at_of(wake) &&
+	       place->slept->is_block == (wake->step % 2 == 1);
+}
+
+static uint64_t lacking_bytes(const struct sleep_wake *wake)
+{
+	uint64_t bytes = 0;
+	for (size_t i = 0; i < wake->n_places; i++) {
+		bytes += lacks_there(wake, &wake->places[i]) ? wake->places[i].slept->bytes : 0;
+	}
+	return bytes;
+}
+
+static void refuse(struct sleep_wake *wake, enum status status)
+{
+	char text[SLEEP_ERROR_BYTES];
+	alloc_explain(status, wake->sleeper->holder->tenant, at_of(wake), lacking_bytes(wake), text,
+	              sizeof(text));
+	fail(wake, status, text);
+}
+
+/* The places may be fewer by now: their holder has given some up. What is not taken is released. */
+static void on_chunks(void *user, enum status status, struct chunk *chunks, size_t n_chunks)
+{
+	struct sleep_wake *wake = user;
+	wake->alloc = NULL;
+	if (status != STATUS_OK) {
+		refuse(wake, status);
+		return;
+	}
+	for (size_t i = 0; i < wake->n_places; i++) {
+		struct place *place = &wake->places[i];
+		for (size_t k = 0; k < n_chunks && lacks_there(wake, place); k++) {
+			if (chunks[k].at && chunks[k].bytes == place->slept->bytes) {
+				chunk_move(&place->chunk, &chunks[k]);
+				place->state = PLACE_GRANTED;
+			}
+		}
+	}
+	wake->step++;
+	keep(wake);
+	reserve(wake);
+	let(wake);
+}
+
+/* Returns the status of alloc_start(); STATUS_OK too if nothing is lacking there. */
+static enum status ask(struct sleep_wake *wake, bool *is_asked_out)
+{
+	struct holder *holder = wake->sleeper->holder;
+	size_t n = 0;
+	*is_asked_out = false;
+	cleanup_free uint64_t *sizes = calloc(wake->n_places + 1, sizeof(sizes[0]));
+	if (!sizes) {
+		return STATUS_NO_HOST_MEMORY;
+	}
+	for (size_t i = 0; i < wake->n_places; i++) {
+		if (lacks_there(wake, &wake->places[i])) {
+			sizes[n++] = wake->places[i].slept->bytes;
+		}
+	}
+	if (n == 0) {
+		return STATUS_OK;
+	}
+	*is_asked_out = true;
+	const struct alloc_wanted wanted = {.at = holder->all->locations[wake->step / 2],
+	                                    .tenant = holder->tenant,
+	                                    .uid = holder->peer.owner,
+	                                    .use = wake->step % 2 == 1 ? CHUNK_LOADING
+	                                                               : CHUNK_PRIVATE,
+	                                    .sizes = sizes,
+	                                    .n_chunks = n,
+	                                    .waited_ms = &wake->waited_ms,
+	                                    .patience_ms = wake->context->wake_wait_ms};
+	wake->since_ms = uv_now(holder->all->loop);
+	return alloc_start(wake->context->allocator, &wanted, on_chunks, wake, &wake->alloc);
+}
+
+/* From wake->step on. on_chunks() may come before ask() returns, and goes on itself then. */
+static void reserve(struct sleep_wake *wake)
+{
+	bool is_asked = false;
+	enum status status = STATUS_OK;
+	while (wake->sleeper && !is_asked && status == STATUS_OK &&
+	       wake->step < 2 * wake->sleeper->holder->all->n_locations) {
+		status = ask(wake, &is_asked);
+		wake->step += !is_asked && status == STATUS_OK;
+	}
+	if (status != STATUS_OK) {
+		refuse(wake, status);
+	} else if (!is_asked && wake->sleeper) {
+		wake->began_ns = uv_hrtime();
+		copy_more(wake);
+	}
+}
+
+bool sleep_wake_is_waiting(const struct sleep_wake *wake)
+{
+	return wake->alloc != NULL;
+}
+
+uint64_t sleep_wake_waited_ms(const struct sleep_wake *wake)
+{
+	uint64_t now_ms = uv_now(wake->sleeper->holder->all->loop);
+	return wake->waited_ms + (wake->alloc ? now_ms - wake->since_ms : 0);
+}
+
+/* ---- the beginning ---------------------------------------------------------------------------- */
+
+/* The store has its content. Returns 0, or TENANT_E_*. */
+static int find_block(struct sleep_wake *wake, struct place *place)
+{
+	struct store *store = wake->context->admit->store;
+	const struct holder *holder = wake->sleeper->holder;
+	struct block *block = store_find_block(store, holder->realm, place->slept->at,
+	                                       &place->digest);
+	if (!block || block->chunk.fd < 0 || block->chunk.bytes != place->slept->bytes) {
+		return 0;
+	}
+	int r = store_use_block(store, block, holder->tenant);
+	if (r == 0) {
+		place->block = block;
+		set_ready(place);
+	}
+	return r;
+}
+
+static void begin(struct sleep_wake *wake)
+{
+	struct slept *slept;
+	int r = 0;
+	keep(wake);
+	list_for_each (slept, &wake->sleeper->slept, link) {
+		struct place *place = &wake->places[wake->n_places++];
+		place->wake = wake;
+		place->slept = slept;
+		place->digest = slept->copy->key.digest;
+		place->content_bytes = slept->copy->content_bytes;
+		r = r == 0 && slept->is_block ? find_block(wake, place) : r;
+	}
+	if (r != 0) {
+		fail(wake, r == TENANT_E_BYTES ? STATUS_OVER_QUOTA : STATUS_NO_FDS,
+		     "the tenant's limit does not allow the blocks of the sleeper any more");
+	} else {
+		reserve(wake);
+	}
+	let(wake);
+}
+
+void sleep_wake_forget(struct sleep_wake *wake, const struct slept *slept)
+{
+	for (size_t i = 0; i < wake->n_places; i++) {
+		struct place *place = &wake->places[i];
+		if (place->slept == slept) {
+			place->slept = NULL;
+			if (place->state == PLACE_LACKING) {
+				set_ready(place);
+			}
+			return;
+		}
+	}
+}
+
+void sleeper_wake(struct sleeper *sleeper, sleep_done_fn done, void *user,
+                  struct sleep_wake **wake_out)
+{
+	size_t n = 0;
+	struct slept *slept;
+	list_for_each (slept, &sleeper->slept, link) {
+		n++;
+	}
+	struct sleep_wake *wake = calloc(1, sizeof(*wake) + n * sizeof(wake->places[0]));
+	if (!wake) {
+		done(user, STATUS_NO_HOST_MEMORY, "glaked is out of host memory");
+		return;
+	}
+	sleeper_set_state(sleeper, SLEEPER_WAKING);
+	sleeper->wake = wake;
+	wake->sleeper = sleeper;
+	wake->context = sleeper->context;
+	wake->self = wake_out;
+	wake->done = done;
+	wake->user = user;
+	*wake_out = wake;
+	begin(wake);
+}

@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A sleeper: a holder whose memory has copies in host memory, or is there alone.
+ *
+ *             sleeper_copy()             sleeper_enter()              sleeper_wake()
+ *   (none) ------------------> COPIED ------------------> ASLEEP <------------------> WAKING
+ *      ^                         |                                     failed           |
+ *      '-------------------------'<-----------------------------------------------------'
+ *           sleeper_leave()                         all of it is on the GPU again
+ *
+ * COPIED: nothing has changed but that there are copies. The process submits no work, so they stay equal. ASLEEP: each of
+ * these things is a HELD_SLEPT, which has a copy and no memory of a GPU; its id stays. WAKING: memory is asked for at all
+ * locations together, and all of it, before a byte is copied; if anything fails the holder is ASLEEP as before.
+ *
+ * What is copied is private chunks and blocks of programs. A block is left to others, or to the cache; one that is still, or
+ * again, on the GPU when its sleeper wakes is used as it is.
+ *
+ * The parts: sleep_copy.c makes the copies, sleep_wake.c brings them back.
+ *
+ * Owner: its holder. Threads: loop thread.
+ */
+#ifndef GLAKE_DAEMON_SLEEPER_H
+#define GLAKE_DAEMON_SLEEPER_H
+
+#include "daemon/holders/holder.h"
+#include "daemon/store/copies.h"
+
+/* The parts of glaked that this needs. */
+struct sleep_context {
+	struct copies *copies;
+	struct allocator *allocator;
+	const struct admit_context *admit;
+	uint64_t wake_wait_ms; /* a wake waits so long for room */
+};
+
+enum sleeper_state {
+	SLEEPER_COPIED,
+	SLEEPER_ASLEEP,
+	SLEEPER_WAKING,
+	N_SLEEPER_STATES,
+};
+
+/* As in the schema. */
+enum sleep_why {
+	SLEEP_SELF,
+	SLEEP_ASKED,
+	SLEEP_IDLE,
+	SLEEP_PRESSURE,
+	N_SLEEP_WHYS,
+};
+
+/* What stays on the GPU, as the process reports it. */
+struct sleep_stay {
+	char why[GLAKE_MAX_STAY_BYTES];
+	uint64_t bytes;
+};
+
+/* Something of the holder's that has a copy. */
+struct slept {
+	struct list link; /* link: sleeper.slept, in the order of naming */
+	struct sleeper *sleeper;
+	struct held *held;
+	struct copy *copy;   /* held in copies */
+	struct location *at; /* where it was, and will be */
+	uint64_t bytes;
+	bool is_block;
+};
+
+struct sleeper {
+	struct list
+		link; /* link: holders.sleepers, while ASLEEP or WAKING: the longest asleep first */
+	struct holder *holder; /* borrowed */
+	const struct sleep_context *context;
+	enum sleeper_state state;
+	struct list slept;
+	uint64_t private_bytes;
+	uint64_t shared_bytes;
+	enum sleep_why why;
+	uint64_t since_ms;
+	uint64_t copy_ns; /* that copying took */
+	struct sleep_stay stays[GLAKE_MAX_STAYS];
+	uint32_t n_stays;
+	struct sleep_wake *wake; /* WAKING: under way */
+};
+
+/* What a refusal says; of one line. */
+#define SLEEP_ERROR_BYTES 256u
+
+/* @error is of one line, and valid during the call. */
+typedef void (*sleep_done_fn)(void *user, enum status status, const char *error);
+
+struct sleep_batch;
+
+/*
+ * Copies of these things of @holder, all or none: @done follows, perhaps at once. *batch_out is for sleep_batch_cancel(), and
+ * becomes NULL before @done. STATUS_BAD_REQUEST, STATUS_BUSY: nothing has begun, @done is not called, and *error_out
+ * (of SLEEP_ERROR_BYTES) says why.
+ */
+enum status sleeper_copy(struct holder *holder, const struct sleep_context *context,
+                         const uint64_t *ids, size_t n_ids, sleep_done_fn done, void *user,
+                         struct sleep_batch **batch_out, char *error_out);
+/* None of these gets one, and @done is not called. */
+void sleep_batch_cancel(struct sleep_batch *batch);
+
+/* The process has unmapped all that has copies: it goes. STATUS_BAD_REQUEST: nothing has. Harmless if it sleeps already. */
+enum status sleeper_enter(struct holder *holder, enum sleep_why why, const struct sleep_stay *stays,
+                          size_t n_stays);
+
+/* COPIED: the copies go. */
+void sleeper_leave(struct holder *holder);
+
+/*
+ * ASLEEP: have all of it back on the GPU. @done follows, perhaps at once; after STATUS_OK there is no sleeper any more. *wake_out
+ * is for sleep_wake_cancel(), and becomes NULL before @done.
+ */
+void sleeper_wake(struct sleeper *sleeper, sleep_done_fn done, void *user,
+                  struct sleep_wake **wake_out);
+/* It sleeps on, and @done is not called. */
+void sleep_wake_cancel(struct sleep_wake *wake);
+/* Whether it waits for memory, and how long it has so far. */
+bool sleep_wake_is_waiting(const struct sleep_wake *wake);
+uint64_t sleep_wake_waited_ms(const struct sleep_wake *wake);
+
+/* For holder.c. The holder gives @held up: harmless if it has no copy. */
+void sleeper_forget(struct held *held);
+/* The same while it is being copied: @chunk (NULL: it is a block) is released when the mover is done with it. */
+void sleeper_leave_bed(struct held *held, struct chunk *chunk);
+/* The holder ends: nobody waits for a wake. */
+void sleeper_end(struct holder *holder);
+
+/* For the parts. NULL: no memory. */
+struct sleeper *sleeper_of(struct holder *holder, const struct sleep_context *context);
+/* @held has @copy, which is taken over. False: no memory. */
+bool sleeper_add(struct sleeper *sleeper, struct held *held, struct copy *copy);
+void sleeper_set_state(struct sleeper *sleeper, enum sleeper_state state);
+/* It is on the GPU, or nobody wants it any more. */
+void slept_free(struct sleeper *sleeper, struct slept *slept);
+/* If nothing is left of it. */
+void sleeper_free_if_over(struct sleeper *sleeper);
+void sleep_wake_forget(struct sleep_wake *wake, const struct slept *slept);
+
+#endif

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Asking programs: a client, or glaked itself, wants the program of a session to seal what looks like weights, to sleep, or to
+ * wake. That program gets a notice, does it, and reports. glaked passes on what it reports, and waits for it no longer than it
+ * goes on reporting.
+ *
+ * Threads: loop thread.
+ */
+#ifndef GLAKE_DAEMON_RPC_ASK_H
+#define GLAKE_DAEMON_RPC_ASK_H
+
+#include "daemon/holders/sleeper.h"
+#include "daemon/rpc/rpc_context.h"
+
+/* What a program is asked to do. */
+struct rpc_wish {
+	bool is_sleep; /* or to wake; else to seal */
+	bool is_dry_run;
+	bool wakes;
+	enum sleep_why why;
+};
+
+/* Whether it can be asked now: it has a connection, follows such wishes, and is not being asked already. */
+bool rpc_may_ask(const struct rpc_context *rpc, const struct holder *holder,
+                 const struct rpc_wish *wish);
+/* Nobody waits for the answer; a failure is a line in the log. */
+void rpc_ask(struct rpc_context *rpc, struct holder *holder, const struct rpc_wish *wish);
+
+/* Once in a while, and when a session has ended: refuse what no program will answer any more. */
+void rpc_asks_tick(struct rpc_context *rpc);
+
+#endif

@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Requests of programs that sleep, and the list of them. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "daemon/base/text.h"
+#include "daemon/holders/sleeper.h"
+#include "daemon/rpc/rpc_handlers.h"
+
+/* A pending SleepCopy or SleepLeave. */
+struct sleep_request {
+	struct pending pending;
+	struct sleep_batch *batch;
+	struct sleep_wake *wake;
+};
+
+static void cancel_sleep_request(struct pending *pending)
+{
+	struct sleep_request *operation = container_of(pending, struct sleep_request, pending);
+	sleep_batch_cancel(operation->batch);
+	sleep_wake_cancel(operation->wake);
+	free(operation);
+}
+
+static void on_done(void *user, enum status status, const char *error)
+{
+	struct sleep_request *operation = user;
+	struct session *session = operation->pending.session;
+	uint64_t id = operation->pending.request;
+	session_end(&operation->pending);
+	free(operation);
+	if (status == STATUS_OK) {
+		rpc_answer_ok(session, id);
+	} else {
+		rpc_refuse(session, id, status, "%s", error);
+	}
+}
+
+/* NULL after a refusal. */
+static struct sleep_request *begin(struct session *session, uint64_t id)
+{
+	struct sleep_request *operation = calloc(1, sizeof(*operation));
+	if (!operation) {
+		rpc_refuse(session, id, STATUS_NO_HOST_MEMORY, "glaked is out of host memory");
+		return NULL;
+	}
+	if (!session_begin(session, &operation->pending, id, cancel_sleep_request)) {
+		free(operation);
+		rpc_refuse(session, id, STATUS_BUSY, "too many requests under way");
+		return NULL;
+	}
+	return operation;
+}
+
+void rpc_sleep_copy(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	const Glake__Wire__SleepCopy *body = request->sleep_copy;
+	char error[SLEEP_ERROR_BYTES];
+	if (body->n_ids == 0 || body->n_ids > GLAKE_MAX_SLEPT) {
+		rpc_refuse(session, request->id, STATUS_BAD_REQUEST, "%zu things in one request",
+		           body->n_ids);
+		return;
+	}
+	struct sleep_request *operation = begin(session, request->id);
+	if (!operation) {
+		return;
+	}
+	enum status status = sleeper_copy(session->holder, rpc_of(session)->sleep_context,
+	                                  body->ids, body->n_ids, on_done, operation,
+	                                  &operation->batch, error);
+	if (status != STATUS_OK) {
+		on_done(operation, status, error);
+	}
+}
+
+/* False: there are too many, or one is too long. */
+static bool read_stays(const Glake__Wire__SleepEnter *body, struct sleep_stay *stays_out)
+{
+	bool is_good = body->n_stays <= GLAKE_MAX_STAYS;
+	for (size_t i = 0; is_good && i < body->n_stays; i++) {
+		uint64_t bytes = body->stays[i]->bytes;
+		struct sleep_stay *stay = &stays_out[i];
+		int n = snprintf(stay->why, sizeof(stay->why), "%s", body->stays[i]->why);
+		stay->bytes = bytes < GLAKE_MAX_REPORTED_BYTES ? bytes : GLAKE_MAX_REPORTED_BYTES;
+		text_clean(stay->why);
+		is_good = n >= 0 && (size_t)n < sizeof(stay->why);
+	}
+	return is_good;
+}
+
+void rpc_sleep_enter(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	const Glake__Wire__SleepEnter *body = request->sleep_enter;
+	struct sleep_stay stays[GLAKE_MAX_STAYS];
+	if ((unsigned)body->why >= N_SLEEP_WHYS || !read_stays(body, stays)) {
+		rpc_refuse(session, request->id, STATUS_BAD_REQUEST, "that is no reason");
+	} else if (sleeper_enter(session->holder, (enum sleep_why)body->why, stays,
+	                         body->n_stays) != STATUS_OK) {
+		rpc_refuse(session, request->id, STATUS_BAD_REQUEST, "nothing has a copy");
+	} else {
+		rpc_answer_ok(session, request->id);
+	}
+}
+
+void rpc_sleep_leave(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	struct sleeper *sleeper = session->holder->sleeper;
+	if (!sleeper) {
+		rpc_refuse(session, request->id, STATUS_BAD_REQUEST, "the session does not sleep");
+	} else if (sleeper->state == SLEEPER_COPIED) {
+		sleeper_leave(session->holder);
+		rpc_answer_ok(session, request->id);
+	} else if (sleeper->state == SLEEPER_WAKING) {
+		rpc_refuse(session, request->id, STATUS_BUSY, "the session is waking already");
+	} else {
+		struct sleep_request *operation = begin(session, request->id);
+		if (operation) {
+			sleeper_wake(sleeper, on_done, operation, &operation->wake);
+		}
+	}
+}
+
+/* ---- the list --------------------------------------------------------------------------------- */
+
+#define PAGE_ROWS 64u
+
+struct sleeper_row {
+	Glake__Wire__SleepStay stays[GLAKE_MAX_STAYS];
+	Glake__Wire__SleepStay *list[GLAKE_MAX_STAYS];
+};
+
+/* Among those who wait for memory, the one that waits for longest is the first. */
+static uint32_t place_of(const struct sleeper *sleeper)
+{
+	uint64_t waited_ms = sleep_wake_waited_ms(sleeper->wake);
+	uint32_t place = 1;
+	const struct sleeper *other;
+	list_for_each (other, &sleeper->holder->all->sleepers, link) {
+		place += other->wake && other != sleeper &&
+		         sleep_wake_waited_ms(other->wake) > waited_ms;
+	}
+	return place;
+}
+
+static void describe(const struct sleeper *sleeper, struct sleeper_row *place,
+                     Glake__Wire__SleeperInfo *row)
+{
+	struct holder *holder = sleeper->holder;
+	glake__wire__sleeper_info__init(row);
+	row->session = holder->id;
+	row->pid = (uint32_t)holder->peer.pid;
+	row->uid = holder->peer.uid;
+	row->program = holder->program ? holder->program : row->program;
+	row->tenant = holder->tenant->name;
+	row->realm = holder->realm->name;
+	row->state = (char *)(sleeper->wake ? "waking" : "asleep");
+	row->why = (Glake__Wire__SleepWhy)sleeper->why;
+	row->asleep_ms = uv_now(holder->all->loop) - sleeper->since_ms;
+	row->private_bytes = sleeper->private_bytes;
+	row->shared_bytes = sleeper->shared_bytes;
+	row->stays = place->list;
+	for (uint32_t i = 0; i < sleeper->n_stays; i++) {
+		glake__wire__sleep_stay__init(&place->stays[i]);
+		place->stays[i].why = (char *)sleeper->stays[i].why;
+		place->stays[i].bytes = sleeper->stays[i].bytes;
+		place->list[row->n_stays++] = &place->stays[i];
+	}
+	if (sleeper->wake && sleep_wake_is_waiting(sleeper->wake)) {
+		row->place = place_of(sleeper);
+		row->waiting_ms = sleep_wake_waited_ms(sleeper->wake);
+	}
+	row->n_sleeps = holder->sleep.n_sleeps;
+	row->slept_ns = holder->sleep.slept_ns;
+	row->woke_ns = holder->sleep.woke_ns;
+}
+
+/* In the order of ids, as pages go. */
+void rpc_sleeper_list(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	static Glake__Wire__SleeperInfo rows[PAGE_ROWS];
+	static Glake__Wire__SleeperInfo *list[PAGE_ROWS];
+	static struct sleeper_row places[PAGE_ROWS + 1];
+	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
+	Glake__Wire__SleeperListAnswer body = GLAKE__WIRE__SLEEPER_LIST_ANSWER__INIT;
+	struct rpc_page page = {.rows = rows, .list = list, .max_rows = PAGE_ROWS};
+	struct holder *holder;
+	list_for_each (holder, &rpc_of(session)->holders.list, link) {
+		struct sleeper *sleeper = holder->sleeper;
+		Glake__Wire__SleeperInfo next;
+		if (holder->id <= request->sleeper_list->after || !sleeper ||
+		    sleeper->state == SLEEPER_COPIED || !rpc_may_act(session, holder->realm)) {
+			continue;
+		}
+		describe(sleeper, &places[page.n_rows], &next);
+		if (!rpc_page_add(&page, holder->id, &next.base)) {
+			break;
+		}
+	}
+	body.sleepers = list;
+	body.n_sleepers = page.n_rows;
+	body.next = page.next;
+	answer.body_case = GLAKE__WIRE__ANSWER__BODY_SLEEPER_LIST;
+	answer.sleeper_list = &body;
+	rpc_answer(session, request->id, &answer, NULL, 0);
+}
