@@ -9,7 +9,7 @@
 #include <string.h>
 #include <sys/random.h>
 
-#include "daemon/holders/sleeper.h"
+#include "daemon/holders/slept.h"
 #include "proto/cleanup.h"
 #include "proto/limits.h"
 

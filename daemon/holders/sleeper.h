@@ -23,6 +23,7 @@
 #define GLAKE_DAEMON_SLEEPER_H
 
 #include "daemon/holders/holder.h"
+#include "daemon/holders/slept.h"
 #include "daemon/store/copies.h"
 
 /* The parts of glaked that this needs. */
@@ -120,13 +121,6 @@ void sleep_wake_cancel(struct sleep_wake *wake);
 /* Whether it waits for memory, and how long it has so far. */
 bool sleep_wake_is_waiting(const struct sleep_wake *wake);
 uint64_t sleep_wake_waited_ms(const struct sleep_wake *wake);
-
-/* For holder.c. The holder gives @held up: harmless if it has no copy. */
-void sleeper_forget(struct held *held);
-/* The same while it is being copied: @chunk (NULL: it is a block) is released when the mover is done with it. */
-void sleeper_leave_bed(struct held *held, struct chunk *chunk);
-/* The holder ends: nobody waits for a wake. */
-void sleeper_end(struct holder *holder);
 
 /* For the parts. NULL: no memory. */
 struct sleeper *sleeper_of(struct holder *holder, const struct sleep_context *context);

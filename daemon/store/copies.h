@@ -21,7 +21,7 @@
  * The mover has the large chunks mapped in which extents lie. So one that is empty goes only when the mover has
  * forgotten it.
  *
- * The parts: copies_make.c makes them, copies.c has the rest.
+ * The parts: copies_make.c makes them, copies_keep.c has the rest.
  *
  * Owner: the server. Lifetime: copies_init() to copies_deinit(), which no job of the mover is under way at.
  * Threads: loop thread.

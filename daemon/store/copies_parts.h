@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What copies.c and copies_make.c have in common.
+ * What copies_keep.c and copies_make.c have in common.
  *
  * Threads: loop thread.
  */

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a holder has to say of things that have a copy, or get one (sleeper.h), when it gives them up.
+ *
+ * Threads: loop thread.
+ */
+#ifndef GLAKE_DAEMON_SLEPT_H
+#define GLAKE_DAEMON_SLEPT_H
+
+struct chunk;
+struct held;
+struct holder;
+
+/* @held goes: harmless if it has no copy. */
+void sleeper_forget(struct held *held);
+/* The same while it is being copied: @chunk (NULL: it is a block) is released when the mover is done with it. */
+void sleeper_leave_bed(struct held *held, struct chunk *chunk);
+/* The holder ends: nobody waits for a wake. */
+void sleeper_end(struct holder *holder);
+
+#endif
