@@ -682,6 +682,46 @@ GLAKE_API int glake_seal_idle(const struct glake_span *spans, size_t n_spans,
  */
 GLAKE_API int glake_unseal(glake_ptr ptr, uint64_t bytes);
 
+/* ---- sleep ---------------------------------------------------------------------------------- */
+
+#define GLAKE_MAX_STAYS_SLEPT 16
+
+struct glake_slept {
+	size_t size;            /* set by the caller */
+	uint64_t private_bytes; /* that have left the GPUs, or came back */
+	uint64_t shared_bytes;  /* the same of sealed memory: others may still have it */
+	uint64_t took_ns;
+	uint64_t held_ns; /* of it: until all work of the program had ended */
+	uint32_t n_stays;
+	struct {
+		const char *why; /* static */
+		uint64_t bytes;
+	} stays[GLAKE_MAX_STAYS_SLEPT]; /* what stays on the GPU, by reason */
+};
+
+/*
+ * Have the session's memory on GPUs, private and sealed, copied to host memory of glaked, and give it to others. Its addresses
+ * stay. Under the shim the program's work is waited for, and what the program submits next wakes it, by whatever thread. Without the
+ * shim the caller sees to it that nothing uses the memory, and that nobody does before glake_wake(). Does nothing if it
+ * sleeps. @timeout_ms: how long work under way is waited for. @slept_out may be NULL.
+ * Errors: session errors; request errors; -EBUSY (work that is queued does not end in time, or another thread does the same);
+ * -EINVAL (*slept_out); GLAKE_E_NO_HOST_MEMORY; GLAKE_E_OVER_QUOTA; GLAKE_E_NO_FDS; GLAKE_E_MOVER; GLAKE_E_BUSY; GLAKE_E_CUDA; -ENOMEM. Then it
+ * is awake.
+ */
+GLAKE_API int glake_sleep(struct glake_session *session, uint32_t timeout_ms,
+                          struct glake_slept *slept_out);
+
+/*
+ * Get all of it back, at the same addresses. Blocks until glaked has room for it: see wake_wait_ms in operations.md. Does nothing if
+ * the session is awake.
+ * Errors: session errors; request errors; -EINVAL (*slept_out); GLAKE_E_NO_DEVICE_MEMORY, GLAKE_E_OVER_QUOTA, GLAKE_E_NO_FDS (it has waited
+ * in vain); GLAKE_E_MOVER (what came back was something else); GLAKE_E_BUSY; GLAKE_E_CUDA; -ENOMEM. Then it sleeps on.
+ */
+GLAKE_API int glake_wake(struct glake_session *session, struct glake_slept *slept_out);
+
+/* Nonzero: it sleeps. Local. */
+GLAKE_API int glake_is_asleep(const struct glake_session *session);
+
 /* ---- published weights ---------------------------------------------------------------------- */
 
 struct glake_publish_options {

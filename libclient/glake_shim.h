@@ -25,6 +25,7 @@
 #include "libclient/heap/usage.h"
 #include "libclient/seal/candidates.h"
 #include "libclient/seal/unseal.h"
+#include "libclient/sleep/sleep.h"
 #include "libclient/api/connect.h"
 #include "libclient/api/share.h"
 #include "proto/limits.h"

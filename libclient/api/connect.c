@@ -18,6 +18,7 @@
 #include "libclient/seal/block.h"
 #include "libclient/heap/heap.h"
 #include "libclient/api/placed.h"
+#include "libclient/sleep/sleep.h"
 #include "libclient/space/space.h"
 #include "libclient/heap/supply.h"
 #include "libclient/heap/usage.h"
@@ -118,6 +119,7 @@ static int session_new(const struct glake_connect_options *options, const uint8_
 	session->n_refs = 1;
 	glake__space_begin();
 	pthread_mutex_init(&session->usage_lock, NULL);
+	pthread_mutex_init(&session->sleep_lock, NULL);
 	*session_out = ptr_steal(session);
 	return 0;
 }
@@ -241,6 +243,7 @@ void glake_disconnect(struct glake_session *session)
 		glake__heap_wait_left(session);
 	}
 	session->is_closing = true;
+	glake__sleep_end(session);
 	if (session->end_models) {
 		session->end_models(session);
 	}

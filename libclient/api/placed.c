@@ -43,11 +43,18 @@ static void let_placed(struct glake__held *held)
 	placed->is_held = false;
 }
 
+static struct glake_session *session_of(const struct glake__range *range)
+{
+	const struct glake__placed *placed = range->user;
+	return placed ? placed->session : NULL;
+}
+
 const struct glake__use glake__use_placed = {
 	.name = "placed",
 	.kind = GLAKE__OWN,
 	.hold = hold_placed,
 	.let = let_placed,
+	.session = session_of,
 };
 
 static bool is_granular(uint64_t value)

@@ -508,12 +508,19 @@ static void let_private(struct glake__held *held)
 	backing->is_held = false;
 }
 
+static struct glake_session *session_of(const struct glake__range *range)
+{
+	const struct glake__backing *backing = range->user;
+	return backing ? backing->device->session : NULL;
+}
+
 const struct glake__use glake__use_private = {
 	.name = "private",
 	.kind = GLAKE__OWN,
 	.is_private = true,
 	.hold = hold_private,
 	.let = let_private,
+	.session = session_of,
 };
 
 void glake__heap_hold_session_locked(struct glake_session *session)

@@ -91,6 +91,16 @@ static void take_seal(struct glake__link *link, const Glake__Wire__Seal *seal)
 	}
 }
 
+static void take_sleep(struct glake__link *link, const Glake__Wire__Sleep *sleep)
+{
+	struct glake__notice *notice = link->sleep ? glake__notices_add(&link->notices, 0) : NULL;
+	if (notice) {
+		notice->sleep = sleep->id;
+		notice->wakes = sleep->wakes;
+		notice->why = (uint32_t)sleep->why;
+	}
+}
+
 static void take_notice(struct glake__link *link, const Glake__Wire__Answer *answer)
 {
 	switch (answer->body_case) {
@@ -109,6 +119,9 @@ static void take_notice(struct glake__link *link, const Glake__Wire__Answer *ans
 		break;
 	case GLAKE__WIRE__ANSWER__BODY_SEAL:
 		take_seal(link, answer->seal);
+		break;
+	case GLAKE__WIRE__ANSWER__BODY_SLEEP:
+		take_sleep(link, answer->sleep);
 		break;
 	default:
 		/* A kind that a newer daemon knows. */

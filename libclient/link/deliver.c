@@ -21,6 +21,8 @@ static int deliver_locked(struct glake__link *link)
 		}
 		if (notice->seal) {
 			link->seal(link->seal_user, notice->seal, notice->is_dry_run);
+		} else if (notice->sleep) {
+			link->sleep(link->sleep_user, notice->sleep, notice->wakes, notice->why);
 		} else if (handler) {
 			handler(user, &notice->public);
 		}

@@ -72,6 +72,9 @@ struct glake__link {
 	/* The same: glaked wants the memory sealed that looks like weights. NULL: nobody does that. */
 	void (*seal)(void *user, uint64_t id, bool is_dry_run);
 	void *seal_user;
+	/* The same: glaked wants the program to sleep, or to wake. NULL: it does not. */
+	void (*sleep)(void *user, uint64_t id, bool wakes, uint32_t why);
+	void *sleep_user;
 	bool is_delivering;
 	pthread_t deliverer; /* valid while is_delivering */
 	glake_notice_fn handler;

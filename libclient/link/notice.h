@@ -20,6 +20,9 @@ struct glake__notice {
 	uint64_t reclaim;           /* its id with the daemon; 0 = another kind */
 	uint64_t seal;              /* the same; the program's handler does not get it */
 	bool is_dry_run;
+	uint64_t sleep; /* as seal; with the next two */
+	bool wakes;
+	uint32_t why; /* SleepWhy of glake.proto */
 };
 
 struct glake__notices {

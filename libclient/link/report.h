@@ -77,4 +77,24 @@ struct glake__seal_report {
 void glake__seal_tell(struct glake_session *session, uint64_t id,
                       const struct glake__seal_report *report);
 
+/* ---- sleep that glaked asks for --------------------------------------------------------------- */
+
+/* The same for wishes that it sleeps or wakes, and for glake__sleep_tell(). @why: enum glake__sleep_why. */
+typedef void glake__sleep_ask_fn(void *user, uint64_t id, bool wakes, uint32_t why);
+void glake__sleep_follow(struct glake_session *session, glake__sleep_ask_fn *ask, void *user);
+
+struct glake__sleep_report {
+	uint64_t done_bytes;
+	uint64_t total_bytes;
+	bool is_over;
+	int error; /* an error of glake.h, if it is over and came to nothing, and its text: */
+	const char *why;
+	/* Else what was done. */
+	bool is_asleep;
+	const struct glake_slept *slept;
+};
+/* Tell glaked. Does not wait for its answer. */
+void glake__sleep_tell(struct glake_session *session, uint64_t id,
+                       const struct glake__sleep_report *report);
+
 #endif

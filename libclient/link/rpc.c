@@ -381,6 +381,47 @@ int glake__rpc_chunk_free(struct glake_session *session, const uint64_t *ids, si
 	return call_plain(session, &request);
 }
 
+int glake__rpc_sleep_copy(struct glake_session *session, const uint64_t *ids, size_t n_ids)
+{
+	Glake__Wire__SleepCopy copy = GLAKE__WIRE__SLEEP_COPY__INIT;
+	copy.ids = (uint64_t *)ids;
+	copy.n_ids = n_ids;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_SLEEP_COPY;
+	request.sleep_copy = &copy;
+	return call_plain(session, &request);
+}
+
+int glake__rpc_sleep_enter(struct glake_session *session, uint32_t why,
+                           const struct glake__rpc_stay *stays, size_t n_stays)
+{
+	Glake__Wire__SleepEnter enter = GLAKE__WIRE__SLEEP_ENTER__INIT;
+	Glake__Wire__SleepStay rows[GLAKE_MAX_STAYS];
+	Glake__Wire__SleepStay *list[GLAKE_MAX_STAYS];
+	for (size_t i = 0; i < n_stays; i++) {
+		glake__wire__sleep_stay__init(&rows[i]);
+		rows[i].why = (char *)stays[i].why;
+		rows[i].bytes = stays[i].n_bytes;
+		list[i] = &rows[i];
+	}
+	enter.why = (Glake__Wire__SleepWhy)why;
+	enter.stays = list;
+	enter.n_stays = n_stays;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_SLEEP_ENTER;
+	request.sleep_enter = &enter;
+	return call_plain(session, &request);
+}
+
+int glake__rpc_sleep_leave(struct glake_session *session)
+{
+	Glake__Wire__SleepLeave leave = GLAKE__WIRE__SLEEP_LEAVE__INIT;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_SLEEP_LEAVE;
+	request.sleep_leave = &leave;
+	return call_plain(session, &request);
+}
+
 int glake__rpc_ping(struct glake_session *session)
 {
 	Glake__Wire__Ping ping = GLAKE__WIRE__PING__INIT;

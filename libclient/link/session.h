@@ -115,6 +115,8 @@ struct glake_session {
 	void (*report)(struct glake_session *session);
 	/* Give back memory that the program does not need (heap/supply.h); NULL: it does so when it frees. */
 	void (*settle)(struct glake_session *session);
+	pthread_mutex_t sleep_lock;               /* of whoever puts it to sleep or wakes it */
+	_Atomic(struct glake__sleeping *) asleep; /* owned (sleep.c); NULL: it is awake */
 	/* Set with the first model: a program without models need not link their code. */
 	void (*end_models)(struct glake_session *session);
 	/* async.c: owned; made by the first call that wants it. */

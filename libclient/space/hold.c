@@ -19,7 +19,11 @@
 
 void glake__busy_pause(void)
 {
+	const struct glake__gate *gate = &glake__space.gate;
 	cleanup_cancel int cancel = cancel_disable();
+	if (glake__space.n_asleep > 0 && gate->wanted) {
+		gate->wanted(gate->user);
+	}
 	clock_sleep_ns(BUSY_PAUSE_NS);
 }
 

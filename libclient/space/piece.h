@@ -25,6 +25,7 @@ enum glake__access {
 struct glake__held;
 struct glake__owner;
 struct glake__range;
+struct glake_session;
 
 /*
  * What a range is used for, and what range.user points to. Each user of ranges has one, and others compare with it
@@ -49,6 +50,12 @@ struct glake__use {
 	 */
 	int (*hold)(struct glake__range *range, glake_ptr address, struct glake__held *held_out);
 	void (*let)(struct glake__held *held);
+
+	/*
+	 * For asleep.h: whose memory it is. NULL: each chunk says it by its owner, where it has one; memory without
+	 * one does not sleep. Called with the lock held.
+	 */
+	struct glake_session *(*session)(const struct glake__range *range);
 };
 
 /* Nobody's: the driver has not unmapped it. */
@@ -88,7 +95,7 @@ struct glake__piece {
 	uint64_t
 		number; /* of the mapping, in their order; what takes its place under a hold has the same */
 	const void *holder; /* the change or hold that works on it; NULL: none, it is not busy */
-	bool is_unmapped;   /* set by who works on it: the driver has taken the chunk away */
+	bool is_unmapped; /* set by who works on it: the driver has taken the chunk away; it may be asleep (asleep.h) */
 	struct glake__piece *next; /* link: range.first */
 	struct glake__piece *previous;
 	struct glake__piece *next_mapping; /* link: chunk.mappings */

@@ -25,6 +25,7 @@
 #include <stdlib.h>
 
 #include "libclient/link/error.h"
+#include "libclient/space/access.h"
 #include "libclient/space/map.h"
 #include "libclient/space/row.h"
 #include "proto/cleanup.h"
@@ -61,24 +62,6 @@ struct work {
 	uint64_t gated; /* who reads what goes */
 };
 
-/* ---- access ----------------------------------------------------------------------------------- */
-
-static int set_access(glake_ptr ptr, uint64_t n_bytes, uint64_t readers, uint64_t writers,
-                      enum glake__access access)
-{
-	uint64_t may_write = access == GLAKE__ACCESS_WRITE ? writers & readers : 0;
-	uint64_t may_read = access == GLAKE__ACCESS_NONE ? 0 : readers & ~may_write;
-	int r = may_write ? glake__map_access(ptr, n_bytes, may_write, GLAKE__ACCESS_WRITE) : 0;
-	return r == 0 && may_read ? glake__map_access(ptr, n_bytes, may_read, GLAKE__ACCESS_READ)
-	                          : r;
-}
-
-/* Those of its readers that may write to @piece when it is writable. */
-static uint64_t writers_of(const struct glake__piece *piece)
-{
-	return piece->range->use->is_programs ? piece->writers : piece->readers;
-}
-
 /* ---- rows ------------------------------------------------------------------------------------- */
 
 static int row_init(struct row *row, size_t n)
@@ -107,7 +90,7 @@ static struct step *row_add(struct row *row, const struct glake__piece *piece)
 		.chunk = piece->chunk,
 		.access = piece->access,
 		.readers = piece->readers,
-		.writers = writers_of(piece),
+		.writers = glake__access_writers(piece),
 	};
 	return step;
 }
@@ -146,8 +129,8 @@ static int row_access(const struct row *row)
 		if (n_bytes == 0) {
 			i++;
 		} else {
-			r = set_access(first->ptr, n_bytes, first->readers, first->writers,
-			               first->access);
+			r = glake__access_set(first->ptr, n_bytes, first->readers, first->writers,
+			                      first->access);
 		}
 	}
 	return r;
@@ -404,7 +387,8 @@ static bool put_back(struct step *step)
 		return false;
 	}
 	step->is_mapped = true;
-	if (set_access(step->ptr, step->n_bytes, step->readers, step->writers, step->access) < 0) {
+	if (glake__access_set(step->ptr, step->n_bytes, step->readers, step->writers,
+	                      step->access) < 0) {
 		step->is_mapped = glake__map_unmap(step->ptr, step->n_bytes) < 0;
 	}
 	return step->is_mapped;
@@ -674,13 +658,6 @@ static size_t list_opened(struct opening *opening, const struct glake__hold *hol
 	return n;
 }
 
-/* By what both hold still: the links of a row are others', too. */
-static bool touches(const struct glake__piece *piece, const struct glake__piece *next)
-{
-	return piece->range == next->range && piece->offset + piece->n_bytes == next->offset &&
-	       piece->readers == next->readers && writers_of(piece) == writers_of(next);
-}
-
 /* One call for each run of equal ones. @is_back: what they had. */
 static int open_all(const struct opening *opening, bool is_back)
 {
@@ -691,13 +668,14 @@ static int open_all(const struct opening *opening, bool is_back)
 		uint64_t n_bytes = piece->n_bytes;
 		for (i++; i < opening->n && opening->list[i].was == first->was &&
 		          opening->list[i].access == first->access &&
-		          touches(opening->list[i - 1].piece, opening->list[i].piece);
+		          glake__access_touches(opening->list[i - 1].piece, opening->list[i].piece);
 		     i++) {
 			n_bytes += opening->list[i].piece->n_bytes;
 		}
 		if (is_back || first->access != GLAKE__ACCESS_NONE) {
-			r = set_access(piece->range->ptr + piece->offset, n_bytes, piece->readers,
-			               writers_of(piece), is_back ? first->was : first->access);
+			r = glake__access_set(piece->range->ptr + piece->offset, n_bytes,
+			                      piece->readers, glake__access_writers(piece),
+			                      is_back ? first->was : first->access);
 		}
 	}
 	return r;
@@ -821,7 +799,10 @@ int glake__range_clear(struct glake__range *range, uint64_t offset, uint64_t n_b
 	struct glake__piece *piece = glake__change_first(&change);
 	for (; piece; piece = glake__change_next(&change, piece)) {
 		if (piece->chunk) {
-			int r = glake__map_unmap(range->ptr + piece->offset, piece->n_bytes);
+			/* What was asleep when its session ended is not mapped. */
+			int r = piece->is_unmapped ? 0
+			                           : glake__map_unmap(range->ptr + piece->offset,
+			                                              piece->n_bytes);
 			piece->is_unmapped = r == 0;
 			error = error ? error : r;
 		}

@@ -77,6 +77,12 @@ static void let(struct glake__held *held)
 	pooled->pool->n_held--;
 }
 
+static struct glake_session *session_of(const struct glake__range *range)
+{
+	const struct glake__pool *pool = range->user;
+	return pool ? pool->device->session : NULL;
+}
+
 const struct glake__use glake__use_pool = {
 	.name = "pool",
 	.kind = GLAKE__OWN,
@@ -84,6 +90,7 @@ const struct glake__use glake__use_pool = {
 	.keeps_handles = true,
 	.hold = hold,
 	.let = let,
+	.session = session_of,
 };
 
 const struct glake__use glake__use_stitched = {

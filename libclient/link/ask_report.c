@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sealing that glaked asks for: where to pass the ask on to, and the reports to glaked of what became of it. */
+/* What glaked asks a program for: where to pass the ask on to, and the reports to glaked of what became of it. */
 #include <errno.h>
 
 #include "libclient/link/report.h"
@@ -14,12 +14,25 @@ static void send_report(struct glake_session *session, Glake__Wire__SealProgress
 	glake__call_forget(&session->link, &request);
 }
 
-void glake__seal_follow(struct glake_session *session, glake__seal_ask_fn *ask, void *user)
+static void follow(struct glake_session *session)
 {
 	Glake__Wire__SealProgress body = GLAKE__WIRE__SEAL_PROGRESS__INIT;
+	body.sleeps = session->link.sleep != NULL;
+	send_report(session, &body);
+}
+
+void glake__seal_follow(struct glake_session *session, glake__seal_ask_fn *ask, void *user)
+{
 	session->link.seal_user = user;
 	session->link.seal = ask;
-	send_report(session, &body);
+	follow(session);
+}
+
+void glake__sleep_follow(struct glake_session *session, glake__sleep_ask_fn *ask, void *user)
+{
+	session->link.sleep_user = user;
+	session->link.sleep = ask;
+	follow(session);
 }
 
 static Glake__Wire__Status status_of(int error)
@@ -27,8 +40,13 @@ static Glake__Wire__Status status_of(int error)
 	return error == -EPERM || error == GLAKE_E_NO_PERMISSION
 	               ? GLAKE__WIRE__STATUS__NO_PERMISSION
 	       : error == -EBUSY || error == GLAKE_E_BUSY ? GLAKE__WIRE__STATUS__BUSY
-	       : error == -ENOMEM                         ? GLAKE__WIRE__STATUS__NO_HOST_MEMORY
-	                                                  : GLAKE__WIRE__STATUS__INTERNAL;
+	       : error == -ENOMEM || error == GLAKE_E_NO_HOST_MEMORY
+	               ? GLAKE__WIRE__STATUS__NO_HOST_MEMORY
+	       : error == GLAKE_E_OVER_QUOTA       ? GLAKE__WIRE__STATUS__OVER_QUOTA
+	       : error == GLAKE_E_NO_DEVICE_MEMORY ? GLAKE__WIRE__STATUS__NO_DEVICE_MEMORY
+	       : error == GLAKE_E_NO_FDS           ? GLAKE__WIRE__STATUS__NO_FDS
+	       : error == GLAKE_E_MOVER            ? GLAKE__WIRE__STATUS__MOVER_FAILED
+	                                           : GLAKE__WIRE__STATUS__INTERNAL;
 }
 
 static Glake__Wire__SealResult result_of(const struct glake__seal_report *report)
@@ -67,6 +85,38 @@ void glake__seal_tell(struct glake_session *session, uint64_t id,
 	} else if (report->is_over) {
 		result = result_of(report);
 		body.result = &result;
+	}
+	send_report(session, &body);
+}
+
+void glake__sleep_tell(struct glake_session *session, uint64_t id,
+                       const struct glake__sleep_report *report)
+{
+	Glake__Wire__SealProgress body = GLAKE__WIRE__SEAL_PROGRESS__INIT;
+	Glake__Wire__SleepResult result = GLAKE__WIRE__SLEEP_RESULT__INIT;
+	Glake__Wire__SleepStay rows[GLAKE_MAX_STAYS_SLEPT];
+	Glake__Wire__SleepStay *list[GLAKE_MAX_STAYS_SLEPT];
+	body.seal = id;
+	body.done_bytes = report->done_bytes;
+	body.total_bytes = report->total_bytes;
+	if (report->is_over && report->error) {
+		body.status = status_of(report->error);
+		body.error = (char *)report->why;
+	} else if (report->is_over) {
+		const struct glake_slept *slept = report->slept;
+		result.is_asleep = report->is_asleep;
+		result.private_bytes = slept->private_bytes;
+		result.shared_bytes = slept->shared_bytes;
+		result.took_ns = slept->took_ns;
+		result.held_ns = slept->held_ns;
+		for (uint32_t i = 0; i < slept->n_stays; i++) {
+			glake__wire__sleep_stay__init(&rows[i]);
+			rows[i].why = (char *)slept->stays[i].why;
+			rows[i].bytes = slept->stays[i].bytes;
+			list[result.n_stays++] = &rows[i];
+		}
+		result.stays = list;
+		body.sleep = &result;
 	}
 	send_report(session, &body);
 }

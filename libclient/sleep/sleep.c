@@ -1,0 +1,358 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "libclient/sleep/sleep.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libclient/link/dispatch.h"
+#include "libclient/link/error.h"
+#include "libclient/link/rpc.h"
+#include "libclient/link/session.h"
+#include "libclient/space/asleep.h"
+#include "libclient/space/space.h"
+#include "proto/cleanup.h"
+#include "proto/clock.h"
+
+/* Between two tries to find a moment without work, and without others at work on the memory. */
+#define PAUSE_NS 20000000u
+#define MAX_PAUSE_NS 320000000u
+/* Others that work on some of the memory end within this, mostly. */
+#define HOLD_TRIES 1000u
+
+/* From the hold to its end. */
+struct glake__sleeping {
+	struct glake__asleep memory;
+	uint64_t *ids; /* owned: of the chunks */
+};
+
+_Static_assert(GLAKE__MAX_STAYS == GLAKE_MAX_STAYS && GLAKE_MAX_STAYS == GLAKE_MAX_STAYS_SLEPT,
+               "what is reported");
+
+/* ---- reports ---------------------------------------------------------------------------------- */
+
+static void describe(const struct glake__sleeping *sleeping, uint64_t began_ns, uint64_t held_ns,
+                     struct glake_slept *slept_out)
+{
+	const struct glake__asleep *memory = &sleeping->memory;
+	*slept_out = (struct glake_slept){
+		.private_bytes = memory->private_bytes,
+		.shared_bytes = memory->shared_bytes,
+		.took_ns = clock_now_ns() - began_ns,
+		.held_ns = held_ns,
+		.n_stays = (uint32_t)memory->n_stays,
+	};
+	for (size_t i = 0; i < memory->n_stays; i++) {
+		slept_out->stays[i].why = memory->stays[i].why;
+		slept_out->stays[i].bytes = memory->stays[i].n_bytes;
+	}
+}
+
+/* ---- holding ---------------------------------------------------------------------------------- */
+
+static void drop(struct glake__sleeping *sleeping)
+{
+	if (sleeping) {
+		free(sleeping->ids);
+		free(sleeping);
+	}
+}
+
+static int hold(struct glake__sleeping *sleeping, const struct glake_session *session)
+{
+	int r = glake__asleep_hold(&sleeping->memory, session);
+	for (unsigned i = 1; r == -EBUSY && i < HOLD_TRIES; i++) {
+		glake__busy_pause();
+		r = glake__asleep_hold(&sleeping->memory, session);
+	}
+	return r == -EBUSY ? glake__fail(-EBUSY, "other threads work on the memory") : r;
+}
+
+/* With all held, nothing of the program's is under way, and its new work waits. */
+static int hold_and_close(struct glake__sleeping *sleeping, const struct glake_session *session)
+{
+	int r = hold(sleeping, session);
+	if (r == 0) {
+		r = glake__gate_close_soon(UINT64_MAX);
+		if (r < 0) {
+			glake__asleep_let(&sleeping->memory);
+		}
+	}
+	return r;
+}
+
+/* The same, until @patience_ns are over. */
+static int find_moment(struct glake__sleeping *sleeping, const struct glake_session *session,
+                       uint64_t patience_ns)
+{
+	const uint64_t end_ns = clock_now_ns() + patience_ns;
+	uint64_t pause_ns = PAUSE_NS;
+	int r = hold_and_close(sleeping, session);
+	while (r == -EBUSY && clock_now_ns() < end_ns) {
+		clock_sleep_ns(pause_ns);
+		pause_ns = pause_ns < MAX_PAUSE_NS ? 2 * pause_ns : pause_ns;
+		r = hold_and_close(sleeping, session);
+	}
+	return r;
+}
+
+static int list_ids(struct glake__sleeping *sleeping)
+{
+	const struct glake__asleep *memory = &sleeping->memory;
+	sleeping->ids = calloc(memory->n_chunks + 1, sizeof(*sleeping->ids));
+	for (size_t i = 0; sleeping->ids && i < memory->n_chunks; i++) {
+		sleeping->ids[i] = memory->chunks[i].chunk->id;
+	}
+	return sleeping->ids ? 0 : glake__fail(-ENOMEM, "out of memory");
+}
+
+/* ---- the gate --------------------------------------------------------------------------------- */
+
+/* It is closed. If it falls asleep, it opens without letting anybody pass. */
+static int let_gate_sleep(void)
+{
+	const struct glake__gate *gate = &glake__space.gate;
+	int r = gate->sleep ? gate->sleep(gate->user) : 0;
+	glake__gate_open();
+	return r < 0 ? glake__fail(r, "the program's work cannot be held back") : 0;
+}
+
+static void wake_gate(void)
+{
+	const struct glake__gate *gate = &glake__space.gate;
+	if (gate->wake) {
+		gate->wake(gate->user);
+	}
+}
+
+/* ---- with glaked ------------------------------------------------------------------------------ */
+
+static int copy_all(struct glake_session *session, const struct glake__sleeping *sleeping,
+                    glake_progress_fn progress, void *user)
+{
+	const struct glake__asleep *memory = &sleeping->memory;
+	const uint64_t total = memory->private_bytes + memory->shared_bytes;
+	uint64_t done = 0;
+	int r = 0;
+	for (size_t i = 0; r == 0 && i < memory->n_chunks;) {
+		/* A batch of some GiB: then who asked hears of it. */
+		size_t first = i;
+		uint64_t n_bytes = 0;
+		while (i < memory->n_chunks && i - first < GLAKE_MAX_SLEPT &&
+		       (n_bytes == 0 || !progress || n_bytes < 4ull << 30)) {
+			n_bytes += memory->chunks[i++].chunk->n_bytes;
+		}
+		r = glake__rpc_sleep_copy(session, sleeping->ids + first, i - first);
+		done += n_bytes;
+		if (r == 0 && progress) {
+			progress(user, done, total);
+		}
+	}
+	return r;
+}
+
+static int enter(struct glake_session *session, const struct glake__sleeping *sleeping,
+                 enum glake__sleep_why why)
+{
+	const struct glake__asleep *memory = &sleeping->memory;
+	struct glake__rpc_stay stays[GLAKE__MAX_STAYS];
+	for (size_t i = 0; i < memory->n_stays; i++) {
+		stays[i] = (struct glake__rpc_stay){memory->stays[i].why, memory->stays[i].n_bytes};
+	}
+	return memory->n_chunks > 0
+	               ? glake__rpc_sleep_enter(session, (uint32_t)why, stays, memory->n_stays)
+	               : 0;
+}
+
+struct opening {
+	struct glake_session *session;
+	const uint64_t *ids;
+};
+
+/* Those of one device, side by side: an answer is of one. */
+static int open_some(void *user, const struct glake__asleep *asleep, size_t first, int *fds_out,
+                     size_t n_max)
+{
+	const struct opening *opening = user;
+	const struct glake__asleep_chunk *chunks = asleep->chunks + first;
+	uint64_t sizes[GLAKE_MAX_PACKET_FDS];
+	uint32_t device;
+	size_t n = 0;
+	cleanup_fdlist struct fdlist fds;
+	fdlist_init(&fds);
+	while (n < n_max && first + n < asleep->n_chunks &&
+	       chunks[n].chunk->device == chunks[0].chunk->device) {
+		n++;
+	}
+	const struct glake__chunk_names names = {.ids = opening->ids + first, .n_ids = n};
+	int r = glake__rpc_chunk_open(opening->session, &names, sizes, &device, &fds);
+	for (size_t i = 0; r == 0 && i < n; i++) {
+		r = sizes[i] == chunks[i].chunk->n_bytes
+		            ? 0
+		            : glake__fail(GLAKE_E_PROTOCOL, "a chunk has changed its size");
+	}
+	if (r < 0) {
+		return r;
+	}
+	memcpy(fds_out, fds.fds, n * sizeof(fds_out[0]));
+	fds.n_fds = 0;
+	return (int)n;
+}
+
+/* glaked has all of it on the GPU. */
+static int map(struct glake_session *session, struct glake__sleeping *sleeping)
+{
+	struct opening opening = {session, sleeping->ids};
+	return glake__asleep_map(&sleeping->memory, open_some, &opening);
+}
+
+/* ---- sleeping --------------------------------------------------------------------------------- */
+
+/* Back to where it was, with the gate asleep. What cannot be mapped again stays asleep, for the next wake. */
+static bool bring_back(struct glake_session *session, struct glake__sleeping *sleeping)
+{
+	char *text = glake__error_save();
+	glake__rpc_sleep_leave(session);
+	bool is_back = map(session, sleeping) == 0;
+	glake__error_restore(text);
+	return is_back;
+}
+
+static void set_asleep(struct glake_session *session, struct glake__sleeping *sleeping)
+{
+	session->asleep = sleeping;
+	glake__space.n_asleep++;
+}
+
+/* All is held, and the gate asleep. Returns whether @sleeping is asleep. */
+static bool go(struct glake_session *session, struct glake__sleeping *sleeping,
+               enum glake__sleep_why why, glake_progress_fn progress, void *user, int *result_out)
+{
+	int r = list_ids(sleeping);
+	r = r < 0 ? r : copy_all(session, sleeping, progress, user);
+	if (r < 0) {
+		char *text = glake__error_save();
+		glake__rpc_sleep_leave(session);
+		glake__error_restore(text);
+		*result_out = r;
+		return false;
+	}
+	r = glake__asleep_unmap(&sleeping->memory);
+	r = r < 0 ? r : enter(session, sleeping, why);
+	*result_out = r;
+	return r == 0 || !bring_back(session, sleeping);
+}
+
+static int sleep_now(struct glake_session *session, struct glake__sleeping *sleeping,
+                     enum glake__sleep_why why, uint64_t patience_ns, glake_progress_fn progress,
+                     void *user, struct glake_slept *slept_out)
+{
+	const uint64_t began_ns = clock_now_ns();
+	int r = find_moment(sleeping, session, patience_ns);
+	if (r < 0) {
+		return r;
+	}
+	const uint64_t held_ns = clock_now_ns() - began_ns;
+	r = let_gate_sleep();
+	bool is_asleep = r == 0 && go(session, sleeping, why, progress, user, &r);
+	if (is_asleep) {
+		describe(sleeping, began_ns, held_ns, slept_out);
+		set_asleep(session, sleeping);
+	} else {
+		glake__asleep_let(&sleeping->memory);
+		wake_gate();
+	}
+	return r;
+}
+
+/* Memory that the program does not use need not be copied. */
+static void give_up_warm(struct glake_session *session)
+{
+	for (uint32_t i = 0; i < session->n_devices; i++) {
+		if (session->devices[i].public.ordinal >= 0) {
+			glake_trim(session, session->devices[i].public.index, 0);
+		}
+	}
+}
+
+int glake__sleep(struct glake_session *session, enum glake__sleep_why why, uint64_t patience_ns,
+                 glake_progress_fn progress, void *user, struct glake_slept *slept_out)
+{
+	cleanup_cancel int cancel = cancel_disable();
+	if (pthread_mutex_trylock(&session->sleep_lock) != 0) {
+		return glake__fail(-EBUSY, "another thread puts the session to sleep, or wakes it");
+	}
+	struct glake__sleeping *sleeping = session->asleep;
+	int r = 0;
+	if (sleeping) {
+		describe(sleeping, clock_now_ns(), 0, slept_out);
+	} else {
+		give_up_warm(session);
+		sleeping = calloc(1, sizeof(*sleeping));
+		r = sleeping ? sleep_now(session, sleeping, why, patience_ns, progress, user,
+		                         slept_out)
+		             : glake__fail(-ENOMEM, "out of memory");
+		if (session->asleep != sleeping) {
+			drop(sleeping);
+		}
+	}
+	pthread_mutex_unlock(&session->sleep_lock);
+	return glake__leave(session, r);
+}
+
+/* ---- waking ----------------------------------------------------------------------------------- */
+
+static void end_sleep(struct glake_session *session, struct glake__sleeping *sleeping)
+{
+	session->asleep = NULL;
+	glake__space.n_asleep--;
+	glake__asleep_let(&sleeping->memory);
+	drop(sleeping);
+}
+
+/* What glaked does not know to be asleep is on the GPU: an earlier wake came so far. */
+static int fetch(struct glake_session *session, const struct glake__sleeping *sleeping)
+{
+	if (sleeping->memory.n_chunks == 0) {
+		return 0;
+	}
+	int r = glake__rpc_sleep_leave(session);
+	return r == GLAKE_E_BAD_REQUEST ? 0 : r;
+}
+
+int glake__wake(struct glake_session *session, struct glake_slept *slept_out)
+{
+	cleanup_cancel int cancel = cancel_disable();
+	const uint64_t began_ns = clock_now_ns();
+	*slept_out = (struct glake_slept){.private_bytes = 0};
+	pthread_mutex_lock(&session->sleep_lock);
+	struct glake__sleeping *sleeping = session->asleep;
+	int r = 0;
+	if (sleeping) {
+		r = fetch(session, sleeping);
+		r = r < 0 ? r : map(session, sleeping);
+		if (r == 0) {
+			describe(sleeping, began_ns, 0, slept_out);
+			end_sleep(session, sleeping);
+			wake_gate();
+		}
+	}
+	pthread_mutex_unlock(&session->sleep_lock);
+	return glake__leave(session, r);
+}
+
+bool glake__is_asleep(const struct glake_session *session)
+{
+	return session->asleep != NULL;
+}
+
+void glake__sleep_end(struct glake_session *session)
+{
+	struct glake__sleeping *sleeping = session->asleep;
+	if (sleeping && session->is_forked) {
+		drop(sleeping);
+		session->asleep = NULL;
+	} else if (sleeping) {
+		end_sleep(session, sleeping);
+	}
+}

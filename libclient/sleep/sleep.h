@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Sleep: the memory of a session leaves the GPUs, and its addresses stay.
+ *
+ *   hold    all that can sleep (asleep.h), with nothing of the program's under way
+ *   close   the gate falls asleep: nobody submits work until it wakes
+ *   copy    glaked has each chunk and block copied to host memory
+ *   unmap   all of it
+ *   enter   glaked gives the memory to others
+ *
+ * A step that fails is undone, and the session is awake as before. To wake is the same backwards; if glaked has no room, the session
+ * sleeps on. If it has, and the driver fails to map the memory, the session sleeps on as well, and the next wake
+ * goes on there.
+ *
+ * Lock order: the session's sleep_lock is outermost; it is held while glaked is waited for, so no thread takes it that another
+ * may wait for. What waits for memory that is asleep holds no lock of the library.
+ *
+ * Threads: any. Who wakes must not be a thread of the program that waits at the gate.
+ */
+#ifndef GLAKE_LIBCLIENT_SLEEP_H
+#define GLAKE_LIBCLIENT_SLEEP_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "glake.h"
+
+/* As SleepWhy of glake.proto. */
+enum glake__sleep_why {
+	GLAKE__SLEEP_SELF,
+	GLAKE__SLEEP_ASKED,
+	GLAKE__SLEEP_IDLE,
+	GLAKE__SLEEP_PRESSURE,
+};
+
+/*
+ * Put @session to sleep. The program's work is waited for, @patience_ns at most, with its new work held back for 20 ms at a time.
+ * @progress (may be NULL) is called on this thread while glaked copies. Returns 0 and *slept_out; 0 too if it sleeps already.
+ * -EBUSY: work did not end, others work on the memory, or another thread puts it to sleep; the gate's errors; GLAKE_E_CUDA;
+ * request errors. Then it is awake. *slept_out need not have its size.
+ */
+int glake__sleep(struct glake_session *session, enum glake__sleep_why why, uint64_t patience_ns,
+                 glake_progress_fn progress, void *user, struct glake_slept *slept_out);
+
+/*
+ * Wake it. Blocks until glaked has room for all of it, or has waited for long enough (GLAKE_E_NO_DEVICE_MEMORY), or
+ * the connection is lost. 0 too if it is awake.
+ */
+int glake__wake(struct glake_session *session, struct glake_slept *slept_out);
+
+bool glake__is_asleep(const struct glake_session *session);
+
+/* The session ends: what was asleep is nowhere. No lock is held. */
+void glake__sleep_end(struct glake_session *session);
+
+#endif
