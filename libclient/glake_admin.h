@@ -346,6 +346,67 @@ GLAKE_API int glake_seal_session(struct glake_session *session, uint64_t id,
                                  const struct glake_seal_options *options,
                                  struct glake_seal_report *report);
 
+/* What stays on the GPU while a program sleeps, and why. */
+struct glake_stay {
+	const char *why;
+	uint64_t bytes;
+};
+
+struct glake_sleep_options {
+	size_t size; /* set by the caller */
+	int wakes;   /* nonzero: it is to wake */
+	/* Called during glake_sleep_session(), on its thread; may be NULL. */
+	glake_progress_fn progress;
+	void *progress_user;
+};
+
+struct glake_sleep_report {
+	int is_asleep;          /* nonzero: it sleeps now */
+	uint64_t private_bytes; /* that have left the GPU, or came back */
+	uint64_t shared_bytes;  /* the same of blocks: others may still have them */
+	uint64_t took_ns;
+	uint64_t held_ns; /* of it: until all work of the program had ended */
+	uint32_t n_stays;
+	const struct glake_stay *stays;
+};
+
+typedef int (*glake_sleep_fn)(void *user, const struct glake_sleep_report *report);
+/*
+ * Ask the program of session @id, which runs under `glake run`, to sleep, or to wake: see glake_sleep(). Blocks until it does. What
+ * it submits next wakes it again. @options may be NULL. @report is called once, on success.
+ * Errors: as glake_seal_session(); GLAKE_E_NO_HOST_MEMORY and GLAKE_E_OVER_QUOTA (there is no room for the copies, or the tenant may have
+ * no more); GLAKE_E_NO_DEVICE_MEMORY (it has waited for room in vain, and sleeps on); GLAKE_E_MOVER; GLAKE_E_NO_FDS.
+ */
+GLAKE_API int glake_sleep_session(struct glake_session *session, uint64_t id,
+                                  const struct glake_sleep_options *options, glake_sleep_fn report,
+                                  void *user);
+
+struct glake_sleeper_row {
+	uint64_t session;
+	uint32_t pid;
+	uint32_t uid;
+	const char *program;
+	const char *tenant;
+	const char *realm;
+	const char *state; /* "asleep", "waking" */
+	const char *why;   /* "itself", "asked", "idle", "pressure" */
+	uint64_t asleep_ms;
+	uint64_t private_bytes;
+	uint64_t shared_bytes;
+	uint64_t stays_bytes;
+	uint32_t place; /* in the queue of those who wait to wake, from 1 on; 0 = it does not */
+	uint64_t waiting_ms;
+	uint64_t n_sleeps; /* with this one */
+	uint64_t slept_ns; /* the last sleep took glaked, */
+	uint64_t woke_ns;  /* and the last wake, waiting aside; 0 = it has not */
+	uint32_t n_stays;
+	const struct glake_stay *stays;
+};
+
+typedef int (*glake_sleeper_fn)(void *user, const struct glake_sleeper_row *row);
+/* One row per session that sleeps. Errors: request errors; GLAKE_E_BAD_REQUEST (an older glaked). */
+GLAKE_API int glake_list_sleepers(struct glake_session *session, glake_sleeper_fn row, void *user);
+
 /*
  * Set one limit of a tenant; 0 = no limit. Only for admins. The limit holds until glaked rereads
  * its configuration.

@@ -208,6 +208,7 @@ struct list {
 		glake_block_fn block;
 		glake_event_fn event;
 		glake_use_fn use;
+		glake_sleeper_fn sleeper;
 	} row;
 	void *user;
 	uint64_t after; /* begin behind this row */
@@ -220,6 +221,7 @@ union list_body {
 	Glake__Wire__BlockList blocks;
 	Glake__Wire__EventList events;
 	Glake__Wire__UseList uses;
+	Glake__Wire__SleeperList sleepers;
 };
 
 /* The list of @name: it is asked for and shown by ask_@names() and show_@names(). */
@@ -245,6 +247,7 @@ ASK(Model, MODEL, model)
 ASK(Block, BLOCK, block)
 ASK(Event, EVENT, event)
 ASK(Use, USE, use)
+ASK(Sleeper, SLEEPER, sleeper)
 
 static int walk_pages(struct glake_session *session, const struct list *list)
 {
@@ -584,6 +587,132 @@ int glake_list_uses(struct glake_session *session, glake_use_fn row, void *user)
 {
 	struct list list = LIST(USE, use, row, user);
 	return walk(session, &list);
+}
+
+/* ---- sleepers --------------------------------------------------------------------------------- */
+
+/* Owned by the caller. NULL: no memory, the error set. */
+static struct glake_stay *take_stays(Glake__Wire__SleepStay *const *from, size_t n)
+{
+	struct glake_stay *stays = calloc(n + 1, sizeof(*stays));
+	if (!stays) {
+		glake__fail(-ENOMEM, "out of memory");
+		return NULL;
+	}
+	for (size_t i = 0; i < n; i++) {
+		stays[i] = (struct glake_stay){TEXT(from[i]->why), from[i]->bytes};
+	}
+	return stays;
+}
+
+static const char *sleep_text(Glake__Wire__SleepWhy why)
+{
+	switch (why) {
+	case GLAKE__WIRE__SLEEP_WHY__SLEEP_SELF:
+		return "itself";
+	case GLAKE__WIRE__SLEEP_WHY__SLEEP_ASKED:
+		return "asked";
+	case GLAKE__WIRE__SLEEP_WHY__SLEEP_IDLE:
+		return "idle";
+	case GLAKE__WIRE__SLEEP_WHY__SLEEP_PRESSURE:
+		return "pressure";
+	default:
+		return "unknown";
+	}
+}
+
+static int show_sleeper(const Glake__Wire__SleeperInfo *from, const struct list *list)
+{
+	cleanup_free struct glake_stay *stays = take_stays(from->stays, from->n_stays);
+	if (!stays) {
+		return -ENOMEM;
+	}
+	struct glake_sleeper_row row = {
+		.session = from->session,
+		.pid = from->pid,
+		.uid = from->uid,
+		.program = TEXT(from->program),
+		.tenant = TEXT(from->tenant),
+		.realm = TEXT(from->realm),
+		.state = TEXT(from->state),
+		.why = sleep_text(from->why),
+		.asleep_ms = from->asleep_ms,
+		.private_bytes = from->private_bytes,
+		.shared_bytes = from->shared_bytes,
+		.place = from->place,
+		.waiting_ms = from->waiting_ms,
+		.n_sleeps = from->n_sleeps,
+		.slept_ns = from->slept_ns,
+		.woke_ns = from->woke_ns,
+		.n_stays = (uint32_t)from->n_stays,
+		.stays = stays,
+	};
+	for (size_t i = 0; i < from->n_stays; i++) {
+		row.stays_bytes += stays[i].bytes;
+	}
+	return list->row.sleeper(list->user, &row);
+}
+
+static int show_sleepers(const Glake__Wire__Answer *answer, const struct list *list,
+                         uint64_t *next_out)
+{
+	const Glake__Wire__SleeperListAnswer *page = answer->sleeper_list;
+	int r = 0;
+	for (size_t i = 0; r == 0 && i < page->n_sleepers; i++) {
+		r = show_sleeper(page->sleepers[i], list);
+	}
+	*next_out = page->next;
+	return r;
+}
+
+int glake_list_sleepers(struct glake_session *session, glake_sleeper_fn row, void *user)
+{
+	struct list list = LIST(SLEEPER, sleeper, row, user);
+	return walk(session, &list);
+}
+
+static int report_sleep(const Glake__Wire__SleepResult *from, glake_sleep_fn report, void *user)
+{
+	cleanup_free struct glake_stay *stays = take_stays(from->stays, from->n_stays);
+	const struct glake_sleep_report full = {
+		.is_asleep = from->is_asleep,
+		.private_bytes = from->private_bytes,
+		.shared_bytes = from->shared_bytes,
+		.took_ns = from->took_ns,
+		.held_ns = from->held_ns,
+		.n_stays = (uint32_t)from->n_stays,
+		.stays = stays,
+	};
+	return stays ? report(user, &full) : -ENOMEM;
+}
+
+int glake_sleep_session(struct glake_session *session, uint64_t id,
+                        const struct glake_sleep_options *options, glake_sleep_fn report,
+                        void *user)
+{
+	struct glake_sleep_options full;
+	int r = glake__session_check(session);
+	r = r < 0 ? r : glake__sized_in(options, &full, sizeof(full));
+	if (r < 0) {
+		return r;
+	}
+	cleanup_cancel int cancel = cancel_disable();
+	Glake__Wire__SessionSleep body = GLAKE__WIRE__SESSION_SLEEP__INIT;
+	body.session = id;
+	body.wakes = full.wakes != 0;
+	body.progress = full.progress != NULL;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_SESSION_SLEEP;
+	request.session_sleep = &body;
+	struct glake__call call;
+	r = glake__call_start(&session->link, &call, &request,
+	                      GLAKE__WIRE__ANSWER__BODY_SESSION_SLEEP, NULL, 0);
+	if (r == 0) {
+		r = glake__call_wait(&session->link, &call, full.progress, full.progress_user);
+		r = r < 0 ? r : report_sleep(call.answer->session_sleep, report, user);
+		glake__call_end(&session->link, &call);
+	}
+	return glake__leave(session, r);
 }
 
 /* ---- acting ----------------------------------------------------------------------------------- */

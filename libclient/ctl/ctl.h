@@ -171,5 +171,6 @@ extern const struct ctl_command ctl_tenants, ctl_quota; /* tenants.c */
 extern const struct ctl_command ctl_models, ctl_blocks, ctl_pin, ctl_unpin, ctl_evict; /* store.c */
 extern const struct ctl_command ctl_load;                                              /* load.c */
 extern const struct ctl_command ctl_seal;                                              /* seal.c */
+extern const struct ctl_command ctl_sleep, ctl_wake, ctl_sleepers;                     /* sleep.c */
 
 #endif

@@ -394,6 +394,46 @@ int glake_seal_session(struct glake_session *session, uint64_t id,
 	return fake.error;
 }
 
+int glake_sleep_session(struct glake_session *session, uint64_t id,
+                        const struct glake_sleep_options *options, glake_sleep_fn report,
+                        void *user)
+{
+	static const struct glake_stay stays[] = {{"memory has a handle", 2 * MIB}};
+	const struct glake_sleep_report done = {
+		.is_asleep = !options->wakes,
+		.private_bytes = 3 * GIB,
+		.shared_bytes = 2 * GIB,
+		.took_ns = 250000000,
+		.n_stays = 1,
+		.stays = stays,
+	};
+	size_t used = strlen(fake.call);
+	snprintf(fake.call + used, sizeof(fake.call) - used, "%s%s %llu", used ? " " : "",
+	         options->wakes ? "wake" : "sleep", (unsigned long long)id);
+	return fake.error ? fake.error : report(user, &done);
+}
+
+int glake_list_sleepers(struct glake_session *session, glake_sleeper_fn row, void *user)
+{
+	static const struct glake_stay stays[] = {{"memory has a handle", 2 * MIB}};
+	const struct glake_sleeper_row sleeper = {
+		.session = 1,
+		.pid = 1234,
+		.program = "server",
+		.tenant = "default",
+		.realm = "r",
+		.state = "asleep",
+		.why = "asked",
+		.asleep_ms = 1000,
+		.private_bytes = GIB,
+		.stays_bytes = 2 * MIB,
+		.n_sleeps = 1,
+		.n_stays = 1,
+		.stays = stays,
+	};
+	return fake.error ? fake.error : row(user, &sleeper);
+}
+
 int glake_set_quota(struct glake_session *session, const char *tenant, uint32_t device,
                     uint64_t quota_bytes)
 {
@@ -684,9 +724,10 @@ END_TEST
 START_TEST(every_command_has_help_without_a_daemon)
 {
 	static const char *const names[] = {
-		"status", "stats",  "sessions",   "fragmentation", "dedup", "tenants", "models",
-		"blocks", "events", "load",       "pin",           "unpin", "evict",   "quota",
-		"seal",   "doctor", "completion", "metrics",       "top",   "map",
+		"status", "stats",      "sessions", "fragmentation", "dedup",    "tenants",
+		"models", "blocks",     "events",   "load",          "pin",      "unpin",
+		"evict",  "quota",      "sleep",    "wake",          "sleepers", "seal",
+		"doctor", "completion", "metrics",  "top",           "map",
 	};
 	fake.connect_error = GLAKE_E_GONE;
 	ck_assert_int_eq(run("--help"), 0);
@@ -927,6 +968,23 @@ START_TEST(status_shows_all_words)
 }
 END_TEST
 
+START_TEST(programs_are_put_to_sleep_by_pid_session_or_tenant)
+{
+	ck_assert_int_eq(run("sleep 100"), 0);
+	ck_assert_str_eq(fake.call, "sleep 1");
+	assert_contains(out_text, "memory has a handle");
+	fake.call[0] = 0;
+	ck_assert_int_eq(run("wake default --json"), 0);
+	ck_assert_str_eq(fake.call, "wake 1 wake 2");
+	assert_contains(out_text, "\"is_asleep\": false");
+	ck_assert_int_eq(run("sleep 4711"), CTL_NOT_FOUND);
+	ck_assert_int_eq(run("sleep nobody"), CTL_NOT_FOUND);
+	assert_contains(err_text, "nobody");
+	fake.error = GLAKE_E_NO_HOST_MEMORY;
+	ck_assert_int_eq(run("sleep 1"), CTL_LIMIT);
+}
+END_TEST
+
 START_TEST(lists_have_their_columns_and_keys)
 {
 	static const struct {
@@ -939,6 +997,7 @@ START_TEST(lists_have_their_columns_and_keys)
 		{"models", "models", "UNIQUE", "unique_bytes"},
 		{"blocks", "blocks", "DIGEST", "digest"},
 		{"events", "events", "EVENT", "kind"},
+		{"sleepers", "sleepers", "STATE", "why"},
 		{"tenants", "tenants", "QUOTA", "devices"},
 		{"stats", "metrics", "MEANING", "help"},
 		{"fragmentation", "sessions", "PEAK RES", "fragmentation"},

@@ -1,0 +1,283 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Programs are put to sleep, or woken; and those that sleep. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ctl/ctl.h"
+#include "ctl/field.h"
+#include "ctl/progress.h"
+#include "ctl/rows.h"
+#include "ctl/text.h"
+#include "glake_admin.h"
+
+#define MAX_SESSIONS 256
+
+#define ROW struct outcome
+
+struct outcome {
+	uint64_t session;
+	uint32_t pid;
+	int is_asleep;
+	uint64_t private_bytes;
+	uint64_t shared_bytes;
+	uint64_t stays_bytes;
+	uint64_t took_ns;
+	uint64_t held_ns;
+	uint64_t took_ms;
+	uint64_t held_ms;
+};
+
+static const struct field outcome_fields[] = {
+	FIELD(ROW, session, U64, PLAIN, "SESSION"),
+	FIELD(ROW, pid, U32, PLAIN, "PID"),
+	FIELD(ROW, is_asleep, BOOL, PLAIN, "ASLEEP"),
+	FIELD(ROW, private_bytes, U64, BYTES, "PRIVATE"),
+	FIELD(ROW, shared_bytes, U64, BYTES, "SHARED"),
+	FIELD(ROW, stays_bytes, U64, BYTES, "STAYS"),
+	FIELD(ROW, took_ns, U64, PLAIN, NULL),
+	FIELD(ROW, held_ns, U64, PLAIN, NULL),
+	FIELD(ROW, took_ms, U64, MS, "TOOK"),
+	FIELD(ROW, held_ms, U64, MS, "WAITED FOR WORK"),
+};
+
+#undef ROW
+#define ROW struct stay
+
+struct stay {
+	uint32_t pid;
+	uint64_t bytes;
+	char *why; /* owned */
+};
+
+static const struct field stay_fields[] = {
+	FIELD(ROW, pid, U32, PLAIN, "PID"),
+	FIELD(ROW, bytes, U64, BYTES, "STAYS"),
+	FIELD(ROW, why, TEXT, PLAIN, "WHY"),
+};
+
+#undef ROW
+
+/* ---- whom the operand means ------------------------------------------------------------------- */
+
+/* A number is a pid or a session: ids of sessions are far above any pid. Anything else is a tenant. */
+struct meant {
+	const char *tenant; /* NULL: the number */
+	uint64_t number;
+	size_t n;
+	struct {
+		uint64_t session;
+		uint32_t pid;
+	} found[MAX_SESSIONS];
+};
+
+static int find_meant(void *user, const struct glake_session_row *row)
+{
+	struct meant *meant = user;
+	bool is_meant = meant->tenant ? strcmp(row->tenant, meant->tenant) == 0
+	                              : row->session == meant->number || row->pid == meant->number;
+	if (is_meant && meant->n < MAX_SESSIONS) {
+		meant->found[meant->n].session = row->session;
+		meant->found[meant->n].pid = row->pid;
+		meant->n++;
+	}
+	return 0;
+}
+
+static int find_all(struct ctl *ctl, struct meant *meant)
+{
+	if (text_parse_count(ctl->operands[0], INT64_MAX, &meant->number) < 0) {
+		meant->tenant = ctl->operands[0];
+	}
+	int err = glake_list_sessions(ctl->session, find_meant, meant);
+	if (err == 0 && meant->n == 0 && meant->tenant) {
+		snprintf(ctl->cause, sizeof(ctl->cause), "tenant '%s' has no sessions",
+		         meant->tenant);
+		return GLAKE_E_NOT_FOUND;
+	}
+	return err == 0 && meant->n == 0 ? ctl_nobody(ctl, meant->number) : err;
+}
+
+/* ---- asking ----------------------------------------------------------------------------------- */
+
+struct result {
+	struct rows outcomes;
+	struct rows stays;
+	struct outcome now; /* session and pid of who is being asked */
+};
+
+static int take_report(void *user, const struct glake_sleep_report *report)
+{
+	struct result *result = user;
+	struct outcome *row = rows_add(&result->outcomes, sizeof(*row));
+	if (!row) {
+		return -ENOMEM;
+	}
+	*row = result->now;
+	row->is_asleep = report->is_asleep;
+	row->private_bytes = report->private_bytes;
+	row->shared_bytes = report->shared_bytes;
+	row->took_ns = report->took_ns;
+	row->held_ns = report->held_ns;
+	row->took_ms = report->took_ns / 1000000;
+	row->held_ms = report->held_ns / 1000000;
+	for (uint32_t i = 0; i < report->n_stays; i++) {
+		struct stay *stay = rows_add(&result->stays, sizeof(*stay));
+		char *why = strdup(report->stays[i].why);
+		if (!stay || !why) {
+			free(why);
+			return -ENOMEM;
+		}
+		*stay = (struct stay){row->pid, report->stays[i].bytes, why};
+		row->stays_bytes += report->stays[i].bytes;
+	}
+	return 0;
+}
+
+static int ask_one(struct ctl *ctl, bool wakes, struct result *result)
+{
+	struct progress progress = progress_begin(ctl);
+	const struct glake_sleep_options options = {
+		.size = sizeof(options),
+		.wakes = wakes,
+		.progress = progress_show,
+		.progress_user = &progress,
+	};
+	int err = glake_sleep_session(ctl->session, result->now.session, &options, take_report,
+	                              result);
+	progress_end(&progress);
+	return err;
+}
+
+/* A process may have a session beside the shim's, which does not sleep. */
+static int ask_all(struct ctl *ctl, bool wakes, struct result *result)
+{
+	struct meant meant = {.n = 0};
+	int err = find_all(ctl, &meant);
+	for (size_t i = 0; err == 0 && i < meant.n; i++) {
+		result->now = (struct outcome){.session = meant.found[i].session,
+		                               .pid = meant.found[i].pid};
+		err = ask_one(ctl, wakes, result);
+		if (err == GLAKE_E_BAD_REQUEST && (result->outcomes.n > 0 || i + 1 < meant.n)) {
+			err = 0;
+		}
+	}
+	return err;
+}
+
+static int print(struct ctl *ctl, const struct result *result)
+{
+	if (ctl->json) {
+		json_t *sessions = rows_json(&result->outcomes, FIELDS(outcome_fields));
+		json_t *stays = rows_json(&result->stays, FIELDS(stay_fields));
+		return ctl_print_json(
+			ctl, json_pack("{s:o, s:o}", "sessions", sessions, "stays", stays));
+	}
+	int err = rows_show(ctl, &result->outcomes, NULL, FIELDS(outcome_fields));
+	return err ? err : rows_show_next(ctl, &result->stays, FIELDS(stay_fields));
+}
+
+static int run(struct ctl *ctl, bool wakes)
+{
+	struct result result = {.outcomes = {0}};
+	int err = ask_all(ctl, wakes, &result);
+	err = err ? err : print(ctl, &result);
+	for (size_t i = 0; i < result.stays.n; i++) {
+		struct stay *stay = rows_at(&result.stays, i);
+		free(stay->why);
+	}
+	rows_deinit(&result.stays);
+	rows_deinit(&result.outcomes);
+	return err;
+}
+
+static int run_sleep(struct ctl *ctl)
+{
+	return run(ctl, false);
+}
+
+static int run_wake(struct ctl *ctl)
+{
+	return run(ctl, true);
+}
+
+const struct ctl_command ctl_sleep = {
+	.name = "sleep",
+	.operands = "PID | SESSION | TENANT",
+	.summary = "Have programs give their GPU memory to others, until they need it",
+	.options = CTL_OPTION_EXACT,
+	.min_operands = 1,
+	.max_operands = 1,
+	.run = run_sleep,
+};
+
+const struct ctl_command ctl_wake = {
+	.name = "wake",
+	.operands = "PID | SESSION | TENANT",
+	.summary = "Have programs that sleep take their GPU memory back",
+	.options = CTL_OPTION_EXACT,
+	.min_operands = 1,
+	.max_operands = 1,
+	.run = run_wake,
+};
+
+/* ---- who sleeps ------------------------------------------------------------------------------- */
+
+#define ROW struct glake_sleeper_row
+
+static const struct field sleeper_fields[] = {
+	FIELD(ROW, session, U64, PLAIN, "SESSION"),
+	FIELD(ROW, pid, U32, PLAIN, "PID"),
+	FIELD(ROW, uid, U32, PLAIN, NULL),
+	FIELD(ROW, program, TEXT, PLAIN, "PROGRAM"),
+	FIELD(ROW, tenant, TEXT, PLAIN, "TENANT"),
+	FIELD(ROW, realm, TEXT, PLAIN, NULL),
+	FIELD(ROW, state, TEXT, PLAIN, "STATE"),
+	FIELD(ROW, why, TEXT, PLAIN, "WHY"),
+	FIELD(ROW, asleep_ms, U64, MS, "FOR"),
+	FIELD(ROW, private_bytes, U64, BYTES, "PRIVATE"),
+	FIELD(ROW, shared_bytes, U64, BYTES, "SHARED"),
+	FIELD(ROW, stays_bytes, U64, BYTES, "STAYS"),
+	FIELD(ROW, place, U32, PLAIN, "PLACE"),
+	FIELD(ROW, waiting_ms, U64, MS, "WAITING"),
+	FIELD(ROW, n_sleeps, U64, PLAIN, "SLEEPS"),
+	FIELD(ROW, slept_ns, U64, PLAIN, NULL),
+	FIELD(ROW, woke_ns, U64, PLAIN, NULL),
+};
+
+#undef ROW
+#define ROW struct glake_stay
+
+static const struct field row_stay_fields[] = {
+	FIELD(ROW, why, TEXT, PLAIN, NULL),
+	FIELD(ROW, bytes, U64, BYTES, NULL),
+};
+
+#undef ROW
+
+static int add_sleeper(void *list, const struct glake_sleeper_row *row)
+{
+	json_t *stays = json_array();
+	for (uint32_t i = 0; i < row->n_stays; i++) {
+		json_array_append_new(stays, field_object(FIELDS(row_stay_fields), &row->stays[i]));
+	}
+	return ctl_list_add_more(list, row, "stays", stays);
+}
+
+static int fill_sleepers(struct ctl *ctl, struct ctl_list *list)
+{
+	return glake_list_sleepers(ctl->session, add_sleeper, list);
+}
+
+static int run_sleepers(struct ctl *ctl)
+{
+	return ctl_print_list(ctl, "sleepers", FIELDS(sleeper_fields), fill_sleepers);
+}
+
+const struct ctl_command ctl_sleepers = {
+	.name = "sleepers",
+	.operands = "",
+	.summary = "List programs that sleep: since when, why, and what the last wake cost",
+	.options = CTL_OPTION_EXACT,
+	.run = run_sleepers,
+};
