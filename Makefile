@@ -308,10 +308,11 @@ $(B)/gen/shim/names.def: shim/gen/names.sh shim/gen/graphics.txt $(CUDA_HOME)/li
 	$(Q)nm -D --defined-only $(CUDA_HOME)/lib64/stubs/libcuda.so | \
 		awk '$$2 == "T" && $$3 ~ /^cu[A-Z]/ { print $$3 }' | \
 		cat - shim/gen/graphics.txt | $< >$@.tmp && mv $@.tmp $@
-$(B)/gen/shim/gates.def: shim/gen/gates.awk shim/gen/gates.txt $(CUDA_HOME)/include/cuda.h
+$(B)/gen/shim/gates.def: shim/gen/gates.awk shim/gen/gates.txt shim/gen/graphics.h \
+		$(CUDA_HOME)/include/cuda.h
 	$(call say,GEN,$@)
 	@mkdir -p $(@D)
-	$(Q)$(CC) -E -P -D__CUDA_API_VERSION_INTERNAL -x c $(CUDA_HOME)/include/cuda.h | \
+	$(Q)$(CC) -E -P -D__CUDA_API_VERSION_INTERNAL -I$(CUDA_HOME)/include -x c shim/gen/graphics.h | \
 		awk -f shim/gen/gates.awk shim/gen/gates.txt - >$@.tmp && mv $@.tmp $@
 $(B)/gen/shim/handles.def: shim/gen/handles.awk $(CUDA_HOME)/include/cuda.h
 	$(call say,GEN,$@)

@@ -34,6 +34,7 @@ static atomic_bool is_blind;      /* there was such a thread */
 static atomic_bool is_ready;
 static pthread_key_t key;
 static _Atomic(pid_t) closer; /* the thread that closes or has closed it; 0: nobody */
+static void (*_Atomic on_wanted)(void);
 
 /* ---- threads ---------------------------------------------------------------------------------- */
 
@@ -42,6 +43,7 @@ static void leave_for_good(void *record)
 	struct gate_thread *me = record;
 	gate_me = NULL;
 	atomic_store_explicit(&me->depth, 0, memory_order_release);
+	atomic_store(&me->is_waiting, 0);
 	atomic_store_explicit(&me->is_used, 0, memory_order_release);
 }
 
@@ -118,17 +120,29 @@ static enum answer answer_at(uint32_t state)
 	return state & GATE_CLOSED && atomic_load(&closer) != gettid() ? WAIT : PASS;
 }
 
-/* A closer is never late. Sleep may be long. */
-static void wait_for_other_than(uint32_t state)
+/* Sleep may be long. */
+static void wait_asleep(struct gate_thread *me, uint32_t state)
+{
+	void (*wanted)(void) = on_wanted;
+	int type;
+	/* Before it is called: what it looks at is this. It stays, so that nobody has to know for which sleep. */
+	atomic_store(&me->is_waiting, 1);
+	if (wanted) {
+		wanted();
+	}
+	pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &type);
+	syscall(SYS_futex, &gate.state, FUTEX_WAIT_PRIVATE, state, NULL, NULL, 0);
+	pthread_setcanceltype(type, &type);
+}
+
+/* A closer is never late. */
+static void wait_for_other_than(struct gate_thread *me, uint32_t state)
 {
 	const int saved = errno;
-	int type;
 	if (state & GATE_ASLEEP) {
-		pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &type);
-	}
-	syscall(SYS_futex, &gate.state, FUTEX_WAIT_PRIVATE, state, NULL, NULL, 0);
-	if (state & GATE_ASLEEP) {
-		pthread_setcanceltype(type, &type);
+		wait_asleep(me, state);
+	} else {
+		syscall(SYS_futex, &gate.state, FUTEX_WAIT_PRIVATE, state, NULL, NULL, 0);
 	}
 	errno = saved;
 }
@@ -139,9 +153,10 @@ static bool wait_there(struct gate_thread *me)
 	uint32_t state;
 	while ((answer = answer_at(state = atomic_load(&gate.state))) == WAIT) {
 		atomic_store_explicit(&me->depth, 0, memory_order_release);
-		wait_for_other_than(state);
+		wait_for_other_than(me, state);
 		atomic_store(&me->depth, 1);
 	}
+	atomic_store(&me->is_waiting, 0);
 	if (answer == REFUSED) {
 		atomic_store_explicit(&me->depth, 0, memory_order_release);
 	}
@@ -156,6 +171,17 @@ bool gate_wait(struct gate_thread *me)
 	/* Again, and ordered: the gate may be fenced. */
 	atomic_store(&me->depth, 1);
 	return !(atomic_load(&gate.state) & (GATE_CLOSED | GATE_ASLEEP)) || wait_there(me);
+}
+
+bool gate_await(void)
+{
+	struct gate_thread *me = gate_me ? gate_me : gate_join();
+	uint32_t state;
+	while ((state = atomic_load(&gate.state)) & GATE_ASLEEP && !(state & GATE_ENDING)) {
+		wait_for_other_than(me, state);
+	}
+	atomic_store(&me->is_waiting, 0);
+	return !(state & GATE_ASLEEP);
 }
 
 /* ---- closing ---------------------------------------------------------------------------------- */
@@ -320,6 +346,20 @@ void gate_wake(void)
 	clear(GATE_ASLEEP);
 }
 
+bool gate_is_wanted(void)
+{
+	const struct gate_thread *record = atomic_load(&all);
+	while (record && !atomic_load(&record->is_waiting)) {
+		record = record->next;
+	}
+	return record || atomic_load(&unseen.is_waiting);
+}
+
+void gate_set_wanted(void (*wanted)(void))
+{
+	on_wanted = wanted;
+}
+
 void gate_forked(void)
 {
 	for (struct gate_thread *record = atomic_load(&all); record; record = record->next) {
@@ -327,6 +367,7 @@ void gate_forked(void)
 			record->depth = 0;
 			record->is_used = 0;
 		}
+		record->is_waiting = 0;
 	}
 	atomic_fetch_and(&gate.state, ~(GATE_CLOSED | GATE_ASLEEP | GATE_ENDING));
 	atomic_store(&closer, 0);

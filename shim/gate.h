@@ -61,6 +61,7 @@
 struct gate_thread {
 	_Alignas(64) _Atomic uint32_t depth; /* of calls inside; written by its thread only */
 	_Atomic uint32_t is_used;
+	_Atomic uint32_t is_waiting; /* for it to wake */
 	struct gate_thread *next; /* link: all of them; written once */
 };
 
@@ -111,6 +112,24 @@ static inline void gate_leave(struct gate_thread *me)
 	atomic_store_explicit(&me->depth, depth - 1, memory_order_release);
 }
 
+/* The slow part of gate_pass(). */
+bool gate_await(void);
+
+/* For calls that do not enter, and wait only for it to wake. False: the program ends, and the call is to fail. */
+static inline bool gate_pass(void)
+{
+	return __builtin_expect(!(atomic_load_explicit(&gate.state, memory_order_relaxed) &
+	                          GATE_ASLEEP),
+	                        1) ||
+	       gate_await();
+}
+
+/* For calls that must not wait. */
+static inline bool gate_is_asleep(void)
+{
+	return atomic_load_explicit(&gate.state, memory_order_relaxed) & GATE_ASLEEP;
+}
+
 /*
  * Close it, and wait until everybody is out. One closer at a time; others wait for their turn.
  * 0: it is closed, until gate_open() by the same thread, which is not cancelled (cleanup.h). -ETIMEDOUT: not within @timeout_ns; it is open.
@@ -128,6 +147,12 @@ void gate_open(void);
  */
 int gate_sleep(uint64_t timeout_ns);
 void gate_wake(void);
+
+/*
+ * Does a thread wait for it to wake? @wanted is called by each that begins to, from then on: anywhere, in handlers of signals, too.
+ */
+bool gate_is_wanted(void);
+void gate_set_wanted(void (*wanted)(void));
 
 /* Called by fork.c in the child; async-signal-safe. */
 void gate_forked(void);

@@ -36,10 +36,6 @@ static void note_waits(CUstream stream, unsigned flags, const CUstreamBatchMemOp
 	}
 }
 
-#define EXCUSED(symbol)
-#define UNKNOWN(symbol)
-#define UNDECIDED(symbol)
-
 /* Work on its way to a stream, inside the gate. */
 static inline void look_at_stream(CUstream stream, bool is_per_thread)
 {
@@ -120,6 +116,14 @@ static inline void look_at_stream(CUstream stream, bool is_per_thread)
 		return result; \
 	}
 
+/* A sleep that begins behind the look is harmless: what the call makes stays awake, and the library holds what sleeps. */
+#define WAKE(symbol, parameters, arguments) \
+	static CUresult(*real_##symbol) parameters; \
+	static CUresult gated_##symbol parameters \
+	{ \
+		return gate_pass() ? real_##symbol arguments : CUDA_ERROR_DEINITIALIZED; \
+	}
+
 #define LIST(...) __VA_ARGS__
 
 /* Looked at inside, where no memory is sealed meanwhile; and again whenever it was outside. */
@@ -155,25 +159,18 @@ static inline void look_at_stream(CUstream stream, bool is_per_thread)
 	WRITE_NOTING(symbol, parameters, arguments, stream, flags, find, where, \
 	             note_waits(stream, flags, LIST where))
 #include "shim/gates.def"
-#undef GATE
-#undef CAPTURE
-#undef WRITE
-#undef WRITE_OR_AWAIT
-#undef AWAIT
-#undef LAUNCH
-#undef ASK
-#undef UNLOAD
 
 const struct gated_call gated_calls[] = {
-#define ROW(symbol, is_gated) {#symbol, (void *)gated_##symbol, (void **)&real_##symbol, is_gated},
-#define GATE(symbol, parameters, arguments, stream, flags) ROW(symbol, true)
-#define CAPTURE(symbol, parameters, arguments) ROW(symbol, true)
-#define WRITE(symbol, parameters, arguments, stream, flags, find, where) ROW(symbol, true)
-#define WRITE_OR_AWAIT(symbol, parameters, arguments, stream, flags, find, where) ROW(symbol, true)
-#define AWAIT(symbol, parameters, arguments, stream, flags) ROW(symbol, true)
-#define LAUNCH(symbol, parameters, arguments, stream, flags, what) ROW(symbol, true)
-#define ASK(symbol, parameters, arguments) ROW(symbol, false)
-#define UNLOAD(symbol, parameters, arguments) ROW(symbol, false)
+#define ROW(symbol, kind) {#symbol, (void *)gated_##symbol, (void **)&real_##symbol, kind},
+#define GATE(symbol, parameters, arguments, stream, flags) ROW(symbol, GATES_PASSES)
+#define CAPTURE(symbol, parameters, arguments) ROW(symbol, GATES_PASSES)
+#define WRITE(symbol, parameters, arguments, stream, flags, find, where) ROW(symbol, GATES_PASSES)
+#define WRITE_OR_AWAIT(symbol, parameters, arguments, stream, flags, find, where) ROW(symbol, GATES_PASSES)
+#define AWAIT(symbol, parameters, arguments, stream, flags) ROW(symbol, GATES_PASSES)
+#define LAUNCH(symbol, parameters, arguments, stream, flags, what) ROW(symbol, GATES_PASSES)
+#define ASK(symbol, parameters, arguments) ROW(symbol, GATES_LOOKS)
+#define UNLOAD(symbol, parameters, arguments) ROW(symbol, GATES_LOOKS)
+#define WAKE(symbol, parameters, arguments) ROW(symbol, GATES_WAKES)
 #include "shim/gates.def"
 };
 const size_t n_gated_calls = sizeof(gated_calls) / sizeof(gated_calls[0]);

@@ -200,22 +200,32 @@ static void install_hooks(void *library, void *const reals[N_NAMES], void *slots
 	add_aliases(reals);
 }
 
-/* A gated call with a hook passes the gate where the hook makes the real call. */
+/*
+ * A gated call with a hook passes the gate where the hook makes the real call. One that wakes does so before its hook: our
+ * own use of the real call wakes nobody.
+ */
+static void install_gate(const struct gated_call *call, void *real, void **slot, void *entry)
+{
+	const struct hook *hook = hook_of(call->symbol);
+	*call->real = real;
+	if (!hook) {
+		*slot = call->body;
+		add_route(real, entry);
+	} else if (call->kind == GATES_WAKES) {
+		*call->real = hook->body;
+		*slot = call->body;
+	} else {
+		*real_slot(hook->real_offset) = call->body;
+	}
+}
+
 static void install_gates(void *const reals[N_NAMES], void *slots[N_NAMES])
 {
 	for (size_t i = 0; i < n_gated_calls; i++) {
-		const struct gated_call *call = &gated_calls[i];
-		ssize_t number = number_of(call->symbol);
-		if (number < 0 || !reals[number]) {
-			continue;
-		}
-		*call->real = reals[number];
-		const struct hook *hook = hook_of(call->symbol);
-		if (hook) {
-			*real_slot(hook->real_offset) = call->body;
-		} else {
-			slots[number] = call->body;
-			add_route(reals[number], shim_entries[number]);
+		ssize_t number = number_of(gated_calls[i].symbol);
+		if (number >= 0 && reals[number]) {
+			install_gate(&gated_calls[i], reals[number], &slots[number],
+			             shim_entries[number]);
 		}
 	}
 }

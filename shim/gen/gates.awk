@@ -14,21 +14,30 @@
 #                                              the same, and eyes.h looks at the kernel and its parameters
 #   ASK(symbol, (parameters), (arguments))     it does not pass, and its result is looked at
 #   UNLOAD(symbol, (parameters), (arguments))  it does not pass, and code may end
-#   EXCUSED(symbol)                            it does not, and the list says why
+#   WAKE(symbol, (parameters), (arguments))    it does not pass, and wakes the process first
+#   EXCUSED(symbol)                            it does neither, and the list says why
 #   UNKNOWN(symbol)                            the list does not have it
 #   UNDECIDED(symbol)                          the list says neither what it writes to, nor why it does not
+#
+# An excuse does not need a prototype. Each of these that the includer has not defined is nothing, and none is defined
+# behind it.
 #
 #   awk -f gates.awk gates.txt PREPROCESSED
 
 BEGIN {
 	print "/* Made by shim/gen/gates.awk. */"
+	n_macros = split("GATE CAPTURE WRITE WRITE_OR_AWAIT AWAIT LAUNCH ASK UNLOAD WAKE " \
+		"EXCUSED UNKNOWN UNDECIDED", macros, " ")
+	for (i = 1; i <= n_macros; i++) {
+		printf "#ifndef %s\n#define %s(...)\n#endif\n", macros[i], macros[i]
+	}
 	touches = "CUdeviceptr|CUstream[^A-Za-z]|CUgraphExec|CUDA_MEMCPY|CUDA_LAUNCH_PARAMS|" \
 		"CUlaunchConfig|NODE_PARAMS|CUgraphNodeParams"
 	may_write = "CUdeviceptr|CUDA_MEMCPY|BatchMemOpParams|DecompressParams|[dD]st|[dD]est"
 }
 
 FNR == NR {
-	if ($1 ~ /^(gate|capture|write|await|launch|ask|unload|excuse)$/) {
+	if ($1 ~ /^(gate|capture|write|await|launch|ask|unload|wake|excuse)$/) {
 		class[$2] = $1
 		rest[$2] = $3
 		where[$2] = $0
@@ -83,6 +92,7 @@ function judge(symbol, parameters,   base)
 	base = symbol
 	sub(/_pt[sd][sz]$/, "", base)
 	sub(/_v[0-9]+$/, "", base)
+	is_judged[base] = 1
 	if (class[base] == "gate" && rest[base] == "" && parameters ~ may_write) {
 		printf "UNDECIDED(%s)\n", symbol
 	}
@@ -100,7 +110,7 @@ function judge(symbol, parameters,   base)
 			what[base]
 	} else if (class[base] == "capture") {
 		printf "CAPTURE(%s, (%s), (%s))\n", symbol, parameters, arguments_of(parameters)
-	} else if (class[base] == "ask" || class[base] == "unload") {
+	} else if (class[base] ~ /^(ask|unload|wake)$/) {
 		printf "%s(%s, (%s), (%s))\n", toupper(class[base]), symbol, parameters,
 			arguments_of(parameters)
 	} else if (class[base] == "gate" || class[base] == "write") {
@@ -126,5 +136,13 @@ END {
 				judge(head, parameters)
 			}
 		}
+	}
+	for (base in class) {
+		if (class[base] == "excuse" && !is_judged[base]) {
+			printf "EXCUSED(%s)\n", base
+		}
+	}
+	for (i = 1; i <= n_macros; i++) {
+		print "#undef " macros[i]
 	}
 }

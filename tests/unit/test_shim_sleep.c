@@ -53,6 +53,7 @@ struct passer {
 	_Atomic pid_t tid;
 	atomic_bool has_passed;
 	bool is_steadfast; /* cannot be cancelled */
+	bool stays_out;    /* gate_pass() */
 	int error;         /* errno behind */
 };
 
@@ -65,7 +66,11 @@ static void *pass_once(void *argument)
 	}
 	errno = 77;
 	passer->tid = gettid();
-	gate_leave(gate_enter());
+	if (passer->stays_out) {
+		ck_assert(gate_pass());
+	} else {
+		gate_leave(gate_enter());
+	}
 	passer->error = errno;
 	passer->has_passed = true;
 	return NULL;
@@ -237,6 +242,60 @@ START_TEST(a_closer_can_leave_it_asleep)
 	ck_closes();
 	gate_wake();
 	passer_end(&passer, true);
+}
+END_TEST
+
+/* ---- who wants it awake ----------------------------------------------------------------------- */
+
+static atomic_int n_wanted;
+
+static void note_wanted(void)
+{
+	n_wanted++;
+}
+
+/* Calls that do not pass, too. */
+START_TEST_WITH(who_waits_asks_for_it_to_wake, .n = 2)
+{
+	struct passer passer = {.stays_out = _i};
+	gate_set_wanted(note_wanted);
+	ck_assert(gate_pass());
+	ck_assert_int_eq(gate_sleep(LONG_NS), 0);
+	ck_assert(!gate_is_wanted());
+	ck_assert_int_eq(n_wanted, 0);
+	passer_start(&passer);
+	ck_assert(gate_is_wanted());
+	ck_assert_int_eq(n_wanted, 1);
+	gate_wake();
+	passer_end(&passer, true);
+	ck_assert_int_eq(passer.error, 77);
+	ck_assert(!gate_is_wanted());
+	ck_closes();
+}
+END_TEST
+
+START_TEST_WITH(who_is_cancelled_wants_nothing, .n = 2)
+{
+	struct passer passer = {.stays_out = _i};
+	ck_assert_int_eq(gate_sleep(LONG_NS), 0);
+	passer_start(&passer);
+	ck_assert(gate_is_wanted());
+	pthread_cancel(passer.thread);
+	passer_end(&passer, false);
+	ck_assert(!gate_is_wanted());
+	gate_wake();
+	ck_closes();
+}
+END_TEST
+
+/* They would wait for the closer, who may need them. */
+START_TEST(calls_that_do_not_pass_do_not_wait_for_a_closer)
+{
+	ck_assert_int_eq(gate_close(LONG_NS), 0);
+	struct passer passer = {.stays_out = true};
+	ck_assert_int_eq(pthread_create(&passer.thread, NULL, pass_once, &passer), 0);
+	passer_end(&passer, true);
+	gate_open();
 }
 END_TEST
 
@@ -453,7 +512,7 @@ START_TEST(a_child_begins_awake)
 		gate_forked();
 		gate_leave(gate_enter());
 		int result = gate_close(SOON_NS);
-		_exit(result == 0 && gate.state == GATE_CLOSED ? 0 : 1);
+		_exit(result == 0 && gate.state == GATE_CLOSED && !gate_is_wanted() ? 0 : 1);
 	}
 	ck_assert_int_eq(waitpid(child, &status, 0), child);
 	ck_assert_int_eq(status, 0);
@@ -650,9 +709,10 @@ START_TEST(calls_fail_when_the_program_ends_asleep)
 		any_call_fn *body = (any_call_fn *)gated_calls[i].body;
 		n_real_calls = 0;
 		int result = body(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
-		ck_assert_msg(result == (gated_calls[i].is_gated ? CUDA_ERROR_DEINITIALIZED : 77),
-		              "%s", gated_calls[i].symbol);
-		ck_assert_int_eq(n_real_calls, !gated_calls[i].is_gated);
+		bool is_made = gated_calls[i].kind == GATES_LOOKS;
+		ck_assert_msg(result == (is_made ? 77 : CUDA_ERROR_DEINITIALIZED), "%s",
+		              gated_calls[i].symbol);
+		ck_assert_int_eq(n_real_calls, is_made);
 		ck_assert_uint_eq(gate_me ? gate_me->depth : 0, 0);
 	}
 }
