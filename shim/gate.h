@@ -62,7 +62,7 @@ struct gate_thread {
 	_Alignas(64) _Atomic uint32_t depth; /* of calls inside; written by its thread only */
 	_Atomic uint32_t is_used;
 	_Atomic uint32_t is_waiting; /* for it to wake */
-	struct gate_thread *next; /* link: all of them; written once */
+	struct gate_thread *next;    /* link: all of them; written once */
 };
 
 /* What gate.state says. */
@@ -118,9 +118,9 @@ bool gate_await(void);
 /* For calls that do not enter, and wait only for it to wake. False: the program ends, and the call is to fail. */
 static inline bool gate_pass(void)
 {
-	return __builtin_expect(!(atomic_load_explicit(&gate.state, memory_order_relaxed) &
-	                          GATE_ASLEEP),
-	                        1) ||
+	return __builtin_expect(
+		       !(atomic_load_explicit(&gate.state, memory_order_relaxed) & GATE_ASLEEP),
+		       1) ||
 	       gate_await();
 }
 

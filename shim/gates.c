@@ -165,7 +165,8 @@ const struct gated_call gated_calls[] = {
 #define GATE(symbol, parameters, arguments, stream, flags) ROW(symbol, GATES_PASSES)
 #define CAPTURE(symbol, parameters, arguments) ROW(symbol, GATES_PASSES)
 #define WRITE(symbol, parameters, arguments, stream, flags, find, where) ROW(symbol, GATES_PASSES)
-#define WRITE_OR_AWAIT(symbol, parameters, arguments, stream, flags, find, where) ROW(symbol, GATES_PASSES)
+#define WRITE_OR_AWAIT(symbol, parameters, arguments, stream, flags, find, where) \
+	ROW(symbol, GATES_PASSES)
 #define AWAIT(symbol, parameters, arguments, stream, flags) ROW(symbol, GATES_PASSES)
 #define LAUNCH(symbol, parameters, arguments, stream, flags, what) ROW(symbol, GATES_PASSES)
 #define ASK(symbol, parameters, arguments) ROW(symbol, GATES_LOOKS)

@@ -3,9 +3,14 @@
  * Questions about memory. glaked's memory is mapped by the driver's virtual memory management, so
  * the driver would describe the mapping or the reservation where a program expects its allocation.
  * The shim itself answers whatever differs from memory of cuMemAlloc().
+ *
+ * A question wakes nobody: whoever looks after a process asks all the time. The driver does not know memory that is
+ * asleep, so the shim answers all that is asked of allocations. Of memory that the program maps itself only the driver knows
+ * what is asked: it is woken for that.
  */
 #include <string.h>
 
+#include "shim/gate.h"
 #include "shim/graphmem.h"
 #include "shim/ipc.h"
 #include "shim/order.h"
@@ -58,6 +63,23 @@ static bool answer_reserved(CUdeviceptr address, CUpointer_attribute attribute, 
 	return true;
 }
 
+/* Is it asleep, or was it? The driver knows the type of all other memory. */
+static bool is_unknown_asleep(CUdeviceptr address)
+{
+	unsigned type;
+	return gate_is_asleep() &&
+	       real(cuPointerGetAttribute)(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) !=
+	               CUDA_SUCCESS;
+}
+
+/* Before the driver is asked about memory that the shim does not know. False: the program ends. */
+static bool wake_programs(CUdeviceptr address)
+{
+	return shim_is_forked() || !gate_is_asleep() ||
+	       glake__space_look(address).kind != GLAKE__PROGRAMS || !is_unknown_asleep(address) ||
+	       gate_pass();
+}
+
 /* @view stays unchanged if glaked does not answer. */
 static void apply_view(CUdevice device, struct view *view)
 {
@@ -103,11 +125,13 @@ CUresult shim_cuMemGetInfo_v2(size_t *free_out, size_t *total_out)
 	    real(cuCtxGetDevice)(&device) != CUDA_SUCCESS) {
 		return real(cuMemGetInfo_v2)(free_out, total_out);
 	}
-	/* Parked memory that is no longer in use becomes warm, and counts as free. */
-	if (heap_place_here(&place)) {
-		order_collect(place.ctx);
+	/* Parked memory that is no longer in use becomes warm, and counts as free; while it is asleep, when it wakes. */
+	if (!gate_is_asleep()) {
+		if (heap_place_here(&place)) {
+			order_collect(place.ctx);
+		}
+		graphmem_collect();
 	}
-	graphmem_collect();
 	struct view view;
 	CUresult result = look(device, &view);
 	if (result == CUDA_SUCCESS) {
@@ -133,7 +157,9 @@ CUresult shim_cuMemGetAddressRange_v2(CUdeviceptr *base_out, size_t *n_bytes_out
 {
 	struct heap_facts facts;
 	if ((!base_out && !n_bytes_out) || !find_facts(address, &facts)) {
-		return real(cuMemGetAddressRange_v2)(base_out, n_bytes_out, unless_freed(address));
+		return wake_programs(address) ? real(cuMemGetAddressRange_v2)(base_out, n_bytes_out,
+		                                                              unless_freed(address))
+		                              : CUDA_ERROR_DEINITIALIZED;
 	}
 	if (base_out) {
 		*base_out = facts.address;
@@ -192,12 +218,54 @@ static bool answer(const struct heap_facts *facts, CUdeviceptr address,
 	return true;
 }
 
+/* The driver's answers about memory of ours that is not asleep. False: it has none. */
+static bool answer_for_driver(const struct heap_facts *facts, CUpointer_attribute attribute,
+                              void *data)
+{
+	unsigned half = 0;
+	switch (attribute) {
+	case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+		half = CU_MEMORYTYPE_DEVICE;
+		break;
+	case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+		half = (unsigned)facts->place.device;
+		break;
+	case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
+		half = CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE;
+		break;
+	case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
+	case CU_POINTER_ATTRIBUTE_MAPPED:
+		half = 1;
+		break;
+	case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+	case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
+	case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
+		break;
+	default:
+		return false;
+	}
+	memcpy(data, &half, sizeof(half));
+	return true;
+}
+
+static CUresult ask_attribute(const struct heap_facts *facts, CUpointer_attribute attribute,
+                              void *data, CUdeviceptr address)
+{
+	CUresult result = real(cuPointerGetAttribute)(data, attribute, address);
+	return result == CUDA_ERROR_INVALID_VALUE && is_unknown_asleep(address) &&
+	                       answer_for_driver(facts, attribute, data)
+	               ? CUDA_SUCCESS
+	               : result;
+}
+
 CUresult shim_cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr address)
 {
 	struct heap_facts facts;
 	if (!data || !find_facts(address, &facts)) {
-		CUresult result = real(cuPointerGetAttribute)(data, attribute,
-		                                              unless_freed(address));
+		CUresult result = wake_programs(address)
+		                          ? real(cuPointerGetAttribute)(data, attribute,
+		                                                        unless_freed(address))
+		                          : CUDA_ERROR_DEINITIALIZED;
 		if (result == CUDA_SUCCESS) {
 			answer_reserved(address, attribute, data);
 		}
@@ -205,7 +273,7 @@ CUresult shim_cuPointerGetAttribute(void *data, CUpointer_attribute attribute, C
 	}
 	return answer(&facts, address, attribute, data)
 	               ? CUDA_SUCCESS
-	               : real(cuPointerGetAttribute)(data, attribute, address);
+	               : ask_attribute(&facts, attribute, data, address);
 }
 
 CUresult shim_cuPointerGetAttributes(unsigned n_attributes, CUpointer_attribute *attributes,
@@ -213,13 +281,17 @@ CUresult shim_cuPointerGetAttributes(unsigned n_attributes, CUpointer_attribute 
 {
 	struct heap_facts facts;
 	bool is_found = find_facts(address, &facts);
+	if (!is_found && !wake_programs(address)) {
+		return CUDA_ERROR_DEINITIALIZED;
+	}
 	CUresult result = real(cuPointerGetAttributes)(n_attributes, attributes, data,
 	                                               is_found ? address : unless_freed(address));
+	bool is_asleep = is_found && is_unknown_asleep(address);
 	for (unsigned i = 0; result == CUDA_SUCCESS && i < n_attributes; i++) {
-		if (is_found) {
-			answer(&facts, address, attributes[i], data[i]);
-		} else {
-			answer_reserved(address, attributes[i], data[i]);
+		bool is_ours = is_found ? answer(&facts, address, attributes[i], data[i])
+		                        : answer_reserved(address, attributes[i], data[i]);
+		if (!is_ours && is_asleep) {
+			answer_for_driver(&facts, attributes[i], data[i]);
 		}
 	}
 	return result;
