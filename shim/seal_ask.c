@@ -9,6 +9,7 @@
 #include "proto/clock.h"
 #include "shim/seal_may.h"
 #include "shim/shim.h"
+#include "shim/turn.h"
 
 /* A call seals so much: between two, glaked hears of it, and the program may end. */
 #define BATCH_BYTES (4ull << 30)
@@ -28,7 +29,6 @@ struct work {
 	struct connection *connection;
 	uint64_t id;
 	bool is_dry_run;
-	const atomic_bool *is_ending;
 	struct glake__candidates candidates;
 	struct glake_sealed sum;
 	struct glake__seal_report report;
@@ -58,7 +58,7 @@ static int seal_batch(struct work *work, const struct glake_span *spans, size_t 
 {
 	struct glake_sealed sealed = {.size = sizeof(sealed)};
 	int r = -EBUSY;
-	for (unsigned i = 0; r == -EBUSY && i < TRIES && !*work->is_ending; i++) {
+	for (unsigned i = 0; r == -EBUSY && i < TRIES && !turn_is_last(); i++) {
 		if (i > 0) {
 			clock_sleep_ns(PAUSE_NS);
 		}
@@ -89,7 +89,7 @@ static int seal_all(struct work *work)
 	int r = 0;
 	for (size_t i = 0; !work->why[0] && i < work->candidates.n_spans;) {
 		size_t n = next_batch(&work->candidates, i);
-		if (*work->is_ending) {
+		if (turn_is_last()) {
 			snprintf(work->why, sizeof(work->why), "the program ends");
 			return 0;
 		}
@@ -195,7 +195,7 @@ void seal_ask_follow(struct connection *connection)
 	glake__seal_follow(connection->session, on_ask, connection);
 }
 
-void seal_ask_serve(struct connection *connection, const atomic_bool *is_ending)
+void seal_ask_serve(struct connection *connection)
 {
 	uint64_t ask = connection->seal_ask;
 	if (ask) {
@@ -203,7 +203,6 @@ void seal_ask_serve(struct connection *connection, const atomic_bool *is_ending)
 			.connection = connection,
 			.id = ask >> 1,
 			.is_dry_run = ask & 1,
-			.is_ending = is_ending,
 		};
 		serve(&work);
 	}

@@ -11,14 +11,12 @@
 #ifndef GLAKE_SHIM_SEAL_ASK_H
 #define GLAKE_SHIM_SEAL_ASK_H
 
-#include <stdatomic.h>
-
 #include "shim/connection.h"
 
 /* The connection's program follows glaked's wishes from now on. Before other threads use it. */
 void seal_ask_follow(struct connection *connection);
 
-/* Do what was asked for, if anything was. It stops between two batches once @is_ending. */
-void seal_ask_serve(struct connection *connection, const atomic_bool *is_ending);
+/* Do what was asked for, if anything was, in a turn. It stops between two batches once the turn is the last. */
+void seal_ask_serve(struct connection *connection);
 
 #endif

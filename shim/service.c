@@ -4,8 +4,6 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdlib.h>
-#include <time.h>
 
 #include "proto/clock.h"
 #include "shim/capture.h"
@@ -15,6 +13,7 @@
 #include "shim/report.h"
 #include "shim/seal_ask.h"
 #include "shim/shim.h"
+#include "shim/turn.h"
 
 #define STACK_BYTES (256u * 1024)
 #define REPORT_MS 2000
@@ -26,52 +25,6 @@
 #define REST_NS 5000000
 /* So long a glaked that is away may come back as if nothing had been. */
 #define AWAY_MS 5000
-/* A turn takes milliseconds, unless it and the exiting thread wait for each other. */
-#define EXIT_S 2
-
-/* Held during a turn. A service makes driver calls only in a turn. */
-static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
-static atomic_bool is_ending; /* no more turns begin */
-static pthread_once_t once = PTHREAD_ONCE_INIT;
-
-/* ---- the program's end ------------------------------------------------------------------------ */
-
-/* A forked child inherits the handler, but not the thread that would end the turn. */
-static void at_exit(void)
-{
-	struct timespec end;
-	if (shim_is_forked()) {
-		return;
-	}
-	is_ending = true;
-	clock_gettime(CLOCK_REALTIME, &end);
-	end.tv_sec += EXIT_S;
-	if (pthread_mutex_timedlock(&turn, &end) == 0) {
-		pthread_mutex_unlock(&turn);
-	}
-}
-
-/* Registered after the driver's own handlers, so it runs before them. */
-static void watch_exit(void)
-{
-	atexit(at_exit);
-}
-
-/* False: the program is ending. */
-static bool begin_turn(void)
-{
-	pthread_mutex_lock(&turn);
-	if (is_ending) {
-		pthread_mutex_unlock(&turn);
-		return false;
-	}
-	return true;
-}
-
-static void end_turn(void)
-{
-	pthread_mutex_unlock(&turn);
-}
 
 static void collect(void)
 {
@@ -114,7 +67,7 @@ static void take_turn(struct connection *connection, struct turns *turns)
 	} else if (now_ns - turns->away_ns >= AWAY_MS * 1000000ull) {
 		give_up_warm(connection);
 	}
-	seal_ask_serve(connection, &is_ending);
+	seal_ask_serve(connection);
 }
 
 static bool has_packet(const struct connection *connection, int wait_ms)
@@ -141,16 +94,16 @@ static void *serve(void *user)
 	const int period_ms = shim_policy()->stitches ? STITCH_REPORT_MS : REPORT_MS;
 	struct turns turns = {.reported_ns = clock_now_ns()};
 	bool is_over = false;
-	if (!begin_turn()) {
+	if (!turn_begin()) {
 		return NULL;
 	}
 	capture_relax();
-	end_turn();
+	turn_end();
 	while (!is_over) {
 		if (!connection->is_dead) {
 			await_packet(connection, period_ms);
 		}
-		if (!begin_turn()) {
+		if (!turn_begin()) {
 			return NULL;
 		}
 		is_over = connection->is_dead;
@@ -160,7 +113,7 @@ static void *serve(void *user)
 		} else {
 			take_turn(connection, &turns);
 		}
-		end_turn();
+		turn_end();
 	}
 	return NULL;
 }
@@ -187,7 +140,7 @@ void service_start(struct connection *connection)
 	if (pthread_attr_init(&attributes) != 0) {
 		return;
 	}
-	pthread_once(&once, watch_exit);
+	turn_watch_exit();
 	order_set_calls(capture_ask_idle, graphmem_keep);
 	glake_set_notice_handler(connection->session, on_notice, connection);
 	seal_ask_follow(connection);

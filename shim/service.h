@@ -7,8 +7,7 @@
  * longer ask for. All signals are blocked in it. It does not disturb the program's stream captures,
  * because its own capture mode is relaxed.
  *
- * After the program has called exit() it makes no driver call, because the driver's own teardown
- * comes next. exit() waits at most two seconds for a running one.
+ * It makes driver calls only in turns (turn.h).
  *
  * Threads: the thread that makes a session calls it.
  */
