@@ -36,8 +36,10 @@ struct connection {
 	atomic_bool is_dead;
 	sem_t room; /* for requests under way: */
 	atomic_int n_room;
-	int watch;                 /* of its socket; see fork.h */
-	_Atomic uint64_t seal_ask; /* that its service thread is to serve (seal_ask.c); 0: none */
+	int watch; /* of its socket; see fork.h */
+	/* What glaked wants of it (ask.h). */
+	_Atomic uint64_t seal_ask;
+	_Atomic uint64_t sleep_ask;
 };
 
 /*

@@ -7,7 +7,8 @@
 
 #include "glake_shim.h"
 #include "proto/clock.h"
-#include "shim/seal_may.h"
+#include "shim/ask.h"
+#include "shim/may.h"
 #include "shim/shim.h"
 #include "shim/turn.h"
 
@@ -18,12 +19,6 @@
 #define PAUSE_NS 100000000
 
 /* ---- sealing ---------------------------------------------------------------------------------- */
-
-/* One ask, in connection->seal_ask. */
-static uint64_t ask_of(uint64_t id, bool is_dry_run)
-{
-	return id << 1 | is_dry_run;
-}
 
 struct work {
 	struct connection *connection;
@@ -131,7 +126,7 @@ static bool is_busy(int error)
 /* 0, or an error: the asker gets no numbers. */
 static int run(struct work *work)
 {
-	int r = seal_may(work->connection->session, work->why, sizeof(work->why));
+	int r = may_seal(work->connection->session, work->why, sizeof(work->why));
 	if (r < 0) {
 		return r;
 	}
@@ -168,19 +163,16 @@ static void serve(struct work *work)
 	work->report.why = work->why;
 	work->report.is_over = true;
 	work->report.took_ns = clock_now_ns() - began_ns;
-	/* Before: who learns of the end may ask again at once. */
-	work->connection->seal_ask = 0;
+	ask_clear(&work->connection->seal_ask);
 	glake__seal_tell(session, work->id, &work->report);
 }
 
 /* ---- asking ----------------------------------------------------------------------------------- */
 
-/* Of the threads of the program any may have read it, and this one must not wait for the GPU. */
 static void on_ask(void *user, uint64_t id, bool is_dry_run)
 {
 	struct connection *connection = user;
-	uint64_t none = 0;
-	if (!atomic_compare_exchange_strong(&connection->seal_ask, &none, ask_of(id, is_dry_run))) {
+	if (!ask_put(&connection->seal_ask, id, is_dry_run)) {
 		const struct glake__seal_report report = {
 			.is_over = true,
 			.error = -EBUSY,
@@ -197,12 +189,12 @@ void seal_ask_follow(struct connection *connection)
 
 void seal_ask_serve(struct connection *connection)
 {
-	uint64_t ask = connection->seal_ask;
-	if (ask) {
+	const struct ask ask = ask_look(&connection->seal_ask);
+	if (ask.id) {
 		struct work work = {
 			.connection = connection,
-			.id = ask >> 1,
-			.is_dry_run = ask & 1,
+			.id = ask.id,
+			.is_dry_run = ask.what,
 		};
 		serve(&work);
 	}

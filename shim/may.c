@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "shim/seal_may.h"
+#include "shim/may.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -12,6 +12,7 @@
 #include "proto/clock.h"
 #include "shim/capture.h"
 #include "shim/context.h"
+#include "shim/gate.h"
 #include "shim/order.h"
 #include "shim/shim.h"
 
@@ -131,12 +132,9 @@ static bool has_unseen_context(struct glake_session *session)
 	       !glake__candidates_are_in(session, contexts.all, contexts.n, contexts.generation);
 }
 
-int seal_may(struct glake_session *session, char *why, size_t n_why)
+/* What both want: all writes come from work that the shim sees. */
+static int may_change(struct glake_session *session, char *why, size_t n_why)
 {
-	if (glake__dedup_is_off()) {
-		snprintf(why, n_why, "GLAKE_DEDUP=off");
-		return -EPERM;
-	}
 	const char *bypass = find_open_bypass();
 	bypass = bypass ? bypass : find_mapped_bypass();
 	if (bypass) {
@@ -145,12 +143,6 @@ int seal_may(struct glake_session *session, char *why, size_t n_why)
 			"it has %s open, which writes past the GPU's page tables: only the program "
 			"itself may ask",
 			bypass);
-		return -EPERM;
-	}
-	if (is_mps_client()) {
-		snprintf(why, n_why,
-		         "it is a client of MPS, where a fault ends other clients too: only the "
-		         "program itself may ask");
 		return -EPERM;
 	}
 	if (capture_is_any()) {
@@ -164,4 +156,34 @@ int seal_may(struct glake_session *session, char *why, size_t n_why)
 		return -EPERM;
 	}
 	return 0;
+}
+
+int may_seal(struct glake_session *session, char *why, size_t n_why)
+{
+	if (glake__dedup_is_off()) {
+		snprintf(why, n_why, "GLAKE_DEDUP=off");
+		return -EPERM;
+	}
+	if (is_mps_client()) {
+		snprintf(why, n_why,
+		         "it is a client of MPS, where a fault ends other clients too: only the "
+		         "program itself may ask");
+		return -EPERM;
+	}
+	if (gate_is_asleep()) {
+		snprintf(why, n_why, "it is asleep");
+		return -EBUSY;
+	}
+	return may_change(session, why, n_why);
+}
+
+int may_sleep(struct glake_session *session, char *why, size_t n_why)
+{
+	if (!real(cuCtxRecordEvent)) {
+		snprintf(why, n_why,
+		         "its driver is older than CUDA 12.5, which cannot tell when its work is "
+		         "done");
+		return -EPERM;
+	}
+	return may_change(session, why, n_why);
 }

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Whether somebody outside may have the program sealed, or put to sleep: not one that may do more harm by a fault, or by a write
+ * that nobody sees.
+ *
+ * Threads: any. Looks at the process's open files and mappings, and at the contexts of the session's memory.
+ */
+#ifndef GLAKE_SHIM_MAY_H
+#define GLAKE_SHIM_MAY_H
+
+#include <stddef.h>
+
+struct glake_session;
+
+/* 0, or -EPERM or -EBUSY with the reason in @why. */
+int may_seal(struct glake_session *session, char *why, size_t n_why);
+int may_sleep(struct glake_session *session, char *why, size_t n_why);
+
+#endif
