@@ -11,6 +11,7 @@
 #include "shim/context.h"
 #include "shim/gate.h"
 #include "shim/order.h"
+#include "shim/sleep.h"
 
 /* For so long the thread polls without sleeping: most work is done within it. */
 #define SPIN_NS 50000u
@@ -317,6 +318,26 @@ static void let_context(void *user)
 	order_let_contexts();
 }
 
+/* ---- sleep ------------------------------------------------------------------------------------ */
+
+static int fall_asleep(void *user, struct glake_session *session)
+{
+	(void)user;
+	return sleep_enter(session);
+}
+
+static void wake_up(void *user, struct glake_session *session)
+{
+	(void)user;
+	sleep_leave(session);
+}
+
+static void want_awake(void *user)
+{
+	(void)user;
+	sleep_is_wanted();
+}
+
 const struct glake__gate drain_gate = {
 	.close = close_gate,
 	.open = open_gate,
@@ -324,6 +345,9 @@ const struct glake__gate drain_gate = {
 	.left = leave_work,
 	.hold_context = hold_context,
 	.let_context = let_context,
+	.sleep = fall_asleep,
+	.wake = wake_up,
+	.wanted = want_awake,
 };
 
 /* ---- captures begin --------------------------------------------------------------------------- */

@@ -25,6 +25,7 @@
 #include "shim/library.h"
 #include "shim/service.h"
 #include "shim/shim.h"
+#include "shim/sleep.h"
 
 static const char *const names[] = {
 #define NAME(symbol, number) #symbol,
@@ -257,6 +258,7 @@ static void resolve(void)
 	n_routes = 0;
 	shim_fork_init();
 	fill_table(library);
+	sleep_init();
 	connection_init(libcuda, service_start);
 	if (can_own) {
 		/* Opened now, so that a session does not call the loader with locks held. */

@@ -7,12 +7,14 @@
 
 #include "proto/clock.h"
 #include "shim/capture.h"
+#include "shim/gate.h"
 #include "shim/graphmem.h"
 #include "shim/order.h"
 #include "shim/record.h"
 #include "shim/report.h"
 #include "shim/seal_ask.h"
 #include "shim/shim.h"
+#include "shim/sleep.h"
 #include "shim/turn.h"
 
 #define STACK_BYTES (256u * 1024)
@@ -26,10 +28,13 @@
 /* So long a glaked that is away may come back as if nothing had been. */
 #define AWAY_MS 5000
 
+/* What is freed while the process sleeps would wake it. */
 static void collect(void)
 {
-	order_collect_all();
-	graphmem_collect();
+	if (!gate_is_asleep()) {
+		order_collect_all();
+		graphmem_collect();
+	}
 }
 
 /* ---- the thread ------------------------------------------------------------------------------- */
@@ -67,6 +72,7 @@ static void take_turn(struct connection *connection, struct turns *turns)
 	} else if (now_ns - turns->away_ns >= AWAY_MS * 1000000ull) {
 		give_up_warm(connection);
 	}
+	sleep_serve(connection);
 	seal_ask_serve(connection);
 }
 
@@ -144,6 +150,7 @@ void service_start(struct connection *connection)
 	order_set_calls(capture_ask_idle, graphmem_keep);
 	glake_set_notice_handler(connection->session, on_notice, connection);
 	seal_ask_follow(connection);
+	sleep_follow(connection);
 	pthread_attr_setstacksize(&attributes, STACK_BYTES);
 	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
 	sigfillset(&all);

@@ -109,19 +109,19 @@ static int list_ids(struct glake__sleeping *sleeping)
 /* ---- the gate --------------------------------------------------------------------------------- */
 
 /* It is closed. If it falls asleep, it opens without letting anybody pass. */
-static int let_gate_sleep(void)
+static int let_gate_sleep(struct glake_session *session)
 {
 	const struct glake__gate *gate = &glake__space.gate;
-	int r = gate->sleep ? gate->sleep(gate->user) : 0;
+	int r = gate->sleep ? gate->sleep(gate->user, session) : 0;
 	glake__gate_open();
 	return r < 0 ? glake__fail(r, "the program's work cannot be held back") : 0;
 }
 
-static void wake_gate(void)
+static void wake_gate(struct glake_session *session)
 {
 	const struct glake__gate *gate = &glake__space.gate;
 	if (gate->wake) {
-		gate->wake(gate->user);
+		gate->wake(gate->user, session);
 	}
 }
 
@@ -253,14 +253,14 @@ static int sleep_now(struct glake_session *session, struct glake__sleeping *slee
 		return r;
 	}
 	const uint64_t held_ns = clock_now_ns() - began_ns;
-	r = let_gate_sleep();
+	r = let_gate_sleep(session);
 	bool is_asleep = r == 0 && go(session, sleeping, why, progress, user, &r);
 	if (is_asleep) {
 		describe(sleeping, began_ns, held_ns, slept_out);
 		set_asleep(session, sleeping);
 	} else {
 		glake__asleep_let(&sleeping->memory);
-		wake_gate();
+		wake_gate(session);
 	}
 	return r;
 }
@@ -320,6 +320,15 @@ static int fetch(struct glake_session *session, const struct glake__sleeping *sl
 	return r == GLAKE_E_BAD_REQUEST ? 0 : r;
 }
 
+int glake__wake_wait(struct glake_session *session)
+{
+	cleanup_cancel int cancel = cancel_disable();
+	pthread_mutex_lock(&session->sleep_lock);
+	int r = session->asleep ? fetch(session, session->asleep) : 0;
+	pthread_mutex_unlock(&session->sleep_lock);
+	return glake__leave(session, r);
+}
+
 int glake__wake(struct glake_session *session, struct glake_slept *slept_out)
 {
 	cleanup_cancel int cancel = cancel_disable();
@@ -334,7 +343,7 @@ int glake__wake(struct glake_session *session, struct glake_slept *slept_out)
 		if (r == 0) {
 			describe(sleeping, began_ns, 0, slept_out);
 			end_sleep(session, sleeping);
-			wake_gate();
+			wake_gate(session);
 		}
 	}
 	pthread_mutex_unlock(&session->sleep_lock);
@@ -354,5 +363,6 @@ void glake__sleep_end(struct glake_session *session)
 		session->asleep = NULL;
 	} else if (sleeping) {
 		end_sleep(session, sleeping);
+		wake_gate(session);
 	}
 }

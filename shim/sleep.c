@@ -1,0 +1,366 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "shim/sleep.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <time.h>
+
+#include "glake_shim.h"
+#include "shim/ask.h"
+#include "shim/capture.h"
+#include "shim/gate.h"
+#include "shim/graphmem.h"
+#include "shim/may.h"
+#include "shim/order.h"
+#include "shim/shim.h"
+#include "shim/turn.h"
+
+#define STACK_BYTES (256u * 1024)
+/* So long it is waited for the program's work, if somebody outside asks. */
+#define PATIENCE_NS 5000000000u
+/* Before glaked is asked for room once more. */
+#define FIRST_PAUSE_MS 100u
+#define LONGEST_PAUSE_MS 30000u
+
+/* What an ask wants: SleepWhy, or this. */
+#define ASK_WAKE 7u
+
+/* Whom the sleeper works for. */
+struct sleeper {
+	struct glake_session *session; /* NULL: there is no sleeper */
+	struct connection *connection; /* a reference; NULL: the session is the program's own */
+	bool is_asleep;                /* from before the gate is until it is awake */
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct sleeper sleeper; /* under the lock */
+
+static sem_t kicks; /* the sleeper is to look again */
+static atomic_bool is_library_waiting;
+
+/* ---- kicks: by any thread, in handlers of signals too ----------------------------------------- */
+
+static void kick(void)
+{
+	const int saved = errno;
+	sem_post(&kicks);
+	errno = saved;
+}
+
+void sleep_is_wanted(void)
+{
+	if (!atomic_exchange(&is_library_waiting, true)) {
+		kick();
+	}
+}
+
+void sleep_init(void)
+{
+	sem_init(&kicks, 0, 0);
+	gate_set_wanted(kick);
+}
+
+static bool has_wish(const struct connection *connection)
+{
+	return connection && connection->sleep_ask != 0;
+}
+
+static void await_kick(void)
+{
+	while (sem_wait(&kicks) < 0) {
+		/* EINTR: again. */
+	}
+}
+
+/* Less if a wish comes. */
+static void pause_for(const struct connection *connection, unsigned pause_ms)
+{
+	struct timespec end;
+	clock_gettime(CLOCK_REALTIME, &end);
+	end.tv_sec += pause_ms / 1000;
+	end.tv_nsec += pause_ms % 1000 * 1000000l;
+	if (end.tv_nsec >= 1000000000l) {
+		end.tv_nsec -= 1000000000l;
+		end.tv_sec++;
+	}
+	while (!has_wish(connection) && (sem_timedwait(&kicks, &end) == 0 || errno == EINTR)) {
+		/* One more who waits, or leaves. */
+	}
+}
+
+/* ---- sleeping and waking ---------------------------------------------------------------------- */
+
+struct work {
+	struct glake_session *session;
+	struct connection *connection; /* may be NULL */
+	uint64_t id;                   /* of the wish */
+	struct glake__sleep_report report;
+	struct glake_slept slept;
+	char why[256]; /* of an error */
+};
+
+static void tell(struct work *work)
+{
+	glake__sleep_tell(work->session, work->id, &work->report);
+}
+
+static void on_progress(void *user, uint64_t done_bytes, uint64_t total_bytes)
+{
+	struct work *work = user;
+	work->report.done_bytes = done_bytes;
+	work->report.total_bytes = total_bytes;
+	tell(work);
+}
+
+static int note(struct work *work, int r)
+{
+	if (r < 0) {
+		snprintf(work->why, sizeof(work->why), "%s", glake_error());
+	}
+	if (work->connection) {
+		connection_note(work->connection, r);
+	}
+	return r;
+}
+
+/* What streams are done with does not sleep: it is given back before. In a turn. */
+static int fall_asleep(struct work *work, unsigned why)
+{
+	if (!glake__is_asleep(work->session)) {
+		int r = may_sleep(work->session, work->why, sizeof(work->why));
+		if (r < 0) {
+			return r;
+		}
+		order_collect_all();
+		graphmem_collect();
+	}
+	return note(work, glake__sleep(work->session, (enum glake__sleep_why)why, PATIENCE_NS,
+	                               on_progress, work, &work->slept));
+}
+
+/* Without a turn: it may wait for minutes. */
+static int wake(struct work *work)
+{
+	is_library_waiting = false;
+	int r = glake__wake_wait(work->session);
+	if (r == 0 && !turn_begin()) {
+		snprintf(work->why, sizeof(work->why), "the program ends");
+		return -ESHUTDOWN;
+	}
+	if (r == 0) {
+		r = glake__wake(work->session, &work->slept);
+		turn_end();
+	}
+	if (r < 0) {
+		shim_count(SHIM_COUNT_unwoken);
+	}
+	return note(work, r);
+}
+
+static int do_as(struct work *work, unsigned what)
+{
+	if (what == ASK_WAKE) {
+		return wake(work);
+	}
+	if (!turn_begin()) {
+		snprintf(work->why, sizeof(work->why), "the program ends");
+		return -EBUSY;
+	}
+	int r = fall_asleep(work, what);
+	turn_end();
+	return r;
+}
+
+static void follow(const struct sleeper *me, struct ask ask)
+{
+	struct work work = {
+		.session = me->session,
+		.connection = me->connection,
+		.id = ask.id,
+	};
+	/* glaked waits only for programs that answer. */
+	tell(&work);
+	work.report.error = do_as(&work, ask.what);
+	work.report.is_over = true;
+	work.report.why = work.why;
+	work.report.is_asleep = glake__is_asleep(me->session);
+	work.report.slept = &work.slept;
+	ask_clear(&me->connection->sleep_ask);
+	tell(&work);
+}
+
+/* ---- the sleeper ------------------------------------------------------------------------------ */
+
+static bool is_wanted(void)
+{
+	return gate_is_wanted() || is_library_waiting;
+}
+
+/* True: there is nothing to do any more, and no sleeper from now on. */
+static bool is_over(struct connection *connection)
+{
+	pthread_mutex_lock(&lock);
+	bool is_done = !sleeper.is_asleep && !has_wish(connection);
+	if (is_done) {
+		sleeper = (struct sleeper){.session = NULL};
+	}
+	pthread_mutex_unlock(&lock);
+	return is_done;
+}
+
+/* @pause_ms: how long it waits if glaked refuses. Returns how long it does the next time. */
+static unsigned wake_or_pause(const struct sleeper *me, unsigned pause_ms)
+{
+	struct work work = {.session = me->session, .connection = me->connection};
+	if (wake(&work) == 0) {
+		return FIRST_PAUSE_MS;
+	}
+	is_library_waiting = true;
+	pause_for(me->connection, pause_ms);
+	return 2 * pause_ms < LONGEST_PAUSE_MS ? 2 * pause_ms : LONGEST_PAUSE_MS;
+}
+
+static void *sleep_and_wake(void *user)
+{
+	unsigned pause_ms = FIRST_PAUSE_MS;
+	(void)user;
+	pthread_mutex_lock(&lock);
+	const struct sleeper me = sleeper;
+	pthread_mutex_unlock(&lock);
+	if (turn_begin()) {
+		capture_relax();
+		turn_end();
+	}
+	while (!is_over(me.connection)) {
+		if (has_wish(me.connection)) {
+			follow(&me, ask_look(&me.connection->sleep_ask));
+		} else if (is_wanted()) {
+			pause_ms = wake_or_pause(&me, pause_ms);
+		} else {
+			await_kick();
+		}
+	}
+	connection_unref(me.connection);
+	return NULL;
+}
+
+static bool create_thread(void)
+{
+	pthread_attr_t attributes;
+	pthread_t thread;
+	sigset_t all;
+	sigset_t before;
+	if (pthread_attr_init(&attributes) != 0) {
+		return false;
+	}
+	pthread_attr_setstacksize(&attributes, STACK_BYTES);
+	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	int error = pthread_create(&thread, &attributes, sleep_and_wake, NULL);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	pthread_attr_destroy(&attributes);
+	return error == 0;
+}
+
+/* With the lock. -EBUSY: the one that is there works for another session; -EAGAIN: there can be none. */
+static int start(struct glake_session *session, struct connection *connection)
+{
+	if (sleeper.session) {
+		return sleeper.session == session ? 0 : -EBUSY;
+	}
+	sleeper.session = session;
+	sleeper.connection = connection ? connection_ref(connection) : NULL;
+	if (!create_thread()) {
+		connection_unref(sleeper.connection);
+		sleeper = (struct sleeper){.session = NULL};
+		return -EAGAIN;
+	}
+	return 0;
+}
+
+/* ---- the gate --------------------------------------------------------------------------------- */
+
+/* The program may have asked for it by itself: then there is no sleeper yet. */
+static int start_asleep(struct glake_session *session)
+{
+	struct connection *connection = connection_peek();
+	pthread_mutex_lock(&lock);
+	int r = start(session, connection && connection->session == session ? connection : NULL);
+	if (r == 0) {
+		sleeper.is_asleep = true;
+		is_library_waiting = false;
+	}
+	pthread_mutex_unlock(&lock);
+	connection_unref(connection);
+	return r;
+}
+
+int sleep_enter(struct glake_session *session)
+{
+	int r = start_asleep(session);
+	if (r == 0) {
+		r = gate_sleep(0);
+		if (r < 0) {
+			sleep_leave(session);
+		}
+	}
+	return r;
+}
+
+void sleep_leave(const struct glake_session *session)
+{
+	pthread_mutex_lock(&lock);
+	if (sleeper.session == session && sleeper.is_asleep) {
+		gate_wake();
+		is_library_waiting = false;
+		sleeper.is_asleep = false;
+		kick();
+	}
+	pthread_mutex_unlock(&lock);
+}
+
+/* ---- wishes of glaked ------------------------------------------------------------------------- */
+
+static void refuse(struct connection *connection, uint64_t id, const char *why)
+{
+	const struct glake__sleep_report report = {.is_over = true, .error = -EBUSY, .why = why};
+	glake__sleep_tell(connection->session, id, &report);
+}
+
+static void on_ask(void *user, uint64_t id, bool wakes, uint32_t why)
+{
+	struct connection *connection = user;
+	unsigned what = wakes ? ASK_WAKE : why < ASK_WAKE ? why : GLAKE__SLEEP_ASKED;
+	if (!ask_put(&connection->sleep_ask, id, what)) {
+		refuse(connection, id, "it falls asleep or wakes already");
+	}
+}
+
+void sleep_follow(struct connection *connection)
+{
+	glake__sleep_follow(connection->session, on_ask, connection);
+}
+
+void sleep_serve(struct connection *connection)
+{
+	const struct ask ask = ask_look(&connection->sleep_ask);
+	if (!ask.id) {
+		return;
+	}
+	pthread_mutex_lock(&lock);
+	int r = start(connection->session, connection);
+	pthread_mutex_unlock(&lock);
+	if (r == 0) {
+		kick();
+		return;
+	}
+	ask_clear(&connection->sleep_ask);
+	refuse(connection, ask.id,
+	       r == -EBUSY ? "memory of another session of the program is asleep"
+	                   : "no thread can be started that would wake it");
+}
