@@ -1,0 +1,285 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Programs under the shim that sleep and wake: tests/shim/sleep.c, beside a real glaked. */
+#include <stdlib.h>
+
+#include "tests/check_glake.h"
+#include "tests/harness/connection.h"
+#include "tests/harness/run.h"
+#include "tests/harness/world.h"
+
+static int asker;
+
+static void begin(void)
+{
+	world_begin(.config = WORLD_CONFIG "warm_bytes = \"64MiB\";", .devices = "1x256MiB");
+	asker = connection_hello(&harness);
+}
+
+BEGIN_EACH(begin)
+
+/* ---- help ---- */
+
+static void start(struct run *run, const char *scenario)
+{
+	run_start(run, NULL, run_in_build("tests/shim/sleep"), scenario, NULL);
+	run_read(run, "ready");
+}
+
+struct wanted {
+	uint32_t pid;
+	uint64_t session;
+};
+
+static int find_pid(void *user, const struct glake_session_row *row)
+{
+	struct wanted *wanted = user;
+	wanted->session = row->pid == wanted->pid ? row->session : wanted->session;
+	return 0;
+}
+
+static uint64_t session_of(const struct run *run)
+{
+	struct wanted wanted = {.pid = (uint32_t)run->pid};
+	assert_ok(glake_list_sessions(eye, find_pid, &wanted));
+	ck_assert_uint_ne(wanted.session, 0);
+	return wanted.session;
+}
+
+/* What became of it; with connection_free(). */
+static Glake__Wire__Answer *ask(const struct run *run, bool wakes)
+{
+	return connection_call(asker,
+	                       CONNECTION_REQUEST(SESSION_SLEEP, SessionSleep, session_sleep,
+	                                          .session = session_of(run), .wakes = wakes),
+	                       NULL, 0, NULL);
+}
+
+static void ck_answer(struct run *run, const Glake__Wire__Answer *answer, bool is_asleep)
+{
+	if (answer->status != GLAKE__WIRE__STATUS__OK) {
+		kill(run->pid, SIGKILL);
+		run_end(run);
+	}
+	ck_assert_msg(answer->status == GLAKE__WIRE__STATUS__OK, "%s %s", answer->error, run->text);
+	ck_assert_int_eq(answer->session_sleep->is_asleep, is_asleep);
+}
+
+/* Returns how much has left. */
+static uint64_t put_to_sleep(struct run *run)
+{
+	Glake__Wire__Answer *answer = ask(run, false);
+	ck_answer(run, answer, true);
+	uint64_t n_bytes = answer->session_sleep->private_bytes;
+	connection_free(answer);
+	return n_bytes;
+}
+
+static void wake(struct run *run)
+{
+	Glake__Wire__Answer *answer = ask(run, true);
+	ck_answer(run, answer, false);
+	connection_free(answer);
+}
+
+static void ck_busy(const struct run *run, const char *why)
+{
+	Glake__Wire__Answer *answer = ask(run, false);
+	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__BUSY);
+	ck_assert_ptr_nonnull(strstr(answer->error, why));
+	connection_free(answer);
+}
+
+static void ck_asleep(void)
+{
+	ck_assert_uint_eq(world_books().private_bytes, 0);
+}
+
+static void go_on(struct run *run)
+{
+	run_continue(run);
+	run_read(run, "ready");
+}
+
+static void end(struct run *run)
+{
+	run_continue(run);
+	run_end_well(run);
+}
+
+/* Another program has all memory but so little that the sleeper cannot wake. */
+static int fill_device(void)
+{
+	struct fdlist fds;
+	uint64_t ids[7];
+	int other = connection_hello(&harness);
+	fdlist_init(&fds);
+	ck_assert_int_eq(connection_alloc(other, 0, 32 * MIB, n_elements(ids), ids, &fds),
+	                 GLAKE__WIRE__STATUS__OK);
+	fdlist_deinit(&fds);
+	return other;
+}
+
+/* ---- sleeping and waking ---- */
+
+START_TEST(memory_of_each_kind_leaves_and_comes_back_when_it_is_used)
+{
+	struct run run;
+	start(&run, "everything");
+	uint64_t n_bytes = world_books().private_bytes;
+	ck_assert_uint_gt(n_bytes, 48 * MIB);
+	ck_assert_uint_ge(put_to_sleep(&run), 48 * MIB);
+	ck_asleep();
+	/* It asks for its memory. */
+	go_on(&run);
+	ck_asleep();
+	go_on(&run);
+	ck_assert_uint_gt(world_books().private_bytes, 48 * MIB);
+	put_to_sleep(&run);
+	ck_asleep();
+	end(&run);
+}
+END_TEST
+
+static const char *const uses[] = {"allocates", "frees"};
+
+START_TEST_WITH(calls_that_submit_nothing_wake_it, .n = 2)
+{
+	struct run run;
+	start(&run, uses[_i]);
+	put_to_sleep(&run);
+	ck_asleep();
+	end(&run);
+}
+END_TEST
+
+START_TEST(it_wakes_and_sleeps_when_asked)
+{
+	struct run run;
+	start(&run, "allocates");
+	for (int i = 0; i < 5; i++) {
+		ck_assert_uint_ge(put_to_sleep(&run), 6 * MIB);
+		/* It has what it has. */
+		ck_assert_uint_ge(put_to_sleep(&run), 6 * MIB);
+		ck_asleep();
+		wake(&run);
+		wake(&run);
+		ck_assert_uint_ge(world_books().private_bytes, 6 * MIB);
+	}
+	end(&run);
+}
+END_TEST
+
+START_TEST(a_captured_stream_is_waited_for_by_the_asker)
+{
+	struct run run;
+	start(&run, "captures");
+	ck_busy(&run, "captures");
+	go_on(&run);
+	put_to_sleep(&run);
+	end(&run);
+}
+END_TEST
+
+/* They launch in the moment that it falls asleep, and in the moment that it wakes. */
+START_TEST(threads_that_launch_lose_nothing)
+{
+	struct run run;
+	unsigned n_asleep = 0;
+	start(&run, "busy");
+	for (int i = 0; i < 30 || n_asleep == 0; i++) {
+		Glake__Wire__Answer *answer = ask(&run, false);
+		ck_assert_msg(answer->status == GLAKE__WIRE__STATUS__OK ||
+		                      answer->status == GLAKE__WIRE__STATUS__BUSY,
+		              "%s", answer->error);
+		n_asleep += answer->status == GLAKE__WIRE__STATUS__OK;
+		connection_free(answer);
+	}
+	end(&run);
+}
+END_TEST
+
+/* ---- while there is no room ---- */
+
+static void start_waiting(struct run *run, const char *scenario, int *other_out)
+{
+	start(run, scenario);
+	put_to_sleep(run);
+	*other_out = fill_device();
+	run_continue(run);
+	run_read(run, "launches");
+}
+
+START_TEST(who_waits_goes_on_as_soon_as_there_is_room)
+{
+	struct run run;
+	int other;
+	start_waiting(&run, "waits", &other);
+	run_read(&run, "ready");
+	ck_assert_uint_eq(world_books().private_bytes, 7 * 32 * MIB);
+	connection_close(&other);
+	end(&run);
+}
+END_TEST
+
+START_TEST(exit_waits_for_nobody)
+{
+	struct run run;
+	int other;
+	start_waiting(&run, "exits", &other);
+	run_end_well(&run);
+	connection_close(&other);
+}
+END_TEST
+
+START_TEST(a_signal_ends_it)
+{
+	struct run run;
+	int other;
+	start_waiting(&run, "waits", &other);
+	run_read(&run, "ready");
+	kill(run.pid, SIGTERM);
+	int status = run_end(&run);
+	ck_assert(WIFSIGNALED(status));
+	ck_assert_int_eq(WTERMSIG(status), SIGTERM);
+	connection_close(&other);
+}
+END_TEST
+
+START_TEST(its_handlers_run)
+{
+	struct run run;
+	int other;
+	start_waiting(&run, "handles", &other);
+	run_read(&run, "ready");
+	for (int i = 0; i < 3; i++) {
+		kill(run.pid, SIGTERM);
+		run_read(&run, "handled");
+		run.text[0] = '\0';
+	}
+	connection_close(&other);
+	end(&run);
+}
+END_TEST
+
+static const char *const others[] = {"cancels", "forks"};
+
+START_TEST_WITH(threads_may_be_cancelled_and_children_made, .n = 2)
+{
+	struct run run;
+	int other;
+	start_waiting(&run, others[_i], &other);
+	run_read(&run, "ready");
+	connection_close(&other);
+	end(&run);
+}
+END_TEST
+
+START_TEST(it_may_become_another_program)
+{
+	struct run run;
+	int other;
+	start_waiting(&run, "executes", &other);
+	run_end_well(&run);
+	connection_close(&other);
+}
+END_TEST

@@ -1,0 +1,414 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A program that knows nothing of glake and sleeps now and then, linked against the driver alone.
+ *
+ *   sleep SCENARIO
+ *
+ * It ends with 0, or with 1 and a line on stderr. Where it waits, it prints "ready" and reads a line.
+ */
+#include <cuda.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/shim/must.h"
+#include "tests/shim/scenario.h"
+#include "tests/spin.h"
+
+#define KIB (1ull << 10)
+#define MIB (1ull << 20)
+#define MAX_BYTES (40 * MIB)
+
+static CUcontext ctx;
+static CUstream stream;
+static CUfunction add;
+static uint32_t seen[MAX_BYTES / 4];
+
+static void start(void)
+{
+	CUmodule module;
+	must_ok(cuInit(0));
+	must_ok(cuDevicePrimaryCtxRetain(&ctx, 0));
+	must_ok(cuCtxSetCurrent(ctx));
+	must_ok(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	must_ok(cuModuleLoadData(&module, spin_image_of(cuDeviceGetName)));
+	must_ok(cuModuleGetFunction(&add, module, "add"));
+}
+
+static void say(const char *line)
+{
+	puts(line);
+	fflush(stdout);
+}
+
+static void wait_for_line(void)
+{
+	char line[64];
+	say("ready");
+	must(fgets(line, sizeof(line), stdin));
+}
+
+/* ---- memory ----------------------------------------------------------------------------------- */
+
+/* Each word has its own number, and so much more. */
+struct buffer {
+	CUdeviceptr ptr;
+	size_t n_bytes;
+	uint32_t by;
+};
+
+static struct buffer buffers[16];
+static size_t n_buffers;
+
+BYTE_LOOP static void fill(CUdeviceptr ptr, size_t n_bytes)
+{
+	for (size_t i = 0; i < n_bytes / 4; i++) {
+		seen[i] = (uint32_t)(i * 2654435761u + n_buffers);
+	}
+	buffers[n_buffers++] = (struct buffer){ptr, n_bytes, 0};
+	must_ok(cuMemcpyHtoD(ptr, seen, n_bytes));
+}
+
+BYTE_LOOP static void expect_all(void)
+{
+	for (size_t k = 0; k < n_buffers; k++) {
+		const struct buffer *buffer = &buffers[k];
+		must_ok(cuMemcpyDtoH(seen, buffer->ptr, buffer->n_bytes));
+		for (size_t i = 0; i < buffer->n_bytes / 4; i++) {
+			must(seen[i] == (uint32_t)(i * 2654435761u + k) + buffer->by);
+		}
+	}
+}
+
+static CUresult launch_add(const struct buffer *buffer)
+{
+	uint64_t ptr = buffer->ptr;
+	uint64_t n_words = buffer->n_bytes / 4;
+	uint32_t by = 1;
+	void *params[] = {&ptr, &n_words, &by};
+	return cuLaunchKernel(add, 1, 1, 1, 256, 1, 1, 0, stream, params, NULL);
+}
+
+static void add_to(struct buffer *buffer)
+{
+	must_ok(launch_add(buffer));
+	must_ok(cuStreamSynchronize(stream));
+	buffer->by++;
+}
+
+static void alloc(size_t n_bytes)
+{
+	CUdeviceptr ptr;
+	must_ok(cuMemAlloc(&ptr, n_bytes));
+	fill(ptr, n_bytes);
+}
+
+static void alloc_in_pool(size_t n_bytes)
+{
+	CUdeviceptr ptr;
+	must_ok(cuMemAllocAsync(&ptr, n_bytes, stream));
+	must_ok(cuStreamSynchronize(stream));
+	fill(ptr, n_bytes);
+}
+
+/* One chunk at two places. */
+static void map_twice(size_t n_bytes, CUdeviceptr *second_out)
+{
+	CUmemGenericAllocationHandle handle;
+	CUdeviceptr at;
+	const CUmemAllocationProp properties = {
+		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE},
+	};
+	const CUmemAccessDesc access = {
+		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE},
+		.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+	};
+	must_ok(cuMemCreate(&handle, n_bytes, &properties, 0));
+	must_ok(cuMemAddressReserve(&at, 2 * n_bytes, 0, 0, 0));
+	must_ok(cuMemMap(at, n_bytes, 0, handle, 0));
+	must_ok(cuMemMap(at + n_bytes, n_bytes, 0, handle, 0));
+	must_ok(cuMemSetAccess(at, 2 * n_bytes, &access, 1));
+	fill(at, n_bytes);
+	*second_out = at + n_bytes;
+}
+
+/* ---- scenarios -------------------------------------------------------------------------------- */
+
+static void ask_everything(const struct buffer *buffer)
+{
+	size_t n_free;
+	size_t n_bytes;
+	CUdeviceptr base;
+	unsigned type = 0;
+	unsigned ordinal = 9;
+	bool is_managed = true;
+	CUpointer_attribute attributes[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+	                                    CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
+	void *answers[] = {&type, &ordinal};
+	must_ok(cuMemGetInfo(&n_free, &n_bytes));
+	must(n_free > 0 && n_free <= n_bytes);
+	must_ok(cuMemGetAddressRange(&base, &n_bytes, buffer->ptr + 100));
+	must(base == buffer->ptr && n_bytes == buffer->n_bytes);
+	must_ok(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, buffer->ptr));
+	must(type == CU_MEMORYTYPE_DEVICE);
+	type = 0;
+	must_ok(cuPointerGetAttributes(2, attributes, answers, buffer->ptr));
+	must(type == CU_MEMORYTYPE_DEVICE && ordinal == 0);
+	unsigned word = 7;
+	must_ok(cuPointerGetAttribute(&word, CU_POINTER_ATTRIBUTE_IS_MANAGED, buffer->ptr));
+	is_managed = word;
+	must(!is_managed);
+	must_ok(cuCtxSynchronize());
+	must_ok(cuStreamSynchronize(stream));
+	must_ok(cuStreamQuery(stream));
+}
+
+static CUgraphExec graph_of(const struct buffer *buffer)
+{
+	CUgraph graph;
+	CUgraphExec exec;
+	must_ok(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+	must_ok(launch_add(buffer));
+	must_ok(cuStreamEndCapture(stream, &graph));
+	must_ok(cuGraphInstantiate(&exec, graph, 0));
+	return exec;
+}
+
+/* Memory of each kind; it sleeps twice. */
+static void everything(void)
+{
+	CUdeviceptr second;
+	CUdeviceptr managed;
+	start();
+	alloc(64 * KIB);
+	alloc(300 * KIB);
+	alloc(6 * MIB);
+	alloc(34 * MIB);
+	alloc_in_pool(5 * MIB);
+	map_twice(4 * MIB, &second);
+	must_ok(cuMemAllocManaged(&managed, 2 * MIB, CU_MEM_ATTACH_GLOBAL));
+	memset((void *)managed, 5, 2 * MIB);
+	CUgraphExec exec = graph_of(&buffers[2]);
+	wait_for_line();
+	/* Asleep. */
+	for (size_t i = 0; i < 4; i++) {
+		ask_everything(&buffers[i]);
+	}
+	must(*(uint8_t *)managed == 5);
+	wait_for_line();
+	must_ok(cuGraphLaunch(exec, stream));
+	must_ok(cuStreamSynchronize(stream));
+	buffers[2].by++;
+	expect_all();
+	wait_for_line();
+	/* Asleep once more, and a copy from the other place. */
+	must_ok(cuMemcpyDtoH(seen, second, 4 * MIB));
+	add_to(&buffers[5]);
+	expect_all();
+	alloc(2 * MIB);
+	must_ok(cuMemFree(buffers[3].ptr));
+}
+
+/* The first use is one that does not pass the gate. */
+static void allocates(void)
+{
+	start();
+	alloc(6 * MIB);
+	wait_for_line();
+	alloc(2 * MIB);
+	expect_all();
+}
+
+static void frees(void)
+{
+	start();
+	alloc(6 * MIB);
+	alloc(4 * MIB);
+	wait_for_line();
+	n_buffers--;
+	must_ok(cuMemFree(buffers[1].ptr));
+	expect_all();
+}
+
+static void captures(void)
+{
+	CUgraph graph;
+	start();
+	alloc(2 * MIB);
+	must_ok(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+	wait_for_line();
+	must_ok(cuStreamEndCapture(stream, &graph));
+	wait_for_line();
+	expect_all();
+}
+
+#define N_THREADS 4
+static atomic_bool is_over;
+
+static void *launch_on_and_on(void *argument)
+{
+	struct buffer *buffer = argument;
+	must_ok(cuCtxSetCurrent(ctx));
+	while (!is_over) {
+		add_to(buffer);
+		usleep(1000);
+	}
+	return NULL;
+}
+
+static void busy(void)
+{
+	pthread_t threads[N_THREADS];
+	start();
+	for (int i = 0; i < N_THREADS; i++) {
+		alloc(3 * MIB);
+	}
+	for (int i = 0; i < N_THREADS; i++) {
+		must(pthread_create(&threads[i], NULL, launch_on_and_on, &buffers[i]) == 0);
+	}
+	wait_for_line();
+	is_over = true;
+	for (int i = 0; i < N_THREADS; i++) {
+		must(pthread_join(threads[i], NULL) == 0);
+	}
+	expect_all();
+}
+
+/* ---- there is no room for it to wake ---------------------------------------------------------- */
+
+static void *launch_once(void *argument)
+{
+	must_ok(cuCtxSetCurrent(ctx));
+	say("launches");
+	CUresult result = launch_add(&buffers[0]);
+	*(_Atomic CUresult *)argument = result;
+	return NULL;
+}
+
+static void begin_waiting(pthread_t *thread, _Atomic CUresult *result)
+{
+	start();
+	alloc(34 * MIB);
+	wait_for_line();
+	must(pthread_create(thread, NULL, launch_once, result) == 0);
+	usleep(100000);
+}
+
+/* The thread gets an error, and is joined by a handler of the program. */
+static pthread_t joined;
+static _Atomic CUresult joined_result = CUDA_ERROR_UNKNOWN;
+
+static void join_at_exit(void)
+{
+	must(pthread_join(joined, NULL) == 0);
+	must_be(joined_result, CUDA_ERROR_DEINITIALIZED);
+	must_be(cuMemFree(buffers[0].ptr), CUDA_ERROR_DEINITIALIZED);
+}
+
+static void exits(void)
+{
+	atexit(join_at_exit);
+	begin_waiting(&joined, &joined_result);
+	exit(0);
+}
+
+static void waits(void)
+{
+	_Atomic CUresult result = CUDA_ERROR_UNKNOWN;
+	pthread_t thread;
+	begin_waiting(&thread, &result);
+	wait_for_line();
+	must(pthread_join(thread, NULL) == 0);
+	must_ok(result);
+	must_ok(cuStreamSynchronize(stream));
+	buffers[0].by++;
+	expect_all();
+}
+
+static void on_signal(int signal)
+{
+	(void)signal;
+	if (write(STDOUT_FILENO, "handled\n", 8) < 0) {
+		_exit(1);
+	}
+}
+
+static void handles(void)
+{
+	signal(SIGTERM, on_signal);
+	waits();
+}
+
+static void cancels(void)
+{
+	_Atomic CUresult result = CUDA_ERROR_UNKNOWN;
+	pthread_t thread;
+	void *ended;
+	begin_waiting(&thread, &result);
+	must(pthread_cancel(thread) == 0);
+	must(pthread_join(thread, &ended) == 0);
+	must(ended == PTHREAD_CANCELED);
+	wait_for_line();
+	expect_all();
+}
+
+static int status_of_child(bool execs)
+{
+	int status;
+	pid_t child = fork();
+	must(child >= 0);
+	if (child == 0) {
+		size_t n_bytes;
+		if (execs) {
+			execl("/bin/true", "true", (char *)NULL);
+			_exit(9);
+		}
+		/* An error, and no wait. */
+		_exit(cuMemFree(buffers[0].ptr) != CUDA_SUCCESS &&
+		                      cuMemGetInfo(&n_bytes, &n_bytes) != CUDA_SUCCESS
+		              ? 0
+		              : 8);
+	}
+	must(waitpid(child, &status, 0) == child);
+	return status;
+}
+
+static void forks(void)
+{
+	_Atomic CUresult result = CUDA_ERROR_UNKNOWN;
+	pthread_t thread;
+	begin_waiting(&thread, &result);
+	must_be(status_of_child(false), 0);
+	must_be(status_of_child(true), 0);
+	wait_for_line();
+	must(pthread_join(thread, NULL) == 0);
+	must_ok(result);
+}
+
+static void executes(void)
+{
+	_Atomic CUresult result;
+	pthread_t thread;
+	begin_waiting(&thread, &result);
+	execl("/bin/true", "true", (char *)NULL);
+	_exit(9);
+}
+
+int main(int argc, char **argv)
+{
+	static const struct scenario scenarios[] = {
+		{"everything", everything}, {"allocates", allocates}, {"frees", frees},
+		{"captures", captures},     {"busy", busy},           {"exits", exits},
+		{"waits", waits},           {"handles", handles},     {"cancels", cancels},
+		{"forks", forks},           {"executes", executes},
+	};
+	return run_scenario(argc, argv, scenarios, sizeof(scenarios) / sizeof(scenarios[0]));
+}
