@@ -60,7 +60,7 @@ static void leave(struct sleep_batch *batch)
 	for (size_t i = 0; i < batch->n_beds; i++) {
 		struct copy *copy = ptr_steal(batch->beds[i].copy);
 		if (copy) {
-			copies_unpin(batch->context->copies, copy);
+			copies_let(batch->context->copies, copy);
 		}
 	}
 }
@@ -208,10 +208,10 @@ static void order_of(struct bed *bed, const struct holder *holder)
 		bed->order.block = bed->held->block;
 		return;
 	}
-	bed->order.device = location_device(chunk->at);
-	bed->order.fd = chunk->fd;
-	bed->order.bytes = chunk->bytes;
-	bed->order.realm = holder->realm;
+	bed->order.chunk.device = location_device(chunk->at);
+	bed->order.chunk.fd = chunk->fd;
+	bed->order.chunk.bytes = chunk->bytes;
+	bed->order.chunk.realm = holder->realm;
 }
 
 /* One more. STATUS_OK, or *error_out says why not. */

@@ -60,7 +60,7 @@ void slept_free(struct sleeper *sleeper, struct slept *slept)
 	*sum -= slept->bytes;
 	list_remove(&slept->link);
 	slept->held->slept = NULL;
-	copies_unpin(sleeper->context->copies, slept->copy);
+	copies_let(sleeper->context->copies, slept->copy);
 	free(slept);
 }
 

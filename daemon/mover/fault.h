@@ -28,6 +28,7 @@ enum fault_kind {
 	FAULT_NO_FDS,
 	FAULT_BUSY,
 	FAULT_CANCELLED,
+	FAULT_MISCOPIED, /* memory does not have what was written to it, or somebody else wrote */
 	FAULT_INTERNAL,
 	FAULT_DEVICE_LOST, /* no context of this process works any more: it must end */
 };

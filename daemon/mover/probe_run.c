@@ -5,11 +5,16 @@
 
 #include "proto/limits.h"
 
-/* Small things that go to and from the device, at the same places in both memories. */
-struct probe_words {
+struct probe_digest {
 	struct kernel_root_item item;
 	uint8_t root[DIGEST_BYTES];
-	uint8_t edge[32]; /* where the content ends */
+};
+
+/* Small things that go to and from the device, at the same places in both memories. */
+struct probe_words {
+	struct probe_digest digest;
+	struct probe_digest source; /* of what is copied out */
+	uint8_t edge[32];           /* where the content ends */
 	uint32_t differs;
 	uint32_t padding_differs;
 };
@@ -171,32 +176,34 @@ static int need_leaves(struct probe_slot *slot, const struct cudrv *drv, uint64_
 	return 0;
 }
 
-/* Of the content at @address. */
-static CUresult queue_digest(struct probe_run *run, CUdeviceptr address)
+/* Of the content at @address, to @digest, one of the slot's words. */
+static CUresult queue_digest(struct probe_run *run, CUdeviceptr address,
+                             struct probe_digest *digest)
 {
 	const struct cudrv *drv = run->device->drv;
 	const struct kernels *kernels = &run->device->kernels;
 	const CUstream stream = run->lane->stream;
 	struct probe_slot *slot = run->slot;
-	struct probe_words *words = slot->host_words;
-	words->item = (struct kernel_root_item){
+	const CUdeviceptr there = slot->words +
+	                          (uint64_t)((uint8_t *)digest - (uint8_t *)slot->host_words);
+	const CUdeviceptr root = there + offsetof(struct probe_digest, root);
+	digest->item = (struct kernel_root_item){
 		.leaves = slot->leaves,
 		.n_leaves = digest_n_leaves(run->probe.content_bytes),
 		.content_bytes = run->probe.content_bytes,
-		.root_out = WORD(slot, root),
+		.root_out = root,
 	};
-	CUresult result = drv->cuMemcpyHtoDAsync(WORD(slot, item), &words->item,
-	                                         sizeof(words->item), stream);
+	CUresult result = drv->cuMemcpyHtoDAsync(there, &digest->item, sizeof(digest->item),
+	                                         stream);
 	if (result == CUDA_SUCCESS) {
-		result = kernels_leaves(kernels, stream, address, words->item.n_leaves,
+		result = kernels_leaves(kernels, stream, address, digest->item.n_leaves,
 		                        slot->leaves);
 	}
 	if (result == CUDA_SUCCESS) {
-		result = kernels_roots(kernels, stream, WORD(slot, item), 1);
+		result = kernels_roots(kernels, stream, there, 1);
 	}
 	if (result == CUDA_SUCCESS) {
-		result = drv->cuMemcpyDtoHAsync(words->root, WORD(slot, root), sizeof(words->root),
-		                                stream);
+		result = drv->cuMemcpyDtoHAsync(digest->root, root, sizeof(digest->root), stream);
 	}
 	return result;
 }
@@ -307,7 +314,7 @@ static int start_digest(struct probe_run *run, struct fault *fault)
 	}
 	CUresult result = queue_padding(run);
 	if (result == CUDA_SUCCESS) {
-		result = queue_digest(run, run->views[0].address);
+		result = queue_digest(run, run->views[0].address, &run->slot->host_words->digest);
 	}
 	if (result == CUDA_SUCCESS && run->views[1].address) {
 		result = queue_views(run);
@@ -347,12 +354,25 @@ static int start_copy(struct probe_run *run, struct fault *fault)
 	 */
 	const uint64_t n_bytes = is_out ? probe->chunk_bytes
 	                                : digest_n_leaves(probe->content_bytes) * DIGEST_LEAF_BYTES;
-	CUresult result = drv->cuMemcpyDtoDAsync(is_out ? host : chunk, is_out ? chunk : host,
-	                                         n_bytes, run->lane->stream);
+	struct probe_words *words = run->slot->host_words;
+	CUresult result = is_out ? queue_digest(run, chunk, &words->source) : CUDA_SUCCESS;
 	if (result == CUDA_SUCCESS) {
-		result = queue_digest(run, is_out ? host : chunk);
+		result = drv->cuMemcpyDtoDAsync(is_out ? host : chunk, is_out ? chunk : host,
+		                                n_bytes, run->lane->stream);
+	}
+	if (result == CUDA_SUCCESS) {
+		result = queue_digest(run, is_out ? host : chunk, &words->digest);
 	}
 	return result == CUDA_SUCCESS ? 0 : device_fault(drv, result, "copying", fault);
+}
+
+/* What was copied out has been read twice: here, and over the link where it was written. */
+static int check_copy(const struct probe_run *run, struct fault *fault)
+{
+	const struct probe_words *words = run->slot->host_words;
+	return memcmp(words->digest.root, words->source.root, DIGEST_BYTES) == 0
+	               ? 0
+	               : fault_set(fault, FAULT_MISCOPIED, "the copy is not what was copied");
 }
 
 /* ---- compare -------------------------------------------------------------------------------- */
@@ -420,10 +440,12 @@ int probe_finish(struct probe_run *run, struct probe_result *result_out, struct 
 		drv->cuStreamSynchronize(run->lane->stream);
 	} else if (run->probe.kind == PROBE_DIGEST) {
 		error = check_padding(run, fault);
+	} else if (run->probe.kind == PROBE_COPY_OUT) {
+		error = check_copy(run, fault);
 	}
 	if (!error) {
 		*result_out = (struct probe_result){
-			.digest = digest_from_bytes(run->slot->host_words->root),
+			.digest = digest_from_bytes(run->slot->host_words->digest.root),
 			.equal = run->views[1].address && run->slot->host_words->differs == 0,
 		};
 	}

@@ -218,6 +218,7 @@ static uint32_t status_of(enum fault_kind kind)
 	case FAULT_BUSY:
 	case FAULT_CANCELLED:
 		return GLAKE__WIRE__STATUS__BUSY;
+	case FAULT_MISCOPIED:
 	case FAULT_DEVICE_LOST:
 		return GLAKE__WIRE__STATUS__MOVER_FAILED;
 	case FAULT_NONE:

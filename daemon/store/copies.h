@@ -1,27 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Copies of blocks in host memory, and of private memory that is asleep: the host tier.
+ * Copies in host memory of what is on a GPU: the host tier.
  *
- * A copy of a block is found by realm and digest, as a block is, and serves every GPU. The mover makes it and digests what it has
- * written; only if that is the block's digest the copy is THERE. Whoever reads it back has it digested again, on the GPU.
+ * A copy of a block is found by realm and digest, as a block is, and serves every GPU. A copy of a private chunk is found
+ * by nobody: it is of who ordered it, and goes when he lets it. The mover makes a copy, and digests what it copies and
+ * what it has written: only if they are equal, and for a block the digest is the block's, the copy is THERE. Whoever reads
+ * it back has it digested again, on the GPU.
  *
- *            copies_want()         its extent is taken        the digest is right
- *   (none) ----------------> TAKING ------------------> WRITING ------------------> THERE
- *      ^                        | no room                  | failed, damaged           | oldest, and room is wanted
- *      '------------------------'--------------------------'---------------------------'
+ *            its turn has come        its extent is taken        the digest is right
+ *   (none) -------------------> TAKING ------------------> WRITING ------------------> THERE
+ *      ^                           | no room, cancelled       | failed, damaged           | oldest, and room is wanted;
+ *      |                           |                          |                           | or the last holder lets it
+ *      '---------------------------'--------------------------'---------------------------'
  *
- * A copy of private memory is its owner's: nobody finds it, it is digested before and behind the copy, and it goes when it is
- * unpinned.
+ * Copies are made for two reasons (copies_make.c). In the background, blocks are copied one after the other, as soon as
+ * their model is complete: they do not change, and when memory of the GPU is wanted it is too late. On order, somebody
+ * waits: orders go first, several at a time, and there need be no background copies (copies_set()).
  *
- * copies_want(): blocks are copied one after the other, as soon as their model is complete: they do not change, and when memory of the
- * GPU is wanted it is too late. If host memory is full, the copy goes that was used least lately: of no model, or of one
- * that only host memory has, which is forgotten. copies_order(): somebody waits for the copy, and pays for it. A copy that is
- * pinned stays.
+ * If host memory is full, the copy goes that was used least lately, of those that may go: held by nobody, or by models only
+ * that are in host memory alone, which are forgotten then.
+ *
+ * Who ordered a new copy pays for its extent until nobody holds it but such models: then it is cache, and the built-in
+ * tenant pays, as for those made in the background. Another who holds it meanwhile, and who finds a copy that is there,
+ * pays nothing: the charge is left as it is.
  *
  * The mover has the large chunks mapped in which extents lie. So one that is empty goes only when the mover has
  * forgotten it.
- *
- * The parts: copies_make.c makes them, copies_keep.c has the rest.
  *
  * Owner: the server. Lifetime: copies_init() to copies_deinit(), which no job of the mover is under way at.
  * Threads: loop thread.
@@ -46,65 +50,95 @@ enum copy_state {
 	COPY_N_STATES,
 };
 
+struct copy_making;
+
 struct copy {
-	UT_hash_handle hh; /* copies.table */
+	UT_hash_handle hh; /* copies.table, while is_found */
 	struct copy_key key;
-	struct list link;    /* link: copies.order, while THERE: the longest unused first */
+	struct list link; /* link: copies.order, while THERE and it may go: longest unused first */
 	struct realm *realm; /* owned reference */
 	enum copy_state state;
+	bool is_found;
 	uint64_t content_bytes;
 	uint64_t bytes;
 	struct extents *in; /* borrowed; with extent */
 	struct extent *extent;
-	uint32_t n_models; /* DEMOTED ones, in whose places it stands */
-	uint32_t n_pins;   /* sleepers that have it */
-	bool is_private;   /* in no table, and in no order; its digest is known when it is THERE */
+	struct copy_making *making; /* borrowed: it is on its way */
+	uint32_t n_held;
+	uint32_t n_offered; /* of these: by DEMOTED models */
 };
 
-/* Somebody waits for a copy. Embedded by the caller, and zeroed but for the first group. */
+enum copy_order_state {
+	COPY_ORDER_NEW,
+	COPY_ORDER_QUEUED,  /* link: copies.orders */
+	COPY_ORDER_WAITING, /* for a copy on its way; link: its making's */
+	COPY_ORDER_OVER,    /* the mover may still have the chunk */
+	COPY_ORDER_N_STATES,
+};
+
+/*
+ * Somebody waits for a copy. Embedded by its owner, who sets the first group and zeroes the rest.
+ *
+ *       copies_order()            its turn; it is on its way
+ *   NEW --------------> QUEUED --------------------------------> WAITING
+ *    ^  '--------------. |                                         |
+ *    |        refused  v v  it is there, it failed, cancelled      |
+ *    '---- gone() ---- OVER <--------------------------------------'
+ */
 struct copy_order {
-	struct block *
-		block; /* that is to be copied. The store keeps it until the order is gone. NULL: */
-	const struct device *device; /* private memory of this device, as the next */
-	int fd;                      /* borrowed until it is gone */
-	uint64_t bytes;
-	struct realm *realm;
-	struct tenant *tenant; /* who pays, unless there is a copy already */
+	/* Of a private chunk, or of a block: one of the two. */
+	struct block *block; /* borrowed: the store keeps it until done (store_begin_compare()) */
+	struct {
+		const struct device *device;
+		int fd; /* borrowed until done, or gone */
+		uint64_t bytes;
+		struct realm *realm;
+	} chunk;
+	struct tenant *tenant; /* borrowed until done: pays for a new copy */
 	/*
-	 * Not called after a cancel. STATUS_OK: @copy is THERE, and pinned for the callee. Otherwise it is NULL, and @error is
-	 * one line, valid during the call. May come before copies_order() returns.
+	 * Comes once, unless the order is cancelled; perhaps before copies_order() returns. STATUS_OK: @copy is THERE, and
+	 * held for the callee as by copies_hold(). Otherwise it is NULL, and @error one line: STATUS_OVER_QUOTA,
+	 * STATUS_NO_HOST_MEMORY (there is no room, or the chunk is too large), STATUS_NO_FDS, STATUS_MOVER_FAILED,
+	 * STATUS_BUSY (the mover has too much to do, or an earlier glaked left the block to its users), STATUS_SHUTTING_DOWN,
+	 * STATUS_INTERNAL.
 	 */
 	void (*done)(struct copy_order *order, struct copy *copy, enum status status,
 	             const char *error);
-	/* The last call, in any case: the mover has nothing of it any more, and the callee owns the order. */
+	/*
+	 * The last call, always: the order may be freed. The mover has nothing of a private chunk any more; a dead one that
+	 * cannot end may have kept it since. A block's is the store's to keep.
+	 */
 	void (*gone)(struct copy_order *order);
 
-	struct list link; /* link: copies.orders, or that of what makes the copy */
-	struct copying *copying;
-	bool is_over; /* done was called, or it was cancelled */
+	enum copy_order_state state;
+	struct list link;
+	struct copy_making *making; /* borrowed, while WAITING */
 };
 
 struct copies {
 	struct store *store; /* borrowed, as the next */
 	struct mover_link *mover;
 	bool is_on;
+	bool is_closing;
 	struct extents *nodes; /* owned: one for each NUMA node */
 	size_t n_nodes;
+	uint64_t *loose_bytes; /* owned: by node, of copies.order */
 	struct copy *table;
 	struct list order;
-	uint64_t bytes;        /* of all that are THERE */
-	struct list wanted;    /* of block.wanted: to be copied, oldest first */
-	struct list orders;    /* of copy_order.link: those that have not begun, oldest first */
-	struct list copying;   /* of copying.link: under way */
-	size_t n_ordered;      /* of them: ordered */
+	uint64_t bytes;             /* of all that are THERE */
+	struct list wanted;         /* of block.wanted: to be copied, oldest first */
+	struct list orders;         /* of copy_order.link: before all that is wanted */
+	struct copy_making *taking; /* it looks for room, one at a time; or NULL */
+	struct list writing;        /* of copy_making.link: the mover has them */
+	size_t n_writing;
 	unsigned n_forgetting; /* chunks that are free as soon as the mover has forgotten them */
-	bool is_looking;       /* in copies_copy_next(), which need not be called then */
+	bool is_looking;       /* in make_next(), which need not be called then */
 };
 
 /* @nodes stay while it lives. 0 or -ENOMEM. */
 int copies_init(struct copies *copies, struct store *store, struct mover_link *mover,
                 struct allocator *allocator, struct location *nodes, size_t n_nodes);
-/* No new ones, and those under way are given up. */
+/* No new ones, and those under way are given up, orders as well. */
 void copies_close(struct copies *copies);
 void copies_deinit(struct copies *copies);
 
@@ -117,9 +151,8 @@ uint64_t copies_most_bytes(const struct copies *copies);
 /* A copy of @block is made when its turn comes, unless there is one. */
 void copies_want(struct copies *copies, struct block *block);
 
-/* A copy that is waited for. */
 void copies_order(struct copies *copies, struct copy_order *order);
-/* Harmless if it is over. */
+/* done() is not called; gone() follows, perhaps at once. Harmless if done() was called and gone() was not. */
 void copies_cancel(struct copies *copies, struct copy_order *order);
 
 /* The copy of what @digest stands for, THERE; NULL: there is none. */
@@ -129,19 +162,25 @@ struct copy *copies_find(const struct copies *copies, const struct realm *realm,
 /* It is used now. */
 void copies_use(struct copies *copies, struct copy *copy);
 
-/* It stands in the place of a DEMOTED model, and stays until it is let. */
+/* It stays until it is let. */
 void copies_hold(struct copies *copies, struct copy *copy);
 void copies_let(struct copies *copies, struct copy *copy);
 
-/* It stays, whoever wants room, until it is unpinned as often. One of private memory goes with that. */
-void copies_pin(struct copies *copies, struct copy *copy);
-void copies_unpin(struct copies *copies, struct copy *copy);
+/* One of its holders, a model that is DEMOTED now, is forgotten for it if room is wanted (store_forget_demoted()). */
+void copies_offer(struct copies *copies, struct copy *copy);
+/* It is not any more. */
+void copies_keep(struct copies *copies, struct copy *copy);
+/* It was, and lets it. The copy is not used by that. */
+void copies_let_offered(struct copies *copies, struct copy *copy);
 
-/* Read from it into a fresh chunk with @fd: *job ends with the digest of what came. Returns what mover_copy() does. */
+/*
+ * Read from it into a fresh chunk with @fd, of copy->bytes: *job ends with the digest of what came, which has to be that of
+ * copy->key. Returns what mover_copy() does.
+ */
 int copies_read(struct copies *copies, struct copy *copy, struct digest_job *job,
                 const struct device *device, int fd);
 
-/* Those of @realm (NULL: of all realms) go that no model needs. */
+/* Those of @realm (NULL: of all realms) go that nobody holds. */
 void copies_evict(struct copies *copies, const struct realm *realm);
 
 /*
@@ -150,7 +189,7 @@ void copies_evict(struct copies *copies, const struct realm *realm);
  */
 void copies_make_way(struct copies *copies, const struct location *at, uint64_t bytes);
 
-/* What came from it was something else: nobody gets it any more. It goes with its last model. */
+/* What came from it was something else: nobody gets it any more. It goes with its last holder. */
 void copies_drop(struct copies *copies, struct copy *copy);
 
 #endif

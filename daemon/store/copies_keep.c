@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/store/copies.h"
+#include "daemon/store/copies_parts.h"
 
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 
-#include "daemon/store/copies_parts.h"
 #include "daemon/store/store_parts.h"
 #include "proto/cleanup.h"
 
 #define BIT(state) (1u << (state))
 
-void copy_set_state(struct copy *copy, enum copy_state state)
+void copies_set_state(struct copy *copy, enum copy_state state)
 {
 	static const unsigned legal[COPY_N_STATES] = {
 		[COPY_TAKING] = BIT(COPY_WRITING),
@@ -21,13 +20,15 @@ void copy_set_state(struct copy *copy, enum copy_state state)
 	copy->state = state;
 }
 
+/* ---- the table -------------------------------------------------------------------------------- */
+
 static struct copy_key key_of(const struct realm *realm, const struct digest *digest)
 {
 	return (struct copy_key){.realm_id = realm->id, .digest = *digest};
 }
 
-struct copy *copy_find(const struct copies *copies, const struct realm *realm,
-                       const struct digest *digest)
+struct copy *copies_find_any(const struct copies *copies, const struct realm *realm,
+                             const struct digest *digest)
 {
 	struct copy_key key = key_of(realm, digest);
 	struct copy *copy;
@@ -35,49 +36,74 @@ struct copy *copy_find(const struct copies *copies, const struct realm *realm,
 	return copy;
 }
 
-static bool is_in_table(const struct copies *copies, const struct copy *copy)
+struct copy *copies_find(const struct copies *copies, const struct realm *realm,
+                         const struct digest *digest)
 {
-	return copy_find(copies, copy->realm, &copy->key.digest) == copy;
+	struct copy *copy = copies_find_any(copies, realm, digest);
+	return copy && copy->state == COPY_THERE ? copy : NULL;
 }
 
-struct copy *copy_new(struct copies *copies, struct realm *realm, const struct digest *digest,
-                      uint64_t bytes, uint64_t content_bytes)
+static bool enter(struct copies *copies, struct copy *copy)
 {
+	HASH_ADD(hh, copies->table, key, sizeof(copy->key), copy);
+	copy->is_found = hash_has(copy);
+	return copy->is_found;
+}
+
+void copies_hide(struct copies *copies, struct copy *copy)
+{
+	if (copy->is_found) {
+		HASH_DEL(copies->table, copy);
+		copy->is_found = false;
+	}
+}
+
+struct copy *copies_new(struct copies *copies, const struct copy_wanted *wanted)
+{
+	static const struct digest unknown;
 	struct copy *copy = calloc(1, sizeof(*copy));
 	if (!copy) {
 		return NULL;
 	}
-	copy->is_private = !digest;
-	copy->content_bytes = content_bytes;
-	copy->bytes = bytes;
+	copy->key = key_of(wanted->realm, wanted->digest ? wanted->digest : &unknown);
+	copy->content_bytes = wanted->content_bytes;
+	copy->bytes = wanted->bytes;
 	list_init(&copy->link);
-	if (digest) {
-		copy->key = key_of(realm, digest);
-		HASH_ADD(hh, copies->table, key, sizeof(copy->key), copy);
-		if (!hash_has(copy)) {
-			free(copy);
-			return NULL;
-		}
+	if (wanted->is_found && !enter(copies, copy)) {
+		free(copy);
+		return NULL;
 	}
-	copy->realm = realm_ref(realm);
+	copy->realm = realm_ref(wanted->realm);
 	return copy;
 }
 
-static bool is_held(const struct copy *copy)
+static uint64_t *loose_bytes_of(const struct copies *copies, const struct copy *copy)
 {
-	return copy->n_models > 0 || copy->n_pins > 0;
+	return &copies->loose_bytes[copy->in - copies->nodes];
 }
 
-void copy_free(struct copies *copies, struct copy *copy)
+static void enter_order(struct copies *copies, struct copy *copy)
 {
-	assert(!is_held(copy));
-	if (is_in_table(copies, copy)) {
-		HASH_DEL(copies->table, copy);
+	list_insert(&copies->order, &copy->link);
+	*loose_bytes_of(copies, copy) += copy->bytes;
+}
+
+static void leave_order(struct copies *copies, struct copy *copy)
+{
+	if (!list_is_empty(&copy->link)) {
+		list_remove(&copy->link);
+		*loose_bytes_of(copies, copy) -= copy->bytes;
 	}
+}
+
+void copies_free(struct copies *copies, struct copy *copy)
+{
+	assert(copy->n_held == 0);
+	copies_hide(copies, copy);
 	if (copy->state == COPY_THERE) {
 		copies->bytes -= copy->bytes;
 	}
-	list_remove(&copy->link);
+	leave_order(copies, copy);
 	if (copy->extent) {
 		extent_release(copy->in, copy->extent);
 	}
@@ -85,13 +111,98 @@ void copy_free(struct copies *copies, struct copy *copy)
 	free(copy);
 }
 
-/* @fd: of its large chunk. */
-struct mover_host copy_place(const struct copy *copy, int fd)
+struct mover_host copies_place(const struct copy *copy, int fd)
 {
 	return (struct mover_host){.fd = fd,
 	                           .chunk = extent_chunk_number(copy->extent),
 	                           .chunk_bytes = extent_chunk_bytes(copy->extent),
 	                           .offset = copy->extent->offset};
+}
+
+/* ---- who needs it ----------------------------------------------------------------------------- */
+
+static bool may_go(const struct copy *copy)
+{
+	return copy->n_held == copy->n_offered;
+}
+
+/* Its holders have changed. It is cache, or somebody needs it. */
+static void settle(struct copies *copies, struct copy *copy)
+{
+	if (!may_go(copy)) {
+		leave_order(copies, copy);
+	} else if (list_is_empty(&copy->link)) {
+		/* The built-in tenant has no limits, so this cannot be refused. */
+		charge_move(&copy->extent->charge, payer_alone(copies->store->cache));
+		enter_order(copies, copy);
+	}
+}
+
+void copies_written(struct copies *copies, struct copy *copy, const struct digest *digest)
+{
+	copy->key.digest = *digest;
+	extent_written(copy->extent);
+	copies_set_state(copy, COPY_THERE);
+	copies->bytes += copy->bytes;
+	copy->n_held = 1;
+}
+
+void copies_use(struct copies *copies, struct copy *copy)
+{
+	if (may_go(copy)) {
+		list_remove(&copy->link);
+		list_insert(&copies->order, &copy->link);
+	}
+}
+
+void copies_hold(struct copies *copies, struct copy *copy)
+{
+	assert(copy->state == COPY_THERE);
+	copy->n_held++;
+	settle(copies, copy);
+}
+
+void copies_let(struct copies *copies, struct copy *copy)
+{
+	assert(copy->n_held > copy->n_offered);
+	copy->n_held--;
+	if (copy->n_held == 0 && !copy->is_found) {
+		copies_free(copies, copy);
+	} else {
+		settle(copies, copy);
+	}
+}
+
+void copies_offer(struct copies *copies, struct copy *copy)
+{
+	assert(copy->n_held > copy->n_offered);
+	copy->n_offered++;
+	settle(copies, copy);
+}
+
+void copies_keep(struct copies *copies, struct copy *copy)
+{
+	assert(copy->n_offered > 0);
+	copy->n_offered--;
+	settle(copies, copy);
+}
+
+void copies_let_offered(struct copies *copies, struct copy *copy)
+{
+	assert(copy->n_offered > 0);
+	copy->n_offered--;
+	copy->n_held--;
+	if (copy->n_held == 0 && !copy->is_found) {
+		copies_free(copies, copy);
+	}
+}
+
+void copies_drop(struct copies *copies, struct copy *copy)
+{
+	copies_hide(copies, copy);
+	if (copy->n_held == 0) {
+		copies_free(copies, copy);
+	}
 }
 
 /* ---- what the mover has mapped ---------------------------------------------------------------- */
@@ -166,35 +277,65 @@ static void on_empty(void *user, struct extents *extents, uint64_t number)
 
 /* ---- room ------------------------------------------------------------------------------------- */
 
-/*
- * The copy at @at (NULL: anywhere) that nobody has used for longest goes, and a model that only host memory has with it.
- * False: none is left.
- */
-bool copies_make_room(struct copies *copies, const struct location *at)
+static bool is_on_one_of(const struct copies *copies, const struct copy *copy, uint64_t nodes)
+{
+	return nodes >> (copy->in - copies->nodes) & 1;
+}
+
+bool copies_make_room(struct copies *copies, uint64_t nodes)
 {
 	struct copy *copy;
 	list_for_each (copy, &copies->order, link) {
-		if ((at && copy->in->at != at) || copy->n_pins > 0) {
+		if (!is_on_one_of(copies, copy, nodes)) {
 			continue;
 		}
-		if (copy->n_models > 0) {
+		if (copy->n_held > 0) {
 			return store_forget_demoted(copies->store, copy);
 		}
-		copy_free(copies, copy);
+		copies_free(copies, copy);
 		return true;
 	}
 	return false;
 }
 
+static uint64_t nodes_at(const struct copies *copies, const struct location *at)
+{
+	uint64_t nodes = 0;
+	for (size_t i = 0; i < copies->n_nodes; i++) {
+		nodes |= (uint64_t)(copies->nodes[i].at == at) << i;
+	}
+	return nodes;
+}
+
 void copies_make_way(struct copies *copies, const struct location *at, uint64_t bytes)
 {
+	uint64_t nodes = nodes_at(copies, at);
 	uint64_t room = location_room_bytes(at);
 	while (location_room_bytes(at) + at->forgetting_bytes < room + bytes &&
-	       copies_make_room(copies, at)) {
+	       copies_make_room(copies, nodes)) {
+	}
+}
+
+void copies_evict(struct copies *copies, const struct realm *realm)
+{
+	struct list *link = copies->order.next;
+	while (link != &copies->order) {
+		struct copy *copy = container_of(link, struct copy, link);
+		link = link->next;
+		if (copy->n_held == 0 && (!realm || copy->realm == realm)) {
+			copies_free(copies, copy);
+		}
 	}
 }
 
 /* ---- from above ------------------------------------------------------------------------------- */
+
+uint64_t copies_room_bytes(const struct copies *copies, size_t i_node)
+{
+	const struct extents *node = &copies->nodes[i_node];
+	return location_room_bytes(node->at) + node->at->use_bytes[CHUNK_COPIES] -
+	       node->used_bytes + copies->loose_bytes[i_node];
+}
 
 uint64_t copies_most_bytes(const struct copies *copies)
 {
@@ -205,89 +346,12 @@ uint64_t copies_most_bytes(const struct copies *copies)
 	return bytes;
 }
 
-void copies_want(struct copies *copies, struct block *block)
-{
-	if (copies->is_on && list_is_empty(&block->wanted)) {
-		list_insert(&copies->wanted, &block->wanted);
-		copies_copy_next(copies);
-	}
-}
-
-struct copy *copies_find(const struct copies *copies, const struct realm *realm,
-                         const struct digest *digest)
-{
-	struct copy *copy = copy_find(copies, realm, digest);
-	return copy && copy->state == COPY_THERE ? copy : NULL;
-}
-
-void copies_use(struct copies *copies, struct copy *copy)
-{
-	if (!copy->is_private) {
-		list_remove(&copy->link);
-		list_insert(&copies->order, &copy->link);
-	}
-}
-
-void copies_hold(struct copies *copies, struct copy *copy)
-{
-	copy->n_models++;
-	copies_use(copies, copy);
-}
-
-/* Nobody finds it, and nobody holds it. */
-static void free_if_lost(struct copies *copies, struct copy *copy)
-{
-	if (!is_held(copy) && !is_in_table(copies, copy)) {
-		copy_free(copies, copy);
-	}
-}
-
-void copies_let(struct copies *copies, struct copy *copy)
-{
-	assert(copy->n_models > 0);
-	copy->n_models--;
-	free_if_lost(copies, copy);
-}
-
-void copies_pin(struct copies *copies, struct copy *copy)
-{
-	copy->n_pins++;
-	copies_use(copies, copy);
-}
-
-void copies_unpin(struct copies *copies, struct copy *copy)
-{
-	assert(copy->n_pins > 0);
-	copy->n_pins--;
-	free_if_lost(copies, copy);
-}
-
 int copies_read(struct copies *copies, struct copy *copy, struct digest_job *job,
                 const struct device *device, int fd)
 {
-	const struct mover_host host = copy_place(copy, extent_source(copy->extent));
+	const struct mover_host host = copies_place(copy, extent_source(copy->extent));
 	return mover_copy(copies->mover, job, device, fd, copy->bytes, copy->content_bytes, &host,
 	                  false);
-}
-
-void copies_drop(struct copies *copies, struct copy *copy)
-{
-	if (is_in_table(copies, copy)) {
-		HASH_DEL(copies->table, copy);
-	}
-	free_if_lost(copies, copy);
-}
-
-void copies_evict(struct copies *copies, const struct realm *realm)
-{
-	struct list *link = copies->order.next;
-	while (link != &copies->order) {
-		struct copy *copy = container_of(link, struct copy, link);
-		link = link->next;
-		if (!is_held(copy) && (!realm || copy->realm == realm)) {
-			copy_free(copies, copy);
-		}
-	}
 }
 
 void copies_set(struct copies *copies, bool is_on)
@@ -302,9 +366,12 @@ int copies_init(struct copies *copies, struct store *store, struct mover_link *m
 	list_init(&copies->order);
 	list_init(&copies->wanted);
 	list_init(&copies->orders);
-	list_init(&copies->copying);
+	list_init(&copies->writing);
 	copies->nodes = calloc(n_nodes ? n_nodes : 1, sizeof(copies->nodes[0]));
-	if (!copies->nodes) {
+	copies->loose_bytes = calloc(n_nodes ? n_nodes : 1, sizeof(copies->loose_bytes[0]));
+	if (!copies->nodes || !copies->loose_bytes) {
+		free(copies->nodes);
+		free(copies->loose_bytes);
 		return -ENOMEM;
 	}
 	for (size_t i = 0; i < n_nodes; i++) {
@@ -315,16 +382,25 @@ int copies_init(struct copies *copies, struct store *store, struct mover_link *m
 	return 0;
 }
 
+void copies_close(struct copies *copies)
+{
+	copies->is_on = false;
+	copies->is_closing = true;
+	copies_close_makings(copies);
+}
+
 void copies_deinit(struct copies *copies)
 {
 	struct copy *copy;
 	struct copy *next;
+	assert(!copies->taking && list_is_empty(&copies->writing));
 	HASH_ITER(hh, copies->table, copy, next)
 	{
-		copy_free(copies, copy);
+		copies_free(copies, copy);
 	}
 	for (size_t i = 0; i < copies->n_nodes; i++) {
 		extents_deinit(&copies->nodes[i]);
 	}
 	free(copies->nodes);
+	free(copies->loose_bytes);
 }

@@ -1,467 +1,618 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Copies are made in two ways. What may be wanted later is copied in the background, one block after the other; for that nothing
- * is taken back but other copies. What somebody waits for is ordered, and goes first: some at a time, and its owner
- * pays for the host memory, which pressure finds.
+ * Making copies. One at a time looks for room: the first that needs a large chunk has it made, and the next ones find
+ * what it left. The mover has several, so that it can map one while it copies another.
  */
-#include "daemon/store/copies.h"
+#include "daemon/store/copies_parts.h"
 
 #include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "daemon/base/log.h"
-#include "daemon/store/copies_parts.h"
-#include "daemon/store/store_parts.h"
 #include "proto/cleanup.h"
 
-/* Ordered ones that are under way. */
-#define MAX_ORDERED 12u
+/* Copies on order that the mover has. It maps the next while it copies one; its queue is for all. */
+#define ORDERS_AT_ONCE 12
 
-/* A copy on its way. If a dead mover has it and cannot end, it is in no list any more. */
-struct copying {
+/* A copy on its way. If a dead mover has it and cannot end, it outlives its place in copies. */
+struct copy_making {
 	struct digest_job job;
-	struct list link; /* link: copies.copying */
+	struct list link; /* link: copies.writing */
 	struct copies *copies;
+	struct copy *copy;
 	struct block
-		*block; /* the store keeps it: store_begin_compare(). NULL: private memory, of: */
+		*block; /* what is copied: the store keeps it (store_begin_compare()); or NULL: */
+	struct copy_order *owner; /* of the private chunk, until it is gone */
 	const struct device *device;
 	int fd;
-	struct tenant *tenant; /* who pays */
-	struct copy *copy;
-	struct list orders;              /* of copy_order.link, that wait for it */
-	struct list over;                /* of those that were told */
-	bool is_ordered;                 /* else in the background */
+	bool is_ordered;
+	bool has_digest;      /* the copy's key: else it is as what was written */
+	struct tenant *payer; /* while nobody has the copy: of an order that waits, or the cache */
+	struct list waiting;  /* of copy_order.link */
+
 	struct extents_request *request; /* while TAKING, unless: */
 	bool is_waiting;                 /* for chunks that are being forgotten */
 	size_t i_node;                   /* it was asked last */
+	uint64_t full_nodes;             /* that have no room, but would have without cache */
+	size_t i_refused;                /* the node of the next */
+	enum status refusal;
 };
 
-static void take(struct copying *copying);
+static void make_next(struct copies *copies);
 
-/* ---- the end ---------------------------------------------------------------------------------- */
+/* ---- orders ----------------------------------------------------------------------------------- */
 
-/* Those who wait for it know how it ended: with @copy, or not. */
-static void tell(struct copying *copying, struct copy *copy, enum status status, const char *error)
+static void order_set_state(struct copy_order *order, enum copy_order_state state)
 {
-	while (!list_is_empty(&copying->orders)) {
-		struct copy_order *order = list_first(&copying->orders, struct copy_order, link);
-		list_remove(&order->link);
-		list_insert(&copying->over, &order->link);
-		if (!order->is_over) {
-			order->is_over = true;
-			if (copy) {
-				copies_pin(copying->copies, copy);
-			}
-			order->done(order, copy, status, error);
-		}
+#define TO(name) (1u << COPY_ORDER_##name)
+	static const unsigned legal[COPY_ORDER_N_STATES] = {
+		[COPY_ORDER_NEW] = TO(QUEUED) | TO(OVER),
+		[COPY_ORDER_QUEUED] = TO(WAITING) | TO(OVER),
+		[COPY_ORDER_WAITING] = TO(OVER),
+		[COPY_ORDER_OVER] = TO(NEW),
+	};
+#undef TO
+	assert(legal[order->state] & 1u << state);
+	order->state = state;
+}
+
+/* The owner may free it. */
+static void order_go(struct copies *copies, struct copy_order *order)
+{
+	if (order->block) {
+		store_end_compare(copies->store, order->block);
+	}
+	order_set_state(order, COPY_ORDER_NEW);
+	order->gone(order);
+}
+
+/* Whether the mover may still have its chunk. */
+static bool is_with_mover(const struct copy_order *order)
+{
+	return order->making && order->making->owner == order;
+}
+
+/* NULL: no copy, and @error says why. */
+static void order_end(struct copies *copies, struct copy_order *order, struct copy *copy,
+                      enum status status, const char *error)
+{
+	list_remove(&order->link);
+	order_set_state(order, COPY_ORDER_OVER);
+	if (copy) {
+		copies_hold(copies, copy);
+	}
+	bool is_kept = is_with_mover(order);
+	order->done(order, copy, status, error);
+	if (!is_kept) {
+		order_go(copies, order);
 	}
 }
 
-static void let_orders(struct copying *copying)
+static void end_all(struct copies *copies, struct list *waiting, struct copy *copy,
+                    enum status status, const char *error)
 {
-	list_move(&copying->over, &copying->orders);
-	while (!list_is_empty(&copying->over)) {
-		struct copy_order *order = list_first(&copying->over, struct copy_order, link);
-		list_remove(&order->link);
-		order->gone(order);
+	while (!list_is_empty(waiting)) {
+		order_end(copies, list_first(waiting, struct copy_order, link), copy, status,
+		          error);
 	}
 }
 
-static void leave(struct copying *copying)
+static void order_wait(struct copy_order *order, struct copy_making *making)
 {
-	if (!list_is_empty(&copying->link)) {
-		list_remove(&copying->link);
-		copying->copies->n_ordered -= copying->is_ordered;
+	list_remove(&order->link);
+	order_set_state(order, COPY_ORDER_WAITING);
+	order->making = making;
+	list_insert(&making->waiting, &order->link);
+}
+
+/* ---- a copy that is made, or is not ------------------------------------------------------------ */
+
+/* Nobody waits for room or the mover because of it any more. */
+static void leave(struct copy_making *making)
+{
+	struct copies *copies = making->copies;
+	if (copies->taking == making) {
+		copies->taking = NULL;
+	}
+	if (!list_is_empty(&making->link)) {
+		list_remove(&making->link);
+		copies->n_writing--;
 	}
 }
 
-/* The mover has nothing of it any more, and those who wait for it know. */
-static void end(struct copying *copying)
+/* The mover has nothing of it any more. */
+static void making_free(struct copy_making *making)
 {
-	struct copies *copies = copying->copies;
-	leave(copying);
-	if (copying->copy->state != COPY_THERE) {
-		copy_free(copies, copying->copy);
+	struct copies *copies = making->copies;
+	struct copy_order *owner = making->owner;
+	leave(making);
+	if (making->copy && making->copy->state != COPY_THERE) {
+		copies_free(copies, making->copy);
 	}
-	if (copying->block) {
-		store_end_compare(copies->store, copying->block);
+	if (making->block) {
+		store_end_compare(copies->store, making->block);
 	}
-	let_orders(copying);
-	free(copying);
-	copies_copy_next(copies);
-}
-
-static void fail(struct copying *copying, enum status status, const char *error)
-{
-	tell(copying, NULL, status, error);
-	end(copying);
-}
-
-/* ---- copying ---------------------------------------------------------------------------------- */
-
-/* The patrol finds out which of the two it is. A client can write to its blocks. */
-static void suspect(struct copying *copying)
-{
-	struct tenant *payer = copying->block->chunk.charge.tenant;
-	log_limited(&payer->log_limit, LOG_LEVEL_WARNING,
-	            "a copy of block %llu in host memory is not what was copied",
-	            (unsigned long long)copying->block->id);
-	copying->block->is_suspect = true;
-}
-
-static void on_written(struct digest_job *job, const struct digest *digest)
-{
-	struct copying *copying = container_of(job, struct copying, job);
-	struct copies *copies = copying->copies;
-	struct copy *copy = copying->copy;
-	if (copy->is_private) {
-		copy->key.digest = *digest;
-	} else if (!digest_equal(digest, &copy->key.digest)) {
-		suspect(copying);
-		fail(copying, STATUS_MOVER_FAILED, "a copy in host memory is not what was copied");
-		return;
-	}
-	extent_written(copy->extent);
-	copy_set_state(copy, COPY_THERE);
-	copies->bytes += copy->bytes;
-	copies->store->stats->blocks_copied += !copy->is_private;
-	/* A private one goes if nobody wants it any more. */
-	copies_pin(copies, copy);
-	copies_use(copies, copy);
-	tell(copying, copy, STATUS_OK, "");
-	copies_unpin(copies, copy);
-	end(copying);
-}
-
-static void on_not_written(struct mover_job *job, enum status status, const char *error)
-{
-	struct copying *copying = container_of(job, struct copying, job.job);
-	struct copies *copies = copying->copies;
-	log_debug("copying to host memory: %s", error);
-	tell(copying, NULL, status, error);
-	if (job->id == 0) {
-		end(copying);
-	} else {
-		leave(copying);
-		copies_copy_next(copies);
+	free(making);
+	if (owner) {
+		order_go(copies, owner);
 	}
 }
 
-static void on_copier_gone(struct mover_job *job)
+/* Those who wait keep what it is made of in their way, and not the making. */
+static void detach(struct copy_making *making, struct list *waiting)
 {
-	end(container_of(job, struct copying, job.job));
-}
-
-static void write_copy(struct copying *copying)
-{
-	struct copies *copies = copying->copies;
-	struct copy *copy = copying->copy;
-	const struct mover_host host = copy_place(copy, extent_target(copy->extent));
-	copy_set_state(copy, COPY_WRITING);
-	copying->job.job.is_aside = !copying->is_ordered;
-	copying->job.job.on_failed = on_not_written;
-	copying->job.job.on_gone = on_copier_gone;
-	copying->job.on_digested = on_written;
-	if (mover_copy(copies->mover, &copying->job, copying->device, copying->fd, copy->bytes,
-	               copy->content_bytes, &host, true) < 0) {
-		fail(copying, STATUS_BUSY, "glake-mover cannot copy to host memory now");
+	struct copy_order *order;
+	list_init(waiting);
+	list_move(waiting, &making->waiting);
+	list_for_each (order, waiting, link) {
+		order->making = order == making->owner ? making : NULL;
 	}
 }
 
-/* ---- room ------------------------------------------------------------------------------------- */
-
-static void refuse(struct copying *copying, enum status status)
+static void fail(struct copy_making *making, enum status status, const char *error)
 {
-	switch (status) {
-	case STATUS_OVER_QUOTA:
-		fail(copying, status, "the tenant's limit of host memory (host_bytes) is reached");
-		break;
-	case STATUS_NO_DEVICE_MEMORY:
-	case STATUS_NO_HOST_MEMORY:
-		fail(copying, STATUS_NO_HOST_MEMORY,
-		     "the host memory for copies (host_bytes) is full");
-		break;
-	default:
-		fail(copying, status, "host memory for copies could not be made");
-	}
+	struct copies *copies = making->copies;
+	struct list waiting;
+	detach(making, &waiting);
+	end_all(copies, &waiting, NULL, status, error);
+	making_free(making);
+	make_next(copies);
 }
 
-static void on_taken(void *user, enum status status, struct list *extents)
+static bool is_paid_by_who_waits(const struct copy_making *making, const struct tenant *tenant)
 {
-	struct copying *copying = user;
-	struct copies *copies = copying->copies;
-	copying->request = NULL;
-	if (status == STATUS_OK) {
-		copying->copy->extent = list_first(extents, struct extent, link);
-		copying->copy->in = &copies->nodes[copying->i_node];
-		list_remove(&copying->copy->extent->link);
-		write_copy(copying);
-	} else if (copying->i_node + 1 < copies->n_nodes) {
-		copying->i_node++;
-		take(copying);
-	} else if (copying->is_ordered) {
-		refuse(copying, status);
-	} else if (copies->n_forgetting > 0) {
-		copying->is_waiting = true;
-	} else if (copies_make_room(copies, NULL)) {
-		copying->i_node = 0;
-		take(copying);
-	} else {
-		refuse(copying, status);
-	}
-}
-
-static void take(struct copying *copying)
-{
-	struct copies *copies = copying->copies;
-	extents_take(&copies->nodes[copying->i_node], copying->tenant, copying->copy->bytes,
-	             on_taken, copying, &copying->request);
-}
-
-void copies_look_for_room(struct copies *copies)
-{
-	struct copying *copying;
-	list_for_each (copying, &copies->copying, link) {
-		if (copying->is_waiting) {
-			copying->is_waiting = false;
-			copying->i_node = 0;
-			take(copying);
-			return;
-		}
-	}
-}
-
-/* ---- beginning -------------------------------------------------------------------------------- */
-
-/* What is to be copied is entered. NULL: no memory. */
-static struct copying *copying_new(struct copies *copies, struct copy *copy, bool is_ordered)
-{
-	struct copying *copying = copy ? calloc(1, sizeof(*copying)) : NULL;
-	if (!copying) {
-		if (copy) {
-			copy_free(copies, copy);
-		}
-		return NULL;
-	}
-	list_init(&copying->orders);
-	list_init(&copying->over);
-	copying->copies = copies;
-	copying->copy = copy;
-	copying->is_ordered = is_ordered;
-	copies->n_ordered += is_ordered;
-	list_insert(&copies->copying, &copying->link);
-	return copying;
-}
-
-static struct copying *copying_of_block(struct copies *copies, struct block *block,
-                                        struct tenant *tenant, bool is_ordered)
-{
-	struct copy *copy = copy_new(copies, block->realm, &block->key.digest, block->chunk.bytes,
-	                             block->content_bytes);
-	struct copying *copying = copying_new(copies, copy, is_ordered);
-	if (copying) {
-		copying->block = block;
-		copying->device = location_device(block->chunk.at);
-		copying->fd = block->chunk.fd;
-		copying->tenant = tenant;
-		store_begin_compare(block);
-	}
-	return copying;
-}
-
-static struct copying *copying_of_chunk(struct copies *copies, const struct copy_order *order)
-{
-	struct copy *copy = copy_new(copies, order->realm, NULL, order->bytes, order->bytes);
-	struct copying *copying = copying_new(copies, copy, true);
-	if (copying) {
-		copying->device = order->device;
-		copying->fd = order->fd;
-		copying->tenant = order->tenant;
-	}
-	return copying;
-}
-
-/* ---- in the background ------------------------------------------------------------------------ */
-
-/* It has content that others may have, and no copy yet. */
-static bool is_wanted(const struct copies *copies, const struct block *block)
-{
-	return block->state == BLOCK_SHARED && block->chunk.fd >= 0 &&
-	       !copy_find(copies, block->realm, &block->key.digest);
-}
-
-static bool is_background_busy(const struct copies *copies)
-{
-	const struct copying *copying;
-	list_for_each (copying, &copies->copying, link) {
-		if (!copying->is_ordered) {
+	const struct copy_order *order;
+	list_for_each (order, &making->waiting, link) {
+		if (order->tenant == tenant) {
 			return true;
 		}
 	}
 	return false;
 }
 
-/* False: there is none that can begin. */
-static bool begin_wanted(struct copies *copies)
+/* Whoever ordered it first may have gone. Then the next pays, or nobody does. */
+static void settle_payer(struct copy_making *making)
 {
-	if (list_is_empty(&copies->wanted) || copies->n_ordered > 0 || is_background_busy(copies)) {
-		return false;
+	struct copies *copies = making->copies;
+	struct charge *charge = &making->copy->extent->charge;
+	if (charge->tenant == copies->store->cache || list_is_empty(&making->waiting) ||
+	    is_paid_by_who_waits(making, charge->tenant)) {
+		return;
 	}
-	struct block *block = list_first(&copies->wanted, struct block, wanted);
-	list_remove(&block->wanted);
-	if (copies->is_on && is_wanted(copies, block)) {
-		struct copying *copying = copying_of_block(copies, block, copies->store->cache,
-		                                           false);
-		if (copying) {
-			take(copying);
-		}
+	const struct copy_order *next = list_first(&making->waiting, struct copy_order, link);
+	if (charge_move(charge, payer_alone(next->tenant)) != 0) {
+		charge_move(charge, payer_alone(copies->store->cache));
 	}
-	return true;
 }
 
-/* ---- orders ----------------------------------------------------------------------------------- */
-
-static void finish_order(struct copy_order *order, struct copy *copy, enum status status,
-                         const char *error)
+static void succeed(struct copy_making *making, const struct digest *digest)
 {
-	order->is_over = true;
-	order->done(order, copy, status, error);
-	order->gone(order);
+	struct copies *copies = making->copies;
+	struct copy *copy = making->copy;
+	struct list waiting;
+	settle_payer(making);
+	copy->making = NULL;
+	making->copy = NULL;
+	copies_written(copies, copy, digest);
+	copies->store->stats->blocks_copied += making->block != NULL;
+	detach(making, &waiting);
+	end_all(copies, &waiting, copy, STATUS_OK, NULL);
+	copies_let(copies, copy);
+	making_free(making);
+	make_next(copies);
 }
 
-static struct copying *copying_with(const struct copies *copies, const struct copy *copy)
+static void suspect(struct copy_making *making)
 {
-	struct copying *copying;
-	list_for_each (copying, &copies->copying, link) {
-		if (copying->copy == copy) {
-			return copying;
-		}
+	/* The patrol finds out which of the two it is. A client can write to its blocks. */
+	struct tenant *payer = making->block->chunk.charge.tenant;
+	log_limited(&payer->log_limit, LOG_LEVEL_WARNING,
+	            "a copy of block %llu in host memory is not what was copied",
+	            (unsigned long long)making->block->id);
+	making->block->is_suspect = true;
+}
+
+static void on_written(struct digest_job *job, const struct digest *digest)
+{
+	struct copy_making *making = container_of(job, struct copy_making, job);
+	if (making->has_digest && !digest_equal(digest, &making->copy->key.digest)) {
+		suspect(making);
+		fail(making, STATUS_MOVER_FAILED, "the copy is not what was copied");
+	} else {
+		succeed(making, digest);
 	}
-	return NULL;
 }
 
-/* What the copy, not there yet, is made by; it begins if nothing does. NULL: no memory, or a dead mover has it. */
-static struct copying *find_or_begin(struct copies *copies, struct copy_order *order,
-                                     const struct copy *copy, bool *begins_out)
+static void on_not_written(struct mover_job *job, enum status status, const char *error)
 {
-	*begins_out = !copy;
-	return copy           ? copying_with(copies, copy)
-	       : order->block ? copying_of_block(copies, order->block, order->tenant, true)
-	                      : copying_of_chunk(copies, order);
+	struct copy_making *making = container_of(job, struct copy_making, job.job);
+	struct copies *copies = making->copies;
+	log_debug("copying to host memory: %s", error);
+	status = status == STATUS_BUSY ? STATUS_BUSY : STATUS_MOVER_FAILED;
+	if (job->id == 0) {
+		fail(making, status, error);
+		return;
+	}
+	/* A dead mover may write to the extent still. Others need not wait for it. */
+	struct list waiting;
+	leave(making);
+	copies_hide(copies, making->copy);
+	detach(making, &waiting);
+	end_all(copies, &waiting, NULL, status, error);
+	make_next(copies);
 }
 
-static void begin_order(struct copies *copies, struct copy_order *order)
+static void on_mover_gone(struct mover_job *job)
 {
-	bool begins;
-	struct copy *copy = order->block ? copy_find(copies, order->block->realm,
-	                                             &order->block->key.digest)
-	                                 : NULL;
+	struct copy_making *making = container_of(job, struct copy_making, job.job);
+	struct copies *copies = making->copies;
+	making_free(making);
+	make_next(copies);
+}
+
+/* ---- its place -------------------------------------------------------------------------------- */
+
+static void write_copy(struct copy_making *making)
+{
+	struct copies *copies = making->copies;
+	struct copy *copy = making->copy;
+	const struct mover_host host = copies_place(copy, extent_target(copy->extent));
+	copies_set_state(copy, COPY_WRITING);
+	making->job.job.is_aside = !making->is_ordered;
+	making->job.job.on_failed = on_not_written;
+	making->job.job.on_gone = on_mover_gone;
+	making->job.on_digested = on_written;
+	int r = mover_copy(copies->mover, &making->job, making->device, making->fd, copy->bytes,
+	                   copy->content_bytes, &host, true);
+	if (r < 0) {
+		fail(making, r == -EBUSY ? STATUS_BUSY : STATUS_MOVER_FAILED,
+		     "glake-mover cannot copy to host memory now");
+		return;
+	}
+	copies->taking = NULL;
+	list_insert(&copies->writing, &making->link);
+	copies->n_writing++;
+	make_next(copies);
+}
+
+static void note_refusal(struct copy_making *making, enum status status)
+{
+	if (status == STATUS_NO_DEVICE_MEMORY &&
+	    making->copy->bytes <= copies_room_bytes(making->copies, making->i_node)) {
+		making->full_nodes |= 1ull << making->i_node;
+	}
+	/* Of a node that is full rather than of one where the tenant has its share. */
+	if (making->refusal == STATUS_OK || status == STATUS_NO_DEVICE_MEMORY) {
+		making->refusal = status;
+		making->i_refused = making->i_node;
+	}
+}
+
+static void fail_refused(struct copy_making *making)
+{
+	char error[256];
+	const struct location *at = making->copies->nodes[making->i_refused].at;
+	alloc_explain(making->refusal, making->payer, at, making->copy->bytes, error,
+	              sizeof(error));
+	fail(making,
+	     making->refusal == STATUS_NO_DEVICE_MEMORY ? STATUS_NO_HOST_MEMORY : making->refusal,
+	     error);
+}
+
+static void on_taken(void *user, enum status status, struct list *extents);
+
+static void ask_node(struct copy_making *making)
+{
+	struct copies *copies = making->copies;
+	extents_take(&copies->nodes[making->i_node], making->payer, making->copy->bytes, on_taken,
+	             making, &making->request);
+}
+
+static void take(struct copy_making *making)
+{
+	making->i_node = 0;
+	making->full_nodes = 0;
+	making->refusal = STATUS_OK;
+	ask_node(making);
+}
+
+static void on_taken(void *user, enum status status, struct list *extents)
+{
+	struct copy_making *making = user;
+	struct copies *copies = making->copies;
+	making->request = NULL;
+	if (status == STATUS_OK) {
+		making->copy->extent = list_first(extents, struct extent, link);
+		making->copy->in = &copies->nodes[making->i_node];
+		list_remove(&making->copy->extent->link);
+		write_copy(making);
+		return;
+	}
+	note_refusal(making, status);
+	if (making->i_node + 1 < copies->n_nodes) {
+		making->i_node++;
+		ask_node(making);
+	} else if (making->full_nodes && copies->n_forgetting > 0) {
+		making->is_waiting = true;
+	} else if (making->full_nodes && copies_make_room(copies, making->full_nodes)) {
+		take(making);
+	} else {
+		fail_refused(making);
+	}
+}
+
+void copies_look_for_room(struct copies *copies)
+{
+	struct copy_making *making = copies->taking;
+	if (making && making->is_waiting) {
+		making->is_waiting = false;
+		take(making);
+	}
+}
+
+/* ---- what is next ----------------------------------------------------------------------------- */
+
+/* NULL: no memory. Nothing has begun. */
+static struct copy_making *making_new(struct copies *copies, const struct copy_wanted *wanted,
+                                      struct tenant *payer)
+{
+	struct copy_making *making = calloc(1, sizeof(*making));
+	struct copy *copy = making ? copies_new(copies, wanted) : NULL;
+	if (!copy) {
+		free(making);
+		return NULL;
+	}
+	making->copies = copies;
+	making->copy = copy;
+	making->has_digest = wanted->digest != NULL;
+	making->payer = payer;
+	list_init(&making->link);
+	list_init(&making->waiting);
+	copy->making = making;
+	return making;
+}
+
+/* Who has a block keeps it if its digest is another's, too, or its content has changed. Nobody finds it, nor its copy. */
+static struct copy_making *make_block(struct copies *copies, struct block *block,
+                                      struct tenant *payer)
+{
+	bool is_damaged = block->state == BLOCK_DAMAGED;
+	const struct copy_wanted wanted = {
+		.realm = block->realm,
+		.digest = is_damaged ? NULL : &block->key.digest,
+		.content_bytes = is_damaged ? block->chunk.bytes : block->content_bytes,
+		.bytes = block->chunk.bytes,
+		.is_found = block->state == BLOCK_SHARED,
+	};
+	struct copy_making *making = making_new(copies, &wanted, payer);
+	if (making) {
+		making->block = block;
+		making->device = location_device(block->chunk.at);
+		making->fd = block->chunk.fd;
+		store_begin_compare(block);
+	}
+	return making;
+}
+
+static struct copy_making *make_chunk(struct copies *copies, struct copy_order *order)
+{
+	const struct copy_wanted wanted = {.realm = order->chunk.realm,
+	                                   .content_bytes = order->chunk.bytes,
+	                                   .bytes = order->chunk.bytes};
+	struct copy_making *making = making_new(copies, &wanted, order->tenant);
+	if (making) {
+		making->owner = order;
+		making->device = order->chunk.device;
+		making->fd = order->chunk.fd;
+	}
+	return making;
+}
+
+static bool fits_chunk(const struct copies *copies, uint64_t bytes)
+{
+	return bytes <= copies->nodes[0].large_bytes;
+}
+
+/* The copy of a block that is there, or on its way; NULL: there is none. */
+static struct copy *find_for(const struct copies *copies, const struct block *block)
+{
+	return block && block->state == BLOCK_SHARED
+	               ? copies_find_any(copies, block->realm, &block->key.digest)
+	               : NULL;
+}
+
+/* Returns whether it need not be made. */
+static bool find_or_refuse(struct copies *copies, struct copy_order *order)
+{
+	const struct block *block = order->block;
+	struct copy *copy = find_for(copies, block);
 	if (copy && copy->state == COPY_THERE) {
-		copies_pin(copies, copy);
-		finish_order(order, copy, STATUS_OK, "");
-		return;
-	}
-	struct copying *copying = find_or_begin(copies, order, copy, &begins);
-	if (!copying) {
-		finish_order(order, NULL, copy ? STATUS_BUSY : STATUS_NO_HOST_MEMORY,
-		             copy ? "a mover that has died still has the copy"
-		                  : "glaked is out of host memory");
-		return;
-	}
-	order->copying = copying;
-	list_insert(&copying->orders, &order->link);
-	if (begins) {
-		take(copying);
-	}
-}
-
-/* False: there is none that can begin. */
-static bool begin_ordered(struct copies *copies)
-{
-	if (list_is_empty(&copies->orders) || copies->n_ordered >= MAX_ORDERED) {
+		order_end(copies, order, copy, STATUS_OK, NULL);
+	} else if (copy) {
+		order_wait(order, copy->making);
+	} else if (block && block->chunk.fd < 0) {
+		order_end(copies, order, NULL, STATUS_BUSY,
+		          "a block is left to its users by an earlier glaked");
+	} else {
 		return false;
 	}
-	struct copy_order *order = list_first(&copies->orders, struct copy_order, link);
-	list_remove(&order->link);
-	begin_order(copies, order);
 	return true;
+}
+
+static void start_order(struct copies *copies, struct copy_order *order)
+{
+	if (find_or_refuse(copies, order)) {
+		return;
+	}
+	struct copy_making *making = order->block ? make_block(copies, order->block, order->tenant)
+	                                          : make_chunk(copies, order);
+	if (!making) {
+		order_end(copies, order, NULL, STATUS_NO_HOST_MEMORY, "out of host memory");
+		return;
+	}
+	making->is_ordered = true;
+	order_wait(order, making);
+	copies->taking = making;
+	take(making);
+}
+
+/* It has content that others may have, and no copy yet. */
+static bool is_wanted(const struct copies *copies, const struct block *block)
+{
+	return copies->is_on && block->state == BLOCK_SHARED && block->chunk.fd >= 0 &&
+	       fits_chunk(copies, block->chunk.bytes) && !find_for(copies, block);
+}
+
+static void start_wanted(struct copies *copies, struct block *block)
+{
+	list_remove(&block->wanted);
+	struct copy_making *making = is_wanted(copies, block)
+	                                     ? make_block(copies, block, copies->store->cache)
+	                                     : NULL;
+	if (making) {
+		copies->taking = making;
+		take(making);
+	}
 }
 
 /* One that ends at once comes back here. */
-void copies_copy_next(struct copies *copies)
+static void make_next(struct copies *copies)
 {
 	if (copies->is_looking) {
 		return;
 	}
 	copies->is_looking = true;
-	while (begin_ordered(copies) || begin_wanted(copies)) {
-		/* And the next. */
+	while (!copies->taking) {
+		if (!list_is_empty(&copies->orders) && copies->n_writing < ORDERS_AT_ONCE) {
+			start_order(copies, list_first(&copies->orders, struct copy_order, link));
+		} else if (copies->n_writing == 0 && !list_is_empty(&copies->wanted)) {
+			start_wanted(copies, list_first(&copies->wanted, struct block, wanted));
+		} else {
+			break;
+		}
 	}
 	copies->is_looking = false;
 }
 
+/* ---- from above ------------------------------------------------------------------------------- */
+
+void copies_want(struct copies *copies, struct block *block)
+{
+	if (copies->is_on && list_is_empty(&block->wanted)) {
+		list_insert(&copies->wanted, &block->wanted);
+		make_next(copies);
+	}
+}
+
+/* Returns whether it was, since no copy of it can be made. */
+static bool refuse(struct copies *copies, struct copy_order *order)
+{
+	uint64_t bytes = order->block ? order->block->chunk.bytes : order->chunk.bytes;
+	char error[128];
+	if (copies->is_closing) {
+		order_end(copies, order, NULL, STATUS_SHUTTING_DOWN, "glaked ends");
+	} else if (copies->n_nodes == 0) {
+		order_end(copies, order, NULL, STATUS_NO_HOST_MEMORY,
+		          "glaked has no host memory to give out");
+	} else if (!fits_chunk(copies, bytes)) {
+		snprintf(error, sizeof(error),
+		         "a chunk of %" PRIu64 " bytes: at most %" PRIu64
+		         " are copied to host memory",
+		         bytes, copies->nodes[0].large_bytes);
+		order_end(copies, order, NULL, STATUS_NO_HOST_MEMORY, error);
+	} else {
+		return false;
+	}
+	return true;
+}
+
 void copies_order(struct copies *copies, struct copy_order *order)
 {
-	uint64_t bytes = order->block ? order->block->chunk.bytes : order->bytes;
 	list_init(&order->link);
-	if (copies->n_nodes == 0) {
-		finish_order(order, NULL, STATUS_NO_HOST_MEMORY,
-		             "glaked has no host memory for copies (host_bytes)");
-	} else if (bytes > copies->nodes[0].large_bytes) {
-		finish_order(order, NULL, STATUS_NO_HOST_MEMORY,
-		             "a chunk is too large to be copied to host memory");
-	} else {
-		list_insert(&copies->orders, &order->link);
-		copies_copy_next(copies);
+	order->state = COPY_ORDER_NEW;
+	order->making = NULL;
+	if (order->block) {
+		store_begin_compare(order->block);
+	}
+	if (refuse(copies, order)) {
+		return;
+	}
+	order_set_state(order, COPY_ORDER_QUEUED);
+	list_insert(&copies->orders, &order->link);
+	if (!find_or_refuse(copies, order)) {
+		make_next(copies);
 	}
 }
 
 /* Nobody waits for it any more. */
-static void give_up(struct copying *copying)
+static void give_up(struct copy_making *making)
 {
-	if (copying->request) {
-		extents_cancel(copying->request);
-		copying->request = NULL;
-		end(copying);
-	} else if (copying->is_waiting) {
-		end(copying);
-	} else {
-		mover_cancel(copying->copies->mover, &copying->job.job);
+	struct copies *copies = making->copies;
+	if (making->request) {
+		extents_cancel(making->request);
 	}
+	if (copies->taking == making) {
+		making_free(making);
+		make_next(copies);
+	} else if (!making->block) {
+		mover_cancel(copies->mover, &making->job.job);
+	}
+	/* A block's copy is cache then. */
 }
 
-static bool is_awaited(const struct copying *copying)
+/* Some wait for it still. */
+static void change_payer(struct copy_making *making)
 {
-	const struct copy_order *order;
-	list_for_each (order, &copying->orders, link) {
-		if (!order->is_over) {
-			return true;
-		}
+	if (making->is_ordered && !is_paid_by_who_waits(making, making->payer)) {
+		making->payer = list_first(&making->waiting, struct copy_order, link)->tenant;
 	}
-	return false;
 }
 
 void copies_cancel(struct copies *copies, struct copy_order *order)
 {
-	struct copying *copying = order->copying;
-	if (order->is_over) {
+	struct copy_making *making = order->making;
+	if (order->state == COPY_ORDER_NEW || order->state == COPY_ORDER_OVER) {
 		return;
 	}
-	order->is_over = true;
-	if (!copying) {
-		list_remove(&order->link);
-		order->gone(order);
-	} else if (copying->is_ordered && !is_awaited(copying)) {
-		give_up(copying);
+	list_remove(&order->link);
+	order_set_state(order, COPY_ORDER_OVER);
+	/* Otherwise it goes with the making. */
+	bool is_kept = is_with_mover(order);
+	if (making && !list_is_empty(&making->waiting)) {
+		change_payer(making);
+	} else if (making && making->is_ordered) {
+		give_up(making);
+	}
+	if (!is_kept) {
+		order_go(copies, order);
 	}
 }
 
-void copies_close(struct copies *copies)
+/* ---- the end ---------------------------------------------------------------------------------- */
+
+static void end_making(struct copy_making *making)
 {
-	struct copying *copying;
-	struct copying *spare;
-	copies->is_on = false;
-	list_for_each_safe (copying, spare, &copies->copying, link) {
-		give_up(copying);
+	if (making->request) {
+		extents_cancel(making->request);
+	}
+	if (making->copies->taking == making) {
+		fail(making, STATUS_SHUTTING_DOWN, "glaked ends");
+	} else {
+		mover_cancel(making->copies->mover, &making->job.job);
+	}
+}
+
+void copies_close_makings(struct copies *copies)
+{
+	struct copy_making *making;
+	end_all(copies, &copies->orders, NULL, STATUS_SHUTTING_DOWN, "glaked ends");
+	if (copies->taking) {
+		end_making(copies->taking);
+	}
+	list_for_each (making, &copies->writing, link) {
+		end_making(making);
 	}
 }

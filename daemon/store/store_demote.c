@@ -31,6 +31,9 @@ static void enter_demoted(struct store *store, struct model *model)
 	model_set_state(model, MODEL_DEMOTED);
 	model->realm->idle_manifest_bytes += model->manifest_bytes;
 	list_insert(&store->demoted, &model->demoted);
+	for (size_t i = 0; i < model->n_blocks; i++) {
+		copies_offer(store->copies, model->blocks[i].copy);
+	}
 }
 
 void store_model_leave_demoted(struct model *model)
@@ -79,7 +82,9 @@ void store_let_copies(struct store *store, struct model *model)
 {
 	for (size_t i = 0; i < model->n_blocks; i++) {
 		struct copy *copy = ptr_steal(model->blocks[i].copy);
-		if (copy) {
+		if (copy && model->state == MODEL_DEMOTED) {
+			copies_let_offered(store->copies, copy);
+		} else if (copy) {
 			copies_let(store->copies, copy);
 		}
 	}
@@ -93,7 +98,7 @@ int store_begin_promotion(struct store *store, struct model *model, struct payer
 		model_set_state(model, MODEL_LOADING);
 		model->n_holders = 1;
 		for (size_t i = 0; i < model->n_blocks; i++) {
-			copies_use(store->copies, model->blocks[i].copy);
+			copies_keep(store->copies, model->blocks[i].copy);
 		}
 	}
 	return r;
