@@ -73,6 +73,9 @@ static void slot_deinit(struct probe_slot *slot, const struct cudrv *drv)
 	if (slot->words) {
 		drv->cuMemFree(slot->words);
 	}
+	if (slot->written) {
+		drv->cuEventDestroy(slot->written);
+	}
 	if (slot->done) {
 		drv->cuEventDestroy(slot->done);
 	}
@@ -84,6 +87,7 @@ static void lane_deinit(struct probe_lane *lane, const struct cudrv *drv)
 	for (unsigned i = 0; i < PROBES_AT_ONCE; i++) {
 		slot_deinit(&lane->slots[i], drv);
 	}
+	drv->cuStreamDestroy(lane->check_stream);
 	drv->cuStreamDestroy(lane->stream);
 	*lane = (struct probe_lane){0};
 }
@@ -105,6 +109,9 @@ static int make_slot(struct probe_slot *slot, const struct cudrv *drv, struct fa
 	CUresult result = drv->cuEventCreate(&slot->done,
 	                                     CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING);
 	if (result == CUDA_SUCCESS) {
+		result = drv->cuEventCreate(&slot->written, CU_EVENT_DISABLE_TIMING);
+	}
+	if (result == CUDA_SUCCESS) {
 		result = drv->cuMemAlloc(&slot->words, sizeof(*slot->host_words));
 	}
 	if (result == CUDA_SUCCESS) {
@@ -119,18 +126,40 @@ static int make_slot(struct probe_slot *slot, const struct cudrv *drv, struct fa
 	return 0;
 }
 
+/*
+ * A check reads host memory over the link, and its blocks fill the GPU all that time. So it has the lowest priority: the
+ * digest of what is copied next would wait for its end.
+ */
+static CUresult make_streams(struct probe_lane *lane, const struct cudrv *drv)
+{
+	int lowest;
+	int highest;
+	CUresult result = drv->cuCtxGetStreamPriorityRange(&lowest, &highest);
+	if (result == CUDA_SUCCESS) {
+		result = drv->cuStreamCreateWithPriority(&lane->stream, CU_STREAM_NON_BLOCKING,
+		                                         highest);
+	}
+	if (result != CUDA_SUCCESS) {
+		lane->stream = NULL;
+		return result;
+	}
+	result = drv->cuStreamCreateWithPriority(&lane->check_stream, CU_STREAM_NON_BLOCKING,
+	                                         lowest);
+	if (result != CUDA_SUCCESS) {
+		drv->cuStreamDestroy(lane->stream);
+		*lane = (struct probe_lane){0};
+	}
+	return result;
+}
+
 static int need_lane(struct probe_run *run, unsigned i_slot, struct fault *fault)
 {
 	const struct cudrv *drv = run->device->drv;
-	struct probe_lane *lane = run->lane;
-	if (!lane->stream) {
-		CUresult result = drv->cuStreamCreate(&lane->stream, CU_STREAM_NON_BLOCKING);
-		if (result != CUDA_SUCCESS) {
-			lane->stream = NULL;
-			return device_fault(drv, result, "preparing the device", fault);
-		}
+	CUresult result = run->lane->stream ? CUDA_SUCCESS : make_streams(run->lane, drv);
+	if (result != CUDA_SUCCESS) {
+		return device_fault(drv, result, "preparing the device", fault);
 	}
-	run->slot = &lane->slots[i_slot];
+	run->slot = &run->lane->slots[i_slot];
 	return run->slot->host_words ? 0 : make_slot(run->slot, drv, fault);
 }
 
@@ -177,12 +206,11 @@ static int need_leaves(struct probe_slot *slot, const struct cudrv *drv, uint64_
 }
 
 /* Of the content at @address, to @digest, one of the slot's words. */
-static CUresult queue_digest(struct probe_run *run, CUdeviceptr address,
+static CUresult queue_digest(struct probe_run *run, CUstream stream, CUdeviceptr address,
                              struct probe_digest *digest)
 {
 	const struct cudrv *drv = run->device->drv;
 	const struct kernels *kernels = &run->device->kernels;
-	const CUstream stream = run->lane->stream;
 	struct probe_slot *slot = run->slot;
 	const CUdeviceptr there = slot->words +
 	                          (uint64_t)((uint8_t *)digest - (uint8_t *)slot->host_words);
@@ -314,7 +342,8 @@ static int start_digest(struct probe_run *run, struct fault *fault)
 	}
 	CUresult result = queue_padding(run);
 	if (result == CUDA_SUCCESS) {
-		result = queue_digest(run, run->views[0].address, &run->slot->host_words->digest);
+		result = queue_digest(run, run->lane->stream, run->views[0].address,
+		                      &run->slot->host_words->digest);
 	}
 	if (result == CUDA_SUCCESS && run->views[1].address) {
 		result = queue_views(run);
@@ -324,10 +353,45 @@ static int start_digest(struct probe_run *run, struct fault *fault)
 
 /* ---- copies --------------------------------------------------------------------------------- */
 
+/*
+ * What was written is read for the digest over the link the other way. Meanwhile the next copies go out: so that has a
+ * stream of its own. Both digests use the same leaves, the second one when the first is done.
+ */
+static CUresult queue_copy_out(struct probe_run *run, CUdeviceptr host)
+{
+	const struct cudrv *drv = run->device->drv;
+	const struct probe_lane *lane = run->lane;
+	const CUdeviceptr chunk = run->views[0].address;
+	struct probe_words *words = run->slot->host_words;
+	CUresult result = queue_digest(run, lane->stream, chunk, &words->source);
+	if (result == CUDA_SUCCESS) {
+		result = drv->cuMemcpyDtoDAsync(host, chunk, run->probe.chunk_bytes, lane->stream);
+	}
+	if (result == CUDA_SUCCESS) {
+		result = drv->cuEventRecord(run->slot->written, lane->stream);
+	}
+	if (result == CUDA_SUCCESS) {
+		result = drv->cuStreamWaitEvent(lane->check_stream, run->slot->written, 0);
+	}
+	return result != CUDA_SUCCESS ? result
+	                              : queue_digest(run, lane->check_stream, host, &words->digest);
+}
+
+/* Back comes what the digest covers: a fresh chunk is zero behind it. */
+static CUresult queue_copy_in(struct probe_run *run, CUdeviceptr host)
+{
+	const CUstream stream = run->lane->stream;
+	const CUdeviceptr chunk = run->views[0].address;
+	const uint64_t n_bytes = digest_n_leaves(run->probe.content_bytes) * DIGEST_LEAF_BYTES;
+	CUresult result = run->device->drv->cuMemcpyDtoDAsync(chunk, host, n_bytes, stream);
+	return result != CUDA_SUCCESS
+	               ? result
+	               : queue_digest(run, stream, chunk, &run->slot->host_words->digest);
+}
+
 static int start_copy(struct probe_run *run, struct fault *fault)
 {
 	const struct probe *probe = &run->probe;
-	const struct cudrv *drv = run->device->drv;
 	bool is_out = probe->kind == PROBE_COPY_OUT;
 	CUdeviceptr host = 0;
 	if (probe->host_bytes > GLAKE_MAX_CHUNK_BYTES || probe->host_offset > probe->host_bytes ||
@@ -347,23 +411,9 @@ static int start_copy(struct probe_run *run, struct fault *fault)
 		return error;
 	}
 	host += probe->host_offset;
-	const CUdeviceptr chunk = run->views[0].address;
-	/*
-	 * Back comes what the digest covers: a fresh chunk is zero behind it. What was written is read for the digest: over
-	 * the link the other way, if it lies in host memory.
-	 */
-	const uint64_t n_bytes = is_out ? probe->chunk_bytes
-	                                : digest_n_leaves(probe->content_bytes) * DIGEST_LEAF_BYTES;
-	struct probe_words *words = run->slot->host_words;
-	CUresult result = is_out ? queue_digest(run, chunk, &words->source) : CUDA_SUCCESS;
-	if (result == CUDA_SUCCESS) {
-		result = drv->cuMemcpyDtoDAsync(is_out ? host : chunk, is_out ? chunk : host,
-		                                n_bytes, run->lane->stream);
-	}
-	if (result == CUDA_SUCCESS) {
-		result = queue_digest(run, is_out ? host : chunk, &words->digest);
-	}
-	return result == CUDA_SUCCESS ? 0 : device_fault(drv, result, "copying", fault);
+	CUresult result = is_out ? queue_copy_out(run, host) : queue_copy_in(run, host);
+	return result == CUDA_SUCCESS ? 0
+	                              : device_fault(run->device->drv, result, "copying", fault);
 }
 
 /* What was copied out has been read twice: here, and over the link where it was written. */
@@ -395,6 +445,18 @@ static int start_compare(struct probe_run *run, struct fault *fault)
 
 /* ---- runs ----------------------------------------------------------------------------------- */
 
+/* The one where the last work of the run is, which comes after all of it. */
+static CUstream last_stream(const struct probe_run *run)
+{
+	return run->probe.kind == PROBE_COPY_OUT ? run->lane->check_stream : run->lane->stream;
+}
+
+static void await_streams(const struct probe_run *run)
+{
+	run->device->drv->cuStreamSynchronize(run->lane->stream);
+	run->device->drv->cuStreamSynchronize(run->lane->check_stream);
+}
+
 int probe_start(struct probe_lanes *lanes, struct probe_run *run, unsigned i_slot,
                 struct fault *fault)
 {
@@ -409,13 +471,13 @@ int probe_start(struct probe_lanes *lanes, struct probe_run *run, unsigned i_slo
 	                                           : start_copy(run, fault);
 	const struct cudrv *drv = run->device->drv;
 	if (!error) {
-		CUresult result = drv->cuEventRecord(run->slot->done, run->lane->stream);
+		CUresult result = drv->cuEventRecord(run->slot->done, last_stream(run));
 		error = result == CUDA_SUCCESS ? 0
 		                               : device_fault(drv, result, "cuEventRecord", fault);
 	}
 	if (error) {
 		/* Part of it may run, on memory that is about to be unmapped. */
-		drv->cuStreamSynchronize(run->lane->stream);
+		await_streams(run);
 		close_views(run);
 	}
 	return error;
@@ -437,7 +499,7 @@ int probe_finish(struct probe_run *run, struct probe_result *result_out, struct 
 		                : device_fault(drv, result, "waiting for the device", fault);
 	}
 	if (error) {
-		drv->cuStreamSynchronize(run->lane->stream);
+		await_streams(run);
 	} else if (run->probe.kind == PROBE_DIGEST) {
 		error = check_padding(run, fault);
 	} else if (run->probe.kind == PROBE_COPY_OUT) {

@@ -34,11 +34,12 @@ struct probe {
 };
 
 /* So many are under way: the next are mapped while the GPU works on the first. */
-#define PROBES_AT_ONCE 4u
+#define PROBES_AT_ONCE 8u
 
-/* What a probe needs on its device beside the stream, made on first use. */
+/* What a probe needs on its device beside the streams, made on first use. */
 struct probe_slot {
 	CUevent done;
+	CUevent written;   /* what is copied out */
 	CUdeviceptr words; /* struct probe_words */
 	CUdeviceptr leaves;
 	uint64_t leaves_bytes;
@@ -46,7 +47,8 @@ struct probe_slot {
 };
 
 struct probe_lane {
-	CUstream stream; /* NULL = not made yet */
+	CUstream stream;       /* NULL = not made yet */
+	CUstream check_stream; /* reads what was copied out, behind slot.written; with the above */
 	struct probe_slot slots[PROBES_AT_ONCE];
 };
 

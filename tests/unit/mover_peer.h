@@ -343,6 +343,52 @@ PEER_UNUSED static void peer_compare(struct peer *peer, uint64_t job, const stru
 	peer_send(peer, &order, fds, 2);
 }
 
+/* A chunk in host memory of node 0. */
+PEER_UNUSED static struct chunk_in_test peer_host_chunk(struct peer *peer, uint64_t bytes)
+{
+	struct chunk_in_test chunk = {.fd = -1, .bytes = bytes};
+	const CUmemAllocationProp prop = {
+		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+		.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+		.location = {.type = CU_MEM_LOCATION_TYPE_HOST_NUMA, .id = 0},
+	};
+	ck_assert_int_eq(peer->drv.cuMemCreate(&chunk.handle, bytes, &prop, 0), 0);
+	ck_assert_int_eq(
+		peer->drv.cuMemExportToShareableHandle(&chunk.fd, chunk.handle,
+	                                               CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+		0);
+	fcntl(chunk.fd, F_SETFD, FD_CLOEXEC);
+	return chunk;
+}
+
+/* All of @chunk is content. @host has the number 7. */
+PEER_UNUSED static void peer_copy(struct peer *peer, uint64_t job,
+                                  const struct chunk_in_test *chunk,
+                                  const struct chunk_in_test *host, uint64_t offset, bool to_host)
+{
+	Glake__Mover__Copy body = GLAKE__MOVER__COPY__INIT;
+	Glake__Mover__Order order = ORDER(job, COPY);
+	int fds[] = {chunk->fd, host->fd};
+	body.device_uuid = peer_uuid(peer, 0);
+	body.chunk_bytes = chunk->bytes;
+	body.content_bytes = chunk->bytes;
+	body.to_host = to_host;
+	body.host_chunk = 7;
+	body.host_bytes = host->bytes;
+	body.host_offset = offset;
+	order.copy = &body;
+	peer_send(peer, &order, fds, 2);
+}
+
+PEER_UNUSED static void peer_forget(struct peer *peer, uint64_t job)
+{
+	Glake__Mover__Forget body = GLAKE__MOVER__FORGET__INIT;
+	Glake__Mover__Order order = ORDER(job, FORGET);
+	body.host_chunk = 7;
+	order.forget = &body;
+	peer_send(peer, &order, NULL, 0);
+}
+
 /* ---- answers -------------------------------------------------------------------------------- */
 
 /* The next report is of @job and of this kind; the caller frees it. */
