@@ -107,6 +107,7 @@ static void on_tick(uv_timer_t *timer)
 	for (uint32_t i = 0; i < server->n_devices; i++) {
 		stock_resume(&server->allocator.stocks[i]);
 	}
+	copies_tick(&server->copies);
 	sessions_tick(&server->rpc.sessions);
 	rpc_asks_tick(&server->rpc);
 	owners_tick(server->owners);
@@ -247,6 +248,7 @@ static void apply_limits(struct server *server)
 	server->load_context.trust_file_times = config->trust_file_times;
 	server->sleep_context.wake_wait_ms = config->wake_wait_ms;
 	copies_set(&server->copies, config->demote);
+	copies_keep_ready(&server->copies, &config->host_ready_bytes);
 	server->mover.idle_ms = config->mover_idle_ms;
 	patrol_set_mode(&server->patrol, config->verify);
 	server->rpc.config = config;

@@ -60,6 +60,7 @@ static CONFIG_VALUE(tenants);
 	KEY("", config, verify, "\"sample\"", verify, verify, 0, 0) \
 	KEY("", config, reserve_bytes, "0", size, reserve_bytes, 0, MAX_BYTES) \
 	KEY("", config, host_bytes, "", sizes, host_bytes, 0, MAX_BYTES) \
+	KEY("", config, host_ready_bytes, "0", sizes, host_ready_bytes, 0, MAX_BYTES) \
 	KEY("", config, pressure, "\"refuse\"", pressure, pressure, 0, 0) \
 	KEY("", config, wait_ms, "0", u64, wait_ms, 0, DAY_MS) \
 	KEY("", config, wake_wait_ms, "600000", u64, wake_wait_ms, 0, DAY_MS) \
@@ -567,6 +568,7 @@ void config_free(struct config *config)
 	free(config->tenants);
 	free(config->pool);
 	free(config->host_bytes.bytes);
+	free(config->host_ready_bytes.bytes);
 	free(config->devices);
 	free(config->path);
 	free(config->socket_path);

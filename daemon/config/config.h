@@ -103,6 +103,7 @@ struct config {
 	uint64_t reserve_bytes; /* per device, never given out */
 	struct config_sizes
 		host_bytes; /* by host node: that glaked gives out; not given: see node.h */
+	struct config_sizes host_ready_bytes; /* by host node: kept free for copies */
 	enum config_pressure pressure;
 	uint64_t wait_ms; /* with CONFIG_PRESSURE_WAIT */
 	uint64_t wake_wait_ms;

@@ -106,12 +106,16 @@ static void free_chunk(struct extent_chunk *in)
 	free(in);
 }
 
-/* The chunk may be gone afterwards. */
-static void free_chunk_if_empty(struct extents *extents, struct extent_chunk *in)
+/* In chunks that stay. */
+static uint64_t free_bytes(const struct extents *extents)
 {
-	if (!is_empty(in)) {
-		return;
-	}
+	return extents->at->use_bytes[CHUNK_COPIES] - extents->at->forgetting_bytes -
+	       extents->used_bytes;
+}
+
+/* The chunk is empty, and may be gone afterwards. */
+static void let_go(struct extents *extents, struct extent_chunk *in)
+{
 	if (!extents->on_empty) {
 		free_chunk(in);
 		return;
@@ -120,6 +124,15 @@ static void free_chunk_if_empty(struct extents *extents, struct extent_chunk *in
 	if (!in->is_told) {
 		in->is_told = true;
 		extents->on_empty(extents->user, extents, in->number);
+	}
+}
+
+/* The chunk may be gone afterwards. If the mover is to forget it, that stands, and it goes. */
+static void free_chunk_if_empty(struct extents *extents, struct extent_chunk *in)
+{
+	if (is_empty(in) &&
+	    (in->is_told || free_bytes(extents) >= extents->ready_bytes + in->chunk.bytes)) {
+		let_go(extents, in);
 	}
 }
 
@@ -343,6 +356,87 @@ void extents_cancel(struct extents_request *request)
 	free(request);
 }
 
+/* ---- made ahead ------------------------------------------------------------------------------- */
+
+static bool is_ready(const struct extent_chunk *in)
+{
+	return is_empty(in) && !in->is_told;
+}
+
+bool extents_give_ready(struct extents *extents)
+{
+	struct extent_chunk *in;
+	extents->is_paused = true;
+	list_for_each (in, &extents->chunks, link) {
+		if (is_ready(in)) {
+			let_go(extents, in);
+			return true;
+		}
+	}
+	return false;
+}
+
+void extents_want_ready(struct extents *extents, uint64_t bytes)
+{
+	struct extent_chunk *in;
+	struct extent_chunk *next;
+	extents->ready_bytes = bytes;
+	if (bytes == 0 && extents->making) {
+		alloc_cancel(ptr_steal(extents->making));
+	}
+	list_for_each_safe (in, next, &extents->chunks, link) {
+		if (is_ready(in)) {
+			free_chunk_if_empty(extents, in);
+		}
+	}
+}
+
+static void make_ready(struct extents *extents);
+
+static void on_ready(void *user, enum status status, struct chunk *chunks, size_t n_chunks)
+{
+	struct extents *extents = user;
+	struct extent *span = status == STATUS_OK ? enter_chunk(extents, &chunks[0]) : NULL;
+	if (span) {
+		free_chunk_if_empty(extents, span->in);
+		make_ready(extents);
+	}
+}
+
+/* Chunks with fds are not to be what keeps programs from theirs. */
+static bool has_means(const struct extents *extents, uint64_t bytes)
+{
+	const struct chunk_books *books = &extents->allocator->books;
+	return location_has_room(extents->at, bytes) && books->n_fds < books->max_fds / 4 * 3;
+}
+
+static void make_ready(struct extents *extents)
+{
+	uint64_t have = free_bytes(extents);
+	uint64_t bytes = extents->ready_bytes > have ? extents->ready_bytes - have : 0;
+	bytes = bytes < extents->large_bytes ? bytes : extents->large_bytes;
+	bytes = (bytes + GLAKE_CHUNK_GRANULARITY - 1) / GLAKE_CHUNK_GRANULARITY *
+	        GLAKE_CHUNK_GRANULARITY;
+	if (bytes == 0 || extents->is_paused || extents->making ||
+	    extents->at->worker.n_pending > 0 || !has_means(extents, bytes)) {
+		return;
+	}
+	const struct alloc_wanted wanted = {.at = extents->at,
+	                                    .tenant = extents->cache,
+	                                    .use = CHUNK_COPIES,
+	                                    .sizes = &bytes,
+	                                    .n_chunks = 1,
+	                                    .waited_ms = &extents->waited_ms};
+	/* If it is refused, the next tick tries again. */
+	alloc_start(extents->allocator, &wanted, on_ready, extents, &extents->making);
+}
+
+void extents_tick(struct extents *extents)
+{
+	extents->is_paused = false;
+	make_ready(extents);
+}
+
 /* ---- one extent ------------------------------------------------------------------------------- */
 
 void extent_written(struct extent *extent)
@@ -383,5 +477,5 @@ void extents_init(struct extents *extents, struct allocator *allocator, struct l
 
 void extents_deinit(struct extents *extents)
 {
-	assert(list_is_empty(&extents->chunks) && extents->used_bytes == 0);
+	assert(list_is_empty(&extents->chunks) && extents->used_bytes == 0 && !extents->making);
 }

@@ -17,6 +17,9 @@
  * is the first span that is large enough, by the age of the chunks and the offset. A chunk without extents is given back;
  * if the mover may have it mapped, when whoever set on_empty says so, unless it has extents again.
  *
+ * Making a large chunk takes long. So ready_bytes are kept free: chunks are made one after the other while nothing else is
+ * asked of the worker, and stay when they become empty. Who wants the room gets it by extents_give_ready().
+ *
  * Charges: an extent's bytes are charged to who asked. The chunk's charge, with its fd, is the cache's and has the bytes
  * that are free. So the sum is what exists; while a chunk is being made for extents, they are charged already.
  *
@@ -58,6 +61,10 @@ struct extents {
 	struct list chunks;   /* of extent_chunk.link, by age */
 	uint64_t used_bytes;  /* of extents */
 	uint64_t last_number;
+	uint64_t ready_bytes; /* set by extents_want_ready() */
+	struct alloc *making; /* a chunk that is made ahead; or NULL */
+	uint64_t waited_ms;   /* for that */
+	bool is_paused;       /* somebody wanted the room: nothing is made until the next tick */
 	/* Chunk @number is empty: extents_forgotten() is to follow, perhaps at once. NULL: it goes. */
 	void (*on_empty)(void *user, struct extents *extents, uint64_t number);
 	void *user;
@@ -65,7 +72,7 @@ struct extents {
 
 void extents_init(struct extents *extents, struct allocator *allocator, struct location *at,
                   struct tenant *cache);
-/* All extents are released, and no request is under way. */
+/* All extents are released, no request is under way, and no memory is wanted ready. */
 void extents_deinit(struct extents *extents);
 
 /*
@@ -85,6 +92,13 @@ void extents_take(struct extents *extents, struct tenant *tenant, uint64_t bytes
 
 /* @done will not be called. */
 void extents_cancel(struct extents_request *request);
+
+/* So much is to be free from now on. What is more goes. Nothing is made before extents_tick(). */
+void extents_want_ready(struct extents *extents, uint64_t bytes);
+/* Once a second, and when a chunk has come: make the next one. */
+void extents_tick(struct extents *extents);
+/* A chunk that is kept ready goes, as one that is empty. False: there is none. */
+bool extents_give_ready(struct extents *extents);
 
 /* The mover has chunk @number not mapped any more. */
 void extents_forgotten(struct extents *extents, uint64_t number);

@@ -145,6 +145,11 @@ void copies_deinit(struct copies *copies);
 /* Whether blocks are copied from now on. */
 void copies_set(struct copies *copies, bool is_on);
 
+/* So much host memory is to be free for copies, by node: made ahead, and given back when programs want it. */
+void copies_keep_ready(struct copies *copies, const struct config_sizes *bytes);
+/* Once a second. */
+void copies_tick(struct copies *copies);
+
 /* If nothing else were there. */
 uint64_t copies_most_bytes(const struct copies *copies);
 
@@ -184,8 +189,8 @@ int copies_read(struct copies *copies, struct copy *copy, struct digest_job *job
 void copies_evict(struct copies *copies, const struct realm *realm);
 
 /*
- * Programs want @bytes at @at: copies there go, the longest unused first, until so much is free, or will be when the mover
- * has forgotten it.
+ * Programs want @bytes at @at: what is kept ready there goes, then copies, the longest unused first, until so much is free,
+ * or will be when the mover has forgotten it.
  */
 void copies_make_way(struct copies *copies, const struct location *at, uint64_t bytes);
 

@@ -307,12 +307,23 @@ static uint64_t nodes_at(const struct copies *copies, const struct location *at)
 	return nodes;
 }
 
+/* One chunk that is kept ready. */
+static bool give_ready(struct copies *copies, uint64_t nodes)
+{
+	for (size_t i = 0; i < copies->n_nodes; i++) {
+		if ((nodes >> i & 1) && extents_give_ready(&copies->nodes[i])) {
+			return true;
+		}
+	}
+	return false;
+}
+
 void copies_make_way(struct copies *copies, const struct location *at, uint64_t bytes)
 {
 	uint64_t nodes = nodes_at(copies, at);
 	uint64_t room = location_room_bytes(at);
 	while (location_room_bytes(at) + at->forgetting_bytes < room + bytes &&
-	       copies_make_room(copies, nodes)) {
+	       (give_ready(copies, nodes) || copies_make_room(copies, nodes))) {
 	}
 }
 
@@ -359,6 +370,20 @@ void copies_set(struct copies *copies, bool is_on)
 	copies->is_on = is_on && copies->n_nodes > 0;
 }
 
+void copies_keep_ready(struct copies *copies, const struct config_sizes *bytes)
+{
+	for (size_t i = 0; i < copies->n_nodes; i++) {
+		extents_want_ready(&copies->nodes[i], config_sizes_at(bytes, i));
+	}
+}
+
+void copies_tick(struct copies *copies)
+{
+	for (size_t i = 0; i < copies->n_nodes && !copies->is_closing; i++) {
+		extents_tick(&copies->nodes[i]);
+	}
+}
+
 int copies_init(struct copies *copies, struct store *store, struct mover_link *mover,
                 struct allocator *allocator, struct location *nodes, size_t n_nodes)
 {
@@ -386,6 +411,9 @@ void copies_close(struct copies *copies)
 {
 	copies->is_on = false;
 	copies->is_closing = true;
+	for (size_t i = 0; i < copies->n_nodes; i++) {
+		extents_want_ready(&copies->nodes[i], 0);
+	}
 	copies_close_makings(copies);
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Models in host memory: copied when they are loaded, kept when they are evicted, and brought back. */
 #include <dirent.h>
+#include <inttypes.h>
 
 #include "libclient/link/rpc.h"
 #include "tests/harness/models.h"
@@ -200,6 +201,45 @@ START_TEST(memory_of_programs_comes_before_copies)
 	ck_assert_uint_eq(copy_bytes(), 0);
 	check(two, 2);
 	assert_ok(glake__rpc_chunk_free(session, &id, 1));
+}
+END_TEST
+
+static int take_made(void *user, const struct glake_status *status)
+{
+	*(uint64_t *)user = status->n_hosts > 0 ? status->hosts[0].copy_bytes : 0;
+	return 0;
+}
+
+static void wait_made(uint64_t bytes)
+{
+	uint64_t made = UINT64_MAX;
+	for (unsigned i = 0; made != bytes; i++) {
+		ck_assert_msg(i < 3000, "%" PRIu64 " bytes", made);
+		usleep(10000);
+		assert_ok(glake_get_status(eye, take_made, &made));
+	}
+}
+
+/* When nobody asks for any; and programs get all of it. */
+START_TEST(host_memory_is_made_ahead)
+{
+	const struct glake__chunks_at wanted = {
+		.is_host = true, .n_chunks = 1, .chunk_bytes = 48 * MIB, .last_bytes = 48 * MIB};
+	struct glake__wait wait = {0};
+	uint64_t id;
+	cleanup_fdlist struct fdlist fds;
+	fdlist_init(&fds);
+	begin_with(CONFIG "host_bytes = \"48MiB\"; ");
+	harness_reload(&harness,
+	               CONFIG "host_bytes = \"48MiB\"; host_ready_bytes = \"32MiB\"; ");
+	wait_made(32 * MIB);
+	ck_assert_uint_eq(copy_bytes(), 0);
+	assert_ok(glake__rpc_chunk_alloc_at(session, &wanted, 1, &wait, &id, &fds));
+	wait_made(0);
+	assert_ok(glake__rpc_chunk_free(session, &id, 1));
+	wait_made(32 * MIB);
+	harness_reload(&harness, CONFIG "host_bytes = \"48MiB\"; ");
+	wait_made(0);
 }
 END_TEST
 

@@ -351,6 +351,35 @@ START_TEST(what_never_fits_takes_nobodys_place)
 }
 END_TEST
 
+/* Before copies do, and also what becomes free by them. */
+START_TEST(programs_get_what_is_kept_ready)
+{
+	uint64_t ready = 128 * MIB;
+	const struct config_sizes sizes = {.bytes = &ready, .n = 1};
+	orders_begin(256 * MIB, true);
+	copies_keep_ready(&copies, &sizes);
+	copies_tick(&copies);
+	run_workers();
+	ck_assert_uint_eq(host->use_bytes[CHUNK_COPIES], 128 * MIB);
+	struct block *block = have_block(1);
+	copies_want(&copies, block);
+	settle();
+	copies_tick(&copies);
+	settle();
+	ck_assert_uint_eq(host->use_bytes[CHUNK_COPIES], 130 * MIB);
+	copies_make_way(&copies, host, 60 * MIB);
+	settle();
+	ck_assert(has_copy(1));
+	ck_assert_uint_eq(location_room_bytes(host), 190 * MIB);
+	copies_make_way(&copies, host, 256 * MIB);
+	settle();
+	ck_assert(!has_copy(1));
+	ck_assert_uint_eq(location_room_bytes(host), 256 * MIB);
+	store_unuse_block(&store, block, 0);
+	copies_end();
+}
+END_TEST
+
 /* ---- bad days ---------------------------------------------------------------------------------- */
 
 START_TEST(a_copy_that_is_wrong_is_no_copy)

@@ -206,6 +206,118 @@ START_TEST_WITH(an_extent_is_not_written_to_once_it_is_full, .signal = SIGABRT)
 }
 END_TEST
 
+/* ---- made ahead ------------------------------------------------------------------------------- */
+
+static uint64_t large_bytes(void)
+{
+	return host->use_bytes[CHUNK_COPIES];
+}
+
+static void tick(void)
+{
+	extents_tick(&extents);
+	run_workers();
+}
+
+START_TEST(free_memory_is_kept_ready)
+{
+	extents_begin();
+	extents_want_ready(&extents, 2 * LARGE + 6 * MIB);
+	run_workers();
+	ck_assert_uint_eq(large_bytes(), 0);
+	tick();
+	ck_assert_uint_eq(large_bytes(), 2 * LARGE + 6 * MIB);
+	ck_assert_uint_eq(paid(store.cache), large_bytes());
+	/* No chunk is made for who comes then. */
+	start(&takes[0], payer, LARGE);
+	ck_assert_int_eq(takes[0].status, STATUS_OK);
+	tick();
+	ck_assert_uint_eq(large_bytes(), 3 * LARGE + 6 * MIB);
+	/* What is more goes, what is ready stays. */
+	give(&takes[0]);
+	run_workers();
+	ck_assert_uint_eq(large_bytes(), 2 * LARGE + 6 * MIB);
+	extents_want_ready(&extents, 10 * MIB);
+	run_workers();
+	ck_assert_uint_eq(large_bytes(), LARGE);
+	tick();
+	ck_assert_uint_eq(large_bytes(), LARGE);
+	extents_want_ready(&extents, 0);
+	extents_end();
+}
+END_TEST
+
+START_TEST(what_is_ready_goes_when_the_room_is_wanted)
+{
+	extents_begin();
+	extents_want_ready(&extents, 2 * LARGE);
+	tick();
+	ck_assert_int_eq(take(&takes[0], payer, 2 * MIB), STATUS_OK);
+	tick();
+	ck_assert_uint_eq(large_bytes(), 2 * LARGE + 2 * MIB);
+	while (extents_give_ready(&extents)) {
+	}
+	run_workers();
+	ck_assert_uint_eq(large_bytes(), LARGE);
+	/* Not in the turn that it was taken in. */
+	give(&takes[0]);
+	ck_assert_uint_eq(large_bytes(), LARGE);
+	ck_assert(extents_give_ready(&extents));
+	run_workers();
+	ck_assert_uint_eq(large_bytes(), 0);
+	tick();
+	ck_assert_uint_eq(large_bytes(), 2 * LARGE);
+	extents_want_ready(&extents, 0);
+	extents_end();
+}
+END_TEST
+
+/* While the worker has other work, without room, and when fds are few. */
+START_TEST_WITH(nothing_is_made_ahead_at_the_cost_of_others, .n = 3)
+{
+	extents_begin();
+	extents_want_ready(&extents, 5 * LARGE);
+	if (_i == 0) {
+		start(&takes[0], payer, 2 * MIB);
+		extents_tick(&extents);
+		ck_assert_ptr_null(extents.making);
+		run_workers();
+		give(&takes[0]);
+		ck_assert_uint_eq(large_bytes(), LARGE);
+	} else {
+		host->usable_bytes = _i == 1 ? LARGE + 2 * MIB : MOST;
+		allocator.books.max_fds = _i == 1 ? 100 : 4;
+		tick();
+		tick();
+		ck_assert_uint_eq(large_bytes(), _i == 1 ? LARGE : 3 * LARGE);
+		ck_assert_uint_eq(stats.memory_refusals, 0);
+	}
+	extents_want_ready(&extents, 0);
+	extents_end();
+}
+END_TEST
+
+START_TEST(what_is_being_made_ahead_is_not_wanted_any_more)
+{
+	extents_begin();
+	extents_want_ready(&extents, 2 * LARGE);
+	extents_tick(&extents);
+	ck_assert_ptr_nonnull(extents.making);
+	extents_want_ready(&extents, 0);
+	ck_assert_ptr_null(extents.making);
+	run_workers();
+	ck_assert_uint_eq(large_bytes(), 0);
+	extents_want_ready(&extents, 2 * LARGE);
+	extents_tick(&extents);
+	/* Less of it, while the first is made. */
+	extents_want_ready(&extents, 2 * MIB);
+	run_workers();
+	ck_assert_uint_eq(large_bytes(), LARGE);
+	extents_want_ready(&extents, 0);
+	extents_end();
+}
+END_TEST
+
 /* ---- at random, against a model: a map of 2 MiB pages ----------------------------------------- */
 
 static void check(void)
