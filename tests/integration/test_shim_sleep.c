@@ -11,7 +11,8 @@ static int asker;
 
 static void begin(void)
 {
-	world_begin(.config = WORLD_CONFIG "warm_bytes = \"64MiB\";", .devices = "1x256MiB");
+	world_begin(.config = WORLD_CONFIG "warm_bytes = \"64MiB\"; wake_wait_ms = 300;",
+	            .devices = "1x256MiB");
 	asker = connection_hello(&harness);
 }
 
@@ -140,6 +141,35 @@ START_TEST(memory_of_each_kind_leaves_and_comes_back_when_it_is_used)
 }
 END_TEST
 
+/* Sealed memory, too, which others may have. */
+START_TEST(sealed_memory_sleeps_as_well)
+{
+	struct run run;
+	struct glake_seal_report sealed = {.size = sizeof(sealed)};
+	start(&run, "allocates");
+	assert_ok(glake_seal_session(eye, session_of(&run), NULL, &sealed));
+	ck_assert_uint_eq(sealed.sealed_bytes, 6 * MIB);
+	Glake__Wire__Answer *answer = ask(&run, false);
+	ck_answer(&run, answer, true);
+	ck_assert_uint_eq(answer->session_sleep->shared_bytes, 6 * MIB);
+	connection_free(answer);
+	assert_fails(GLAKE_E_BUSY, "asleep",
+	             glake_seal_session(eye, session_of(&run), NULL, &sealed));
+	end(&run);
+}
+END_TEST
+
+/* Before anything has left. */
+START_TEST(without_a_thread_to_wake_it_it_does_not_sleep)
+{
+	struct run run;
+	start(&run, "threadless");
+	ck_busy(&run, "no thread can be started");
+	ck_assert_uint_ge(world_books().private_bytes, 6 * MIB);
+	end(&run);
+}
+END_TEST
+
 static const char *const uses[] = {"allocates", "frees"};
 
 START_TEST_WITH(calls_that_submit_nothing_wake_it, .n = 2)
@@ -198,7 +228,7 @@ START_TEST(threads_that_launch_lose_nothing)
 }
 END_TEST
 
-/* ---- while there is no room ---- */
+/* ---- while there is no room: it is refused now and then, and asked for again ---- */
 
 static void start_waiting(struct run *run, const char *scenario, int *other_out)
 {
@@ -215,6 +245,8 @@ START_TEST(who_waits_goes_on_as_soon_as_there_is_room)
 	int other;
 	start_waiting(&run, "waits", &other);
 	run_read(&run, "ready");
+	/* It has been refused more than once by then. */
+	usleep(1500000);
 	ck_assert_uint_eq(world_books().private_bytes, 7 * 32 * MIB);
 	connection_close(&other);
 	end(&run);
