@@ -5,6 +5,9 @@
 
 #include "proto/limits.h"
 
+/* What a check reads at a time. */
+#define SCRATCH_BYTES (8ull * 1024 * 1024)
+
 struct probe_digest {
 	struct kernel_root_item item;
 	uint8_t root[DIGEST_BYTES];
@@ -13,8 +16,7 @@ struct probe_digest {
 /* Small things that go to and from the device, at the same places in both memories. */
 struct probe_words {
 	struct probe_digest digest;
-	struct probe_digest source; /* of what is copied out */
-	uint8_t edge[32];           /* where the content ends */
+	uint8_t edge[32]; /* where the content ends */
 	uint32_t differs;
 	uint32_t padding_differs;
 };
@@ -87,6 +89,7 @@ static void lane_deinit(struct probe_lane *lane, const struct cudrv *drv)
 	for (unsigned i = 0; i < PROBES_AT_ONCE; i++) {
 		slot_deinit(&lane->slots[i], drv);
 	}
+	drv->cuMemFree(lane->scratch);
 	drv->cuStreamDestroy(lane->check_stream);
 	drv->cuStreamDestroy(lane->stream);
 	*lane = (struct probe_lane){0};
@@ -126,10 +129,7 @@ static int make_slot(struct probe_slot *slot, const struct cudrv *drv, struct fa
 	return 0;
 }
 
-/*
- * A check reads host memory over the link, and its blocks fill the GPU all that time. So it has the lowest priority: the
- * digest of what is copied next would wait for its end.
- */
+/* What is copied next goes before checks. */
 static CUresult make_streams(struct probe_lane *lane, const struct cudrv *drv)
 {
 	int lowest;
@@ -152,10 +152,25 @@ static CUresult make_streams(struct probe_lane *lane, const struct cudrv *drv)
 	return result;
 }
 
+/* Whole or not at all. The scratch memory is there before the device is full. */
+static CUresult make_lane(struct probe_lane *lane, const struct cudrv *drv)
+{
+	CUresult result = make_streams(lane, drv);
+	if (result == CUDA_SUCCESS) {
+		result = drv->cuMemAlloc(&lane->scratch, SCRATCH_BYTES);
+		if (result != CUDA_SUCCESS) {
+			drv->cuStreamDestroy(lane->check_stream);
+			drv->cuStreamDestroy(lane->stream);
+			*lane = (struct probe_lane){0};
+		}
+	}
+	return result;
+}
+
 static int need_lane(struct probe_run *run, unsigned i_slot, struct fault *fault)
 {
 	const struct cudrv *drv = run->device->drv;
-	CUresult result = run->lane->stream ? CUDA_SUCCESS : make_streams(run->lane, drv);
+	CUresult result = run->lane->stream ? CUDA_SUCCESS : make_lane(run->lane, drv);
 	if (result != CUDA_SUCCESS) {
 		return device_fault(drv, result, "preparing the device", fault);
 	}
@@ -354,27 +369,49 @@ static int start_digest(struct probe_run *run, struct fault *fault)
 /* ---- copies --------------------------------------------------------------------------------- */
 
 /*
- * What was written is read for the digest over the link the other way. Meanwhile the next copies go out: so that has a
- * stream of its own. Both digests use the same leaves, the second one when the first is done.
+ * What was written is read back over the link the other way, and compared with its source. Meanwhile the next copies go out: so
+ * that has a stream of its own. It comes in pieces to memory of the GPU, since a kernel that reads over the link takes
+ * twice as long.
  */
+static CUresult queue_check(struct probe_run *run, CUdeviceptr host)
+{
+	const struct cudrv *drv = run->device->drv;
+	const CUstream stream = run->lane->check_stream;
+	const CUdeviceptr scratch = run->lane->scratch;
+	const uint64_t n_bytes = run->probe.chunk_bytes;
+	const CUdeviceptr word = WORD(run->slot, differs);
+	CUresult result = drv->cuMemsetD32Async(word, 0, 1, stream);
+	for (uint64_t at = 0; result == CUDA_SUCCESS && at < n_bytes; at += SCRATCH_BYTES) {
+		uint64_t n_piece = n_bytes - at < SCRATCH_BYTES ? n_bytes - at : SCRATCH_BYTES;
+		result = drv->cuMemcpyDtoDAsync(scratch, host + at, n_piece, stream);
+		if (result == CUDA_SUCCESS) {
+			result = kernels_compare(&run->device->kernels, stream, scratch,
+			                         run->views[0].address + at, n_piece, word);
+		}
+	}
+	return result != CUDA_SUCCESS
+	               ? result
+	               : drv->cuMemcpyDtoHAsync(&run->slot->host_words->differs, word,
+	                                        sizeof(run->slot->host_words->differs), stream);
+}
+
 static CUresult queue_copy_out(struct probe_run *run, CUdeviceptr host)
 {
 	const struct cudrv *drv = run->device->drv;
 	const struct probe_lane *lane = run->lane;
 	const CUdeviceptr chunk = run->views[0].address;
-	struct probe_words *words = run->slot->host_words;
-	CUresult result = queue_digest(run, lane->stream, chunk, &words->source);
-	if (result == CUDA_SUCCESS) {
-		result = drv->cuMemcpyDtoDAsync(host, chunk, run->probe.chunk_bytes, lane->stream);
-	}
+	CUresult result = drv->cuMemcpyDtoDAsync(host, chunk, run->probe.chunk_bytes, lane->stream);
 	if (result == CUDA_SUCCESS) {
 		result = drv->cuEventRecord(run->slot->written, lane->stream);
 	}
 	if (result == CUDA_SUCCESS) {
 		result = drv->cuStreamWaitEvent(lane->check_stream, run->slot->written, 0);
 	}
-	return result != CUDA_SUCCESS ? result
-	                              : queue_digest(run, lane->check_stream, host, &words->digest);
+	if (result == CUDA_SUCCESS) {
+		result = queue_digest(run, lane->check_stream, chunk,
+		                      &run->slot->host_words->digest);
+	}
+	return result == CUDA_SUCCESS ? queue_check(run, host) : result;
 }
 
 /* Back comes what the digest covers: a fresh chunk is zero behind it. */
@@ -416,11 +453,10 @@ static int start_copy(struct probe_run *run, struct fault *fault)
 	                              : device_fault(run->device->drv, result, "copying", fault);
 }
 
-/* What was copied out has been read twice: here, and over the link where it was written. */
+/* The digest is the source's: what was written has to equal it. */
 static int check_copy(const struct probe_run *run, struct fault *fault)
 {
-	const struct probe_words *words = run->slot->host_words;
-	return memcmp(words->digest.root, words->source.root, DIGEST_BYTES) == 0
+	return run->slot->host_words->differs == 0
 	               ? 0
 	               : fault_set(fault, FAULT_MISCOPIED, "the copy is not what was copied");
 }

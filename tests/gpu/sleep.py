@@ -1,0 +1,427 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs sleep and wake: how fast, beside peers in the same run, and the same bits after many sleeps.
+
+    python3 tests/gpu/sleep.py [--gib 8] [--sealed-gb 16] [--sleeps 200] [--skip figures,peers,bits] [--out FILE.json]
+
+Figures: private memory in chunks of 32 MiB and of 2 MiB, sealed memory with and without a copy in host memory, a
+second sleeper of weights that are on the GPU. A wake is measured in the program: from its first launch to the end of
+that kernel. Peers: the same tensors copied to pinned memory and back, as vLLM's level 1 does; the driver's checkpoint.
+Bits: programs compute while they are put to sleep at random moments; each result has to have the bits of the first.
+Exit 1 when something is wrong; no time decides.
+"""
+import argparse
+import ctypes
+import hashlib
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import threading
+import time
+
+from child import Child, serve
+from run import ROOT, Daemon, expect, failures, gpu_used_mib
+
+MIB, GIB = 1 << 20, 1 << 30
+
+
+# ---- in the programs -----------------------------------------------------------------------------
+
+
+class Holder:
+    """Holds memory, and says whether it is what it was."""
+
+    def __init__(self, kind, n_bytes, piece):
+        import torch
+        self.torch = torch
+        self.small = torch.zeros(1, device="cuda")
+        generator = torch.Generator(device="cuda").manual_seed(7)
+        n = n_bytes // piece
+        if kind == "sealed":
+            # From the host, as weights come.
+            host = torch.empty(piece // 8, dtype=torch.int64).pin_memory()
+            self.tensors = []
+            for i in range(n):
+                torch.arange(i << 40, (i << 40) + host.numel(), out=host)
+                self.tensors.append(host.to("cuda"))
+        elif kind == "raw":
+            self.cuda = ctypes.CDLL("libcuda.so.1")
+            self.pointers = []
+            for i in range(n):
+                pointer = ctypes.c_uint64()
+                expect(self.cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(piece)) == 0,
+                       "cuMemAlloc")
+                self.cuda.cuMemsetD32_v2(pointer, 1000 + i, ctypes.c_size_t(piece // 4))
+                self.pointers.append(pointer)
+            self.tensors = []
+        else:
+            self.tensors = [torch.empty(piece // 8, dtype=torch.int64, device="cuda").random_(
+                generator=generator) for _ in range(n)]
+        torch.cuda.synchronize()
+        self.first = self.sums()
+
+
+    def sums(self):
+        if self.tensors:
+            return [int(tensor.sum()) for tensor in self.tensors]
+        word = ctypes.c_uint32()
+        values = []
+        for pointer in self.pointers:
+            at = ctypes.c_uint64(pointer.value + 2 * MIB - 4)
+            self.cuda.cuMemcpyDtoH_v2(ctypes.byref(word), at, ctypes.c_size_t(4))
+            values.append(word.value)
+        return values
+
+    def same(self):
+        return self.sums() == self.first
+
+    def launch(self):
+        """From the first launch to its end: it wakes the program."""
+        start = time.perf_counter()
+        self.small.add_(1)
+        self.torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    def poll(self):
+        """As a health check does: nothing of this wakes the program."""
+        self.torch.cuda.synchronize()
+        free, total = self.torch.cuda.mem_get_info()
+        return [free, total, self.torch.cuda.memory_allocated()]
+
+    def pinned(self):
+        """vLLM's level 1: a fresh pinned copy of each allocation, and back."""
+        out, back = 0.0, 0.0
+        for tensor in self.tensors:
+            start = time.perf_counter()
+            host = self.torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            host.copy_(tensor)
+            middle = time.perf_counter()
+            tensor.copy_(host)
+            self.torch.cuda.synchronize()
+            back += time.perf_counter() - middle
+            out += middle - start
+            del host
+        return [out, back]
+
+
+class Worker:
+    """Computes one thing again and again."""
+
+    def __init__(self, kind):
+        self.step = getattr(self, "make_" + kind)()
+        self.want = None
+        self.want = self.once()
+
+    def once(self):
+        return hashlib.sha256(self.step()).hexdigest()
+
+    def compute(self, seconds):
+        end, steps, wrong = time.monotonic() + seconds, 0, 0
+        while time.monotonic() < end:
+            wrong += self.once() != self.want
+            steps += 1
+        return {"steps": steps, "wrong": wrong}
+
+    @staticmethod
+    def net(torch):
+        torch.manual_seed(1)
+        return torch.nn.Sequential(*[layer for _ in range(8) for layer in (
+            torch.nn.Linear(2048, 2048, device="cuda", dtype=torch.bfloat16), torch.nn.GELU())])
+
+    def make_eager(self):
+        import torch
+        net, given = self.net(torch), torch.randn(64, 2048, device="cuda", dtype=torch.bfloat16)
+
+        def step():
+            with torch.no_grad():
+                garbage = torch.full((random.randrange(1, 64) * MIB,), 3, dtype=torch.uint8, device="cuda")
+                result = net(given)
+                assert bool((garbage == 3).all())
+            return result.view(torch.uint8).cpu().numpy().tobytes()
+        return step
+
+    def make_graph(self):
+        import torch
+        net, given = self.net(torch), torch.randn(64, 2048, device="cuda", dtype=torch.bfloat16)
+        with torch.no_grad():
+            stream = torch.cuda.Stream()
+            with torch.cuda.stream(stream):
+                net(given)
+            stream.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                result = net(given)
+
+        def step():
+            for _ in range(10):
+                graph.replay()
+            return result.view(torch.uint8).cpu().numpy().tobytes()
+        return step
+
+    def make_train(self):
+        import torch
+        net, given = self.net(torch), torch.randn(64, 2048, device="cuda", dtype=torch.bfloat16)
+
+        def step():
+            net.zero_grad()
+            loss = net(given).float().square().mean()
+            loss.backward()
+            return b"".join(p.grad.view(torch.uint8).cpu().numpy().tobytes()[:4096]
+                            for p in net.parameters())
+        return step
+
+    def make_compile(self):
+        import torch
+        net, given = self.net(torch), torch.randn(64, 2048, device="cuda", dtype=torch.bfloat16)
+        compiled = torch.compile(net)
+
+        def step():
+            with torch.no_grad():
+                return compiled(given).view(torch.uint8).cpu().numpy().tobytes()
+        return step
+
+    def make_threads(self):
+        """Two threads with a stream each; pinned copies both ways."""
+        import torch
+        given = [torch.arange(8 * MIB, dtype=torch.int32, device="cuda") + i for i in range(2)]
+        hosts = [torch.empty(8 * MIB, dtype=torch.int32).pin_memory() for _ in range(2)]
+
+        def run(i):
+            stream = torch.cuda.Stream()
+            with torch.cuda.stream(stream):
+                for _ in range(20):
+                    hosts[i].copy_(given[i] * 3, non_blocking=True)
+            stream.synchronize()
+
+        def step():
+            threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            return b"".join(host.numpy()[::997].tobytes() for host in hosts)
+        return step
+
+    def make_cupy(self):
+        import cupy
+        given = cupy.random.RandomState(1).rand(2048, 2048, dtype=cupy.float32)
+
+        def step():
+            return (given @ given).get().tobytes()
+        return step
+
+    def make_jax(self):
+        import jax
+        given = jax.random.normal(jax.random.PRNGKey(1), (2048, 2048))
+        product = jax.jit(lambda a: a @ a)
+
+        def step():
+            import numpy
+            return numpy.asarray(product(given)).tobytes()
+        return step
+
+
+# ---- outside -------------------------------------------------------------------------------------
+
+
+def program(daemon, what, *arguments, shim=True, environment=None):
+    return Child(daemon, f"{what} {arguments[0]}",
+                 [__file__, "--serve", what, *map(str, arguments)], shim=shim, environment=environment)
+
+
+def put_to_sleep(daemon, pid):
+    """None: it was busy."""
+    out = subprocess.run([os.path.join(ROOT, "bin", "glakectl"), "--json", "sleep", str(pid)],
+                         env=daemon.environment, capture_output=True, text=True, check=False)
+    return json.loads(out.stdout)["sessions"][0] if out.returncode == 0 else (
+        out.stderr.strip() or out.stdout.strip())
+
+
+def pid_of(daemon, child):
+    """Under `glake run` it is the process itself."""
+    return child.process.pid
+
+
+class Figures:
+    def __init__(self):
+        self.values = {}
+
+    def add(self, name, seconds):
+        self.values.setdefault(name, []).append(seconds)
+
+    def show(self):
+        for name, values in self.values.items():
+            print(f"{name:<64} {statistics.median(values) * 1e3:9.1f} ms "
+                  f"({min(values) * 1e3:.1f}..{max(values) * 1e3:.1f}, n {len(values)})", flush=True)
+
+
+def sleep_and_wake(daemon, child, figures, name, rounds, between=None):
+    for i in range(rounds):
+        used = gpu_used_mib()
+        done = put_to_sleep(daemon, pid_of(daemon, child))
+        if not isinstance(done, dict):
+            expect(False, f"{name}: {done}")
+            return
+        figures.add(f"{name}: sleep, as the program says", done["took_ns"] / 1e9)
+        if i == 0:
+            print(f"# {name}: {json.dumps(done)}; GPU {used} -> {gpu_used_mib()} MiB", flush=True)
+            before = child.ask("poll")
+            expect(daemon.ctl("sleepers")["sleepers"], f"{name}: polling has woken it: {before}")
+        if between:
+            between()
+        figures.add(f"{name}: wake, launch to its end", child.ask("launch"))
+        sleepers = daemon.ctl("sleepers")["sleepers"]
+        expect(not sleepers, f"{name}: it sleeps on")
+    expect(child.ask("same") is True, f"{name}: other bytes")
+
+
+def private_figures(daemon, options, figures):
+    for kind, piece, name in (("torch", 32 * MIB, "32 MiB"), ("raw", 2 * MIB, "2 MiB")):
+        child = program(daemon, "Holder", kind, options.gib * GIB, piece)
+        child.ask("launch")
+        sleep_and_wake(daemon, child, figures, f"{options.gib} GiB private, chunks of {name}",
+                       options.rounds)
+        child.end()
+
+
+def sealed_figures(daemon, options, figures):
+    piece = 128 * MIB
+    n_bytes = int(options.sealed_gb * 1e9) // piece * piece
+    one = program(daemon, "Holder", "sealed", n_bytes, piece)
+    one.ask("launch")
+    print("# sealed:", json.dumps(daemon.ctl("seal", str(pid_of(daemon, one)))), flush=True)
+    name = f"{options.sealed_gb} GB sealed"
+    done = put_to_sleep(daemon, pid_of(daemon, one))
+    expect(isinstance(done, dict), f"{name}: {done}")
+    if not isinstance(done, dict):
+        return
+    figures.add(f"{name}, no copy: sleep", done["took_ns"] / 1e9)
+    daemon.ctl("evict", "--all")
+    figures.add(f"{name}, no copy: wake from host memory", one.ask("launch"))
+    sleep_and_wake(daemon, one, figures, f"{name}, copies there, from host memory", options.rounds,
+                   lambda: daemon.ctl("evict", "--all"))
+    two = program(daemon, "Holder", "sealed", n_bytes, piece)
+    two.ask("launch")
+    daemon.ctl("seal", str(pid_of(daemon, two)))
+    sleep_and_wake(daemon, two, figures, f"{name}, another has them on the GPU", options.rounds)
+    print("# hosts:", json.dumps(daemon.ctl("status")["hosts"]), flush=True)
+    one.end()
+    two.end()
+
+
+def figures_of(options):
+    figures = Figures()
+    ready = (options.gib * GIB + int(options.sealed_gb * 1e9)) // GIB + 2
+    daemon = Daemon(f'mover_idle_ms = 0;\nhost_bytes = "{ready + 4}GiB";\nhost_ready_bytes = "{ready}GiB";\n')
+    time.sleep(options.ready_seconds)
+    private_figures(daemon, options, figures)
+    sealed_figures(daemon, options, figures)
+    print(daemon.stop()[-3000:])
+    return figures
+
+
+def checkpoint(pid, figures):
+    cuda = ctypes.CDLL("libcuda.so.1")
+    cuda.cuInit(0)
+    for name, call in (("driver's checkpoint: out", ("Lock", "Checkpoint")),
+                       ("driver's checkpoint: back", ("Restore", "Unlock"))):
+        start = time.perf_counter()
+        for step in call:
+            arguments = (ctypes.c_int(pid), None)
+            result = getattr(cuda, "cuCheckpointProcess" + step)(*arguments)
+            if result != 0:
+                print(f"# cuCheckpointProcess{step}: {result}")
+                return
+        figures.add(name, time.perf_counter() - start)
+
+
+def peers_of(options):
+    figures = Figures()
+    daemon = Daemon()
+    child = program(daemon, "Holder", "torch", options.gib * GIB, 32 * MIB, shim=False)
+    out, back = child.ask("pinned")
+    figures.add(f"{options.gib} GiB to fresh pinned memory (vLLM's level 1)", out)
+    figures.add(f"{options.gib} GiB back from pinned memory", back)
+    checkpoint(child.process.pid, figures)
+    expect(child.ask("same") is True, "the peer has other bytes")
+    child.end()
+    daemon.stop()
+    return figures
+
+
+def bits_of(options):
+    daemon = Daemon('mover_idle_ms = 0;\nhost_bytes = "24GiB";\n')
+    kinds = options.kinds.split(",")
+    no_ahead = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    children = [program(daemon, "Worker", kind, environment=no_ahead if kind == "jax" else None)
+                for kind in kinds]
+    for child in children:
+        child.tell("compute", 0.5)
+    for child in children:
+        child.hear("compute")
+    n, n_busy, busy, seconds = 0, 0, {}, options.sleeps * 0.15 + 5
+    for child in children:
+        child.tell("compute", seconds)
+    end = time.monotonic() + seconds - 1
+    chance = random.Random(1)
+    slept = dict.fromkeys(kinds, 0)
+    while n < options.sleeps and time.monotonic() < end:
+        child = chance.choice(children)
+        done = put_to_sleep(daemon, pid_of(daemon, child))
+        if isinstance(done, dict):
+            n += 1
+            slept[child.name.split()[1]] += 1
+        else:
+            n_busy += 1
+            busy[child.name] = done
+        time.sleep(chance.random() * 0.05)
+    for child in children:
+        result = child.hear("compute")
+        print(f"# {child.name}: {json.dumps(result)}", flush=True)
+        expect(result and result["wrong"] == 0 and result["steps"] > 0, f"{child.name}: {result}")
+        child.end()
+    print(f"# {n} sleeps {json.dumps(slept)}, {n_busy} times busy {json.dumps(busy)}", flush=True)
+    time.sleep(0.5)
+    device = daemon.device()
+    expect(device["private_bytes"] == 0, f"left on the GPU: {device['private_bytes']}")
+    print(daemon.stop()[-2000:])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--serve", nargs="+")
+    parser.add_argument("--gib", type=int, default=8)
+    parser.add_argument("--sealed-gb", type=float, default=16)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--ready-seconds", type=float, default=15)
+    parser.add_argument("--sleeps", type=int, default=200)
+    parser.add_argument("--kinds", default="eager,graph,train,compile,threads,cupy,jax")
+    parser.add_argument("--skip", default="")
+    parser.add_argument("--out")
+    options = parser.parse_args()
+    if options.serve:
+        kind, *arguments = options.serve
+        serve(globals()[kind](*[int(a) if a.isdigit() else a for a in arguments]))
+    skip = options.skip.split(",")
+    figures = []
+    for name, part in (("figures", figures_of), ("peers", peers_of), ("bits", bits_of)):
+        if name in skip:
+            continue
+        try:
+            figures.append(part(options))
+        except Exception as error:  # one part's failure must not hide the others' results
+            failures.append(f"{name}: {error!r}")
+            print(f"# FAILED: {name}: {error!r}", flush=True)
+    for figure in filter(None, figures):
+        figure.show()
+    if options.out:
+        with open(options.out, "w", encoding="utf-8") as file:
+            json.dump([f.values for f in figures if f], file, indent=1)
+    print("\n".join(failures) or "OK")
+    sys.exit(1 if failures else 0)
+
+
+if __name__ == "__main__":
+    main()
