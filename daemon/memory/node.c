@@ -57,8 +57,19 @@ static uint64_t machine_bytes(void)
 	return sysinfo(&info) == 0 ? (uint64_t)info.totalram * info.mem_unit : 0;
 }
 
+/*
+ * The only node has all memory of the machine. A virtual machine that gets its memory when it is used says less of the node
+ * than of itself.
+ */
+static void correct_only_node(struct node *node)
+{
+	uint64_t bytes = machine_bytes();
+	node->total_bytes = bytes > node->total_bytes ? bytes : node->total_bytes;
+}
+
 size_t node_list(const char *sysfs, struct node nodes_out[NODE_MAX])
 {
+	const bool is_this_machine = !sysfs;
 	size_t n = 0;
 	sysfs = sysfs ? sysfs : NODE_SYSFS;
 	for (uint32_t number = 0; number <= MAX_NUMBER && n < NODE_MAX; number++) {
@@ -66,6 +77,9 @@ size_t node_list(const char *sysfs, struct node nodes_out[NODE_MAX])
 		if (bytes > 0 && has_processors(sysfs, number)) {
 			nodes_out[n++] = (struct node){.number = number, .total_bytes = bytes};
 		}
+	}
+	if (n == 1 && is_this_machine) {
+		correct_only_node(&nodes_out[0]);
 	}
 	if (n == 0 && access(sysfs, F_OK) != 0 && machine_bytes() > 0) {
 		nodes_out[n++] = (struct node){.total_bytes = machine_bytes()};

@@ -257,8 +257,21 @@ class Figures:
                   f"({min(values) * 1e3:.1f}..{max(values) * 1e3:.1f}, n {len(values)})", flush=True)
 
 
+def cpu_seconds(daemon, child):
+    """Of glaked, its mover, and the program."""
+    mover = daemon.ctl("status")["mover"].split()[-1]
+    seconds = []
+    for pid in (daemon.process.pid, mover, child.process.pid):
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+            fields = file.read().rsplit(")", 1)[1].split()
+        seconds.append((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
+    return seconds
+
+
 def sleep_and_wake(daemon, child, figures, name, rounds, between=None):
     for i in range(rounds):
+        if i == 1:
+            spent = cpu_seconds(daemon, child)
         used = gpu_used_mib()
         done = put_to_sleep(daemon, pid_of(daemon, child))
         if not isinstance(done, dict):
@@ -274,6 +287,9 @@ def sleep_and_wake(daemon, child, figures, name, rounds, between=None):
         figures.add(f"{name}: wake, launch to its end", child.ask("launch"))
         sleepers = daemon.ctl("sleepers")["sleepers"]
         expect(not sleepers, f"{name}: it sleeps on")
+    spent = [round((b - a) / (rounds - 1) * 1e3) for a, b in zip(spent, cpu_seconds(daemon, child))]
+    print(f"# {name}: ms of processors for a sleep and a wake: glaked {spent[0]}, glake-mover {spent[1]}, "
+          f"the program {spent[2]}", flush=True)
     expect(child.ask("same") is True, f"{name}: other bytes")
 
 
