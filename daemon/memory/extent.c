@@ -106,11 +106,10 @@ static void free_chunk(struct extent_chunk *in)
 	free(in);
 }
 
-/* In chunks that stay. */
-static uint64_t free_bytes(const struct extents *extents)
+/* Of chunks that stay. */
+static uint64_t kept_bytes(const struct extents *extents)
 {
-	return extents->at->use_bytes[CHUNK_COPIES] - extents->at->forgetting_bytes -
-	       extents->used_bytes;
+	return extents->at->use_bytes[CHUNK_COPIES] - extents->at->forgetting_bytes;
 }
 
 /* The chunk is empty, and may be gone afterwards. */
@@ -131,7 +130,7 @@ static void let_go(struct extents *extents, struct extent_chunk *in)
 static void free_chunk_if_empty(struct extents *extents, struct extent_chunk *in)
 {
 	if (is_empty(in) &&
-	    (in->is_told || free_bytes(extents) >= extents->ready_bytes + in->chunk.bytes)) {
+	    (in->is_told || kept_bytes(extents) >= extents->ready_bytes + in->chunk.bytes)) {
 		let_go(extents, in);
 	}
 }
@@ -412,7 +411,7 @@ static bool has_means(const struct extents *extents, uint64_t bytes)
 
 static void make_ready(struct extents *extents)
 {
-	uint64_t have = free_bytes(extents);
+	uint64_t have = kept_bytes(extents);
 	uint64_t bytes = extents->ready_bytes > have ? extents->ready_bytes - have : 0;
 	bytes = bytes < extents->large_bytes ? bytes : extents->large_bytes;
 	bytes = (bytes + GLAKE_CHUNK_GRANULARITY - 1) / GLAKE_CHUNK_GRANULARITY *

@@ -17,8 +17,8 @@
  * is the first span that is large enough, by the age of the chunks and the offset. A chunk without extents is given back;
  * if the mover may have it mapped, when whoever set on_empty says so, unless it has extents again.
  *
- * Making a large chunk takes long. So ready_bytes are kept free: chunks are made one after the other while nothing else is
- * asked of the worker, and stay when they become empty. Who wants the room gets it by extents_give_ready().
+ * Making a large chunk takes long. So ready_bytes are kept, used or free: chunks are made one after the other while nothing else
+ * is asked of the worker, and stay when they become empty. Who wants the room gets it by extents_give_ready().
  *
  * Charges: an extent's bytes are charged to who asked. The chunk's charge, with its fd, is the cache's and has the bytes
  * that are free. So the sum is what exists; while a chunk is being made for extents, they are charged already.
