@@ -13,7 +13,10 @@ struct probe_digest {
 	uint8_t root[DIGEST_BYTES];
 };
 
-/* Small things that go to and from the device, at the same places in both memories. */
+/*
+ * Small things that kernels read and write in pinned memory. A copy of some bytes would wait behind all that is being copied
+ * that way.
+ */
 struct probe_words {
 	struct probe_digest digest;
 	uint8_t edge[32]; /* where the content ends */
@@ -21,7 +24,11 @@ struct probe_words {
 	uint32_t padding_differs;
 };
 
-#define WORD(slot, field) ((slot)->words + offsetof(struct probe_words, field))
+/* Pinned memory has one address. */
+static CUdeviceptr there(const void *word)
+{
+	return (CUdeviceptr)(uintptr_t)word;
+}
 
 /* ---- views ---------------------------------------------------------------------------------- */
 
@@ -72,9 +79,6 @@ static void slot_deinit(struct probe_slot *slot, const struct cudrv *drv)
 	if (slot->host_words) {
 		drv->cuMemFreeHost(slot->host_words);
 	}
-	if (slot->words) {
-		drv->cuMemFree(slot->words);
-	}
 	if (slot->written) {
 		drv->cuEventDestroy(slot->written);
 	}
@@ -113,9 +117,6 @@ static int make_slot(struct probe_slot *slot, const struct cudrv *drv, struct fa
 	                                     CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING);
 	if (result == CUDA_SUCCESS) {
 		result = drv->cuEventCreate(&slot->written, CU_EVENT_DISABLE_TIMING);
-	}
-	if (result == CUDA_SUCCESS) {
-		result = drv->cuMemAlloc(&slot->words, sizeof(*slot->host_words));
 	}
 	if (result == CUDA_SUCCESS) {
 		result = drv->cuMemHostAlloc((void **)&slot->host_words, sizeof(*slot->host_words),
@@ -175,7 +176,11 @@ static int need_lane(struct probe_run *run, unsigned i_slot, struct fault *fault
 		return device_fault(drv, result, "preparing the device", fault);
 	}
 	run->slot = &run->lane->slots[i_slot];
-	return run->slot->host_words ? 0 : make_slot(run->slot, drv, fault);
+	int error = run->slot->host_words ? 0 : make_slot(run->slot, drv, fault);
+	if (!error) {
+		*run->slot->host_words = (struct probe_words){.differs = 0};
+	}
+	return error;
 }
 
 /* The probe's device, entered, and its lane and slot there. */
@@ -224,55 +229,34 @@ static int need_leaves(struct probe_slot *slot, const struct cudrv *drv, uint64_
 static CUresult queue_digest(struct probe_run *run, CUstream stream, CUdeviceptr address,
                              struct probe_digest *digest)
 {
-	const struct cudrv *drv = run->device->drv;
 	const struct kernels *kernels = &run->device->kernels;
 	struct probe_slot *slot = run->slot;
-	const CUdeviceptr there = slot->words +
-	                          (uint64_t)((uint8_t *)digest - (uint8_t *)slot->host_words);
-	const CUdeviceptr root = there + offsetof(struct probe_digest, root);
 	digest->item = (struct kernel_root_item){
 		.leaves = slot->leaves,
 		.n_leaves = digest_n_leaves(run->probe.content_bytes),
 		.content_bytes = run->probe.content_bytes,
-		.root_out = root,
+		.root_out = there(digest->root),
 	};
-	CUresult result = drv->cuMemcpyHtoDAsync(there, &digest->item, sizeof(digest->item),
-	                                         stream);
-	if (result == CUDA_SUCCESS) {
-		result = kernels_leaves(kernels, stream, address, digest->item.n_leaves,
-		                        slot->leaves);
-	}
-	if (result == CUDA_SUCCESS) {
-		result = kernels_roots(kernels, stream, there, 1);
-	}
-	if (result == CUDA_SUCCESS) {
-		result = drv->cuMemcpyDtoHAsync(digest->root, root, sizeof(digest->root), stream);
-	}
-	return result;
+	CUresult result = kernels_leaves(kernels, stream, address, digest->item.n_leaves,
+	                                 slot->leaves);
+	return result == CUDA_SUCCESS ? kernels_roots(kernels, stream, there(&digest->item), 1)
+	                              : result;
 }
 
-/* Whether @n_bytes at @a and @b differ, to the word at @word on the device and @host_word here. */
-static CUresult queue_compare(struct probe_run *run, CUdeviceptr a, CUdeviceptr b, uint64_t n_bytes,
-                              CUdeviceptr word, uint32_t *host_word)
+/* Whether @n_bytes at @a and @b differ, to @word, one of the slot's. */
+static CUresult queue_compare(struct probe_run *run, CUstream stream, CUdeviceptr a, CUdeviceptr b,
+                              uint64_t n_bytes, const uint32_t *word)
 {
-	const struct cudrv *drv = run->device->drv;
-	const CUstream stream = run->lane->stream;
-	CUresult result = drv->cuMemsetD32Async(word, 0, 1, stream);
-	if (result == CUDA_SUCCESS && n_bytes > 0) {
-		result = kernels_compare(&run->device->kernels, stream, a, b, n_bytes, word);
-	}
-	if (result == CUDA_SUCCESS) {
-		result = drv->cuMemcpyDtoHAsync(host_word, word, sizeof(*host_word), stream);
-	}
-	return result;
+	return n_bytes == 0
+	               ? CUDA_SUCCESS
+	               : kernels_compare(&run->device->kernels, stream, a, b, n_bytes, there(word));
 }
 
 /* Compare all of both chunks. */
 static CUresult queue_views(struct probe_run *run)
 {
-	return queue_compare(run, run->views[0].address, run->views[1].address,
-	                     run->probe.chunk_bytes, WORD(run->slot, differs),
-	                     &run->slot->host_words->differs);
+	return queue_compare(run, run->lane->stream, run->views[0].address, run->views[1].address,
+	                     run->probe.chunk_bytes, &run->slot->host_words->differs);
 }
 
 /* From the 16 bytes in which the content ends. */
@@ -304,11 +288,10 @@ static CUresult queue_padding(struct probe_run *run)
 	}
 	CUresult result = run->device->drv->cuMemcpyDtoHAsync(
 		slot->host_words->edge, edge, edge_of(&run->probe), run->lane->stream);
-	return result != CUDA_SUCCESS
-	               ? result
-	               : queue_compare(run, zeros, zeros + 16, rest > 32 ? rest - 32 : 0,
-	                               WORD(slot, padding_differs),
-	                               &slot->host_words->padding_differs);
+	return result != CUDA_SUCCESS ? result
+	                              : queue_compare(run, run->lane->stream, zeros, zeros + 16,
+	                                              rest > 32 ? rest - 32 : 0,
+	                                              &slot->host_words->padding_differs);
 }
 
 static int check_padding(const struct probe_run *run, struct fault *fault)
@@ -379,20 +362,16 @@ static CUresult queue_check(struct probe_run *run, CUdeviceptr host)
 	const CUstream stream = run->lane->check_stream;
 	const CUdeviceptr scratch = run->lane->scratch;
 	const uint64_t n_bytes = run->probe.chunk_bytes;
-	const CUdeviceptr word = WORD(run->slot, differs);
-	CUresult result = drv->cuMemsetD32Async(word, 0, 1, stream);
+	CUresult result = CUDA_SUCCESS;
 	for (uint64_t at = 0; result == CUDA_SUCCESS && at < n_bytes; at += SCRATCH_BYTES) {
 		uint64_t n_piece = n_bytes - at < SCRATCH_BYTES ? n_bytes - at : SCRATCH_BYTES;
 		result = drv->cuMemcpyDtoDAsync(scratch, host + at, n_piece, stream);
 		if (result == CUDA_SUCCESS) {
-			result = kernels_compare(&run->device->kernels, stream, scratch,
-			                         run->views[0].address + at, n_piece, word);
+			result = queue_compare(run, stream, scratch, run->views[0].address + at,
+			                       n_piece, &run->slot->host_words->differs);
 		}
 	}
-	return result != CUDA_SUCCESS
-	               ? result
-	               : drv->cuMemcpyDtoHAsync(&run->slot->host_words->differs, word,
-	                                        sizeof(run->slot->host_words->differs), stream);
+	return result;
 }
 
 static CUresult queue_copy_out(struct probe_run *run, CUdeviceptr host)

@@ -39,8 +39,7 @@ struct probe {
 /* What a probe needs on its device beside the streams, made on first use. */
 struct probe_slot {
 	CUevent done;
-	CUevent written;   /* what is copied out */
-	CUdeviceptr words; /* struct probe_words */
+	CUevent written; /* what is copied out */
 	CUdeviceptr leaves;
 	uint64_t leaves_bytes;
 	struct probe_words *host_words; /* pinned; NULL = not made yet */

@@ -103,8 +103,14 @@ class Driver:
         self.call("cuMemUnmap", at, ctypes.c_size_t(n_bytes))
         self.call("cuMemAddressFree", at, ctypes.c_size_t(n_bytes))
 
-    def copy(self, to, source, n_bytes):
-        self.call("cuMemcpyDtoDAsync_v2", to, source, ctypes.c_size_t(n_bytes), ctypes.c_void_p(0))
+    def copy(self, to, source, n_bytes, stream=None):
+        self.call("cuMemcpyDtoDAsync_v2", to, source, ctypes.c_size_t(n_bytes),
+                  stream or ctypes.c_void_p(0))
+
+    def stream(self):
+        stream = ctypes.c_void_p()
+        self.call("cuStreamCreate", ctypes.byref(stream), ctypes.c_uint(1))
+        return stream
 
     def wait(self):
         self.call("cuCtxSynchronize")
@@ -247,6 +253,19 @@ def measure_copies(driver, n_bytes):
         back = min(timed(lambda: all_of(device_at, host_at))[0] for _ in range(5))
         row(f"copy out, back, in pieces of {size // MIB} MiB", f"{n_bytes / out / 1e6:.1f}, "
             f"{n_bytes / back / 1e6:.1f} GB/s")
+    streams = [driver.stream(), driver.stream()]
+    half = n_bytes // 2
+    for size in (8 * MIB, 64 * MIB):
+        def both():
+            for offset in range(0, half, size):
+                n = min(size, half - offset)
+                driver.copy(ctypes.c_uint64(host_at.value + offset),
+                            ctypes.c_uint64(device_at.value + offset), n, streams[0])
+                driver.copy(ctypes.c_uint64(device_at.value + half + offset),
+                            ctypes.c_uint64(host_at.value + half + offset), n, streams[1])
+            driver.wait()
+        took = min(timed(both)[0] for _ in range(5))
+        row(f"both at once, in pieces of {size // MIB} MiB", f"{n_bytes / took / 1e6:.1f} GB/s in sum")
     for at, handle in ((host_at, host), (device_at, device)):
         driver.unmap(at, n_bytes)
         driver.release(handle)

@@ -368,7 +368,7 @@ START_TEST_WITH(a_failure_is_no_damage, .n = 4)
 		"glake-mover/cuMemSetAccess:1:die",
 		"glake-mover/cuLaunchKernel:2:die",
 		"glake-mover/cuMemMap:1:fail=2",
-		"glake-mover/cuMemcpyDtoHAsync_v2:1:fail=700",
+		"glake-mover/cuEventSynchronize:1:fail=700",
 	};
 	world_begin(.config = WORLD_CONFIG, .devices = "1x256MiB");
 	world_write_model(FILE_NAME, FILE_BYTES, SEED);

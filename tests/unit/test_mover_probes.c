@@ -167,7 +167,7 @@ static const char *const faults[] = {
 	"glake-mover/cuLaunchKernel:1:fail=1",
 	"glake-mover/cuLaunchKernel:2:fail=1",
 	"glake-mover/cuLaunchKernel:3:fail=1",
-	"glake-mover/cuMemcpyDtoHAsync:3:fail=1",
+	"glake-mover/cuMemcpyDtoHAsync:1:fail=1",
 	"glake-mover/cuEventSynchronize:1:fail=1",
 };
 
