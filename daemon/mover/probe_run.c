@@ -374,20 +374,27 @@ static CUresult queue_check(struct probe_run *run, CUdeviceptr host)
 	return result;
 }
 
-static CUresult queue_copy_out(struct probe_run *run, CUdeviceptr host)
+/* The stream of the checks goes on behind the copy, and the next copies beside them: the last step of a digest is slow. */
+static CUresult queue_copy_to(struct probe_run *run, CUdeviceptr to, CUdeviceptr from,
+                              uint64_t n_bytes)
 {
 	const struct cudrv *drv = run->device->drv;
 	const struct probe_lane *lane = run->lane;
-	const CUdeviceptr chunk = run->views[0].address;
-	CUresult result = drv->cuMemcpyDtoDAsync(host, chunk, run->probe.chunk_bytes, lane->stream);
+	CUresult result = drv->cuMemcpyDtoDAsync(to, from, n_bytes, lane->stream);
 	if (result == CUDA_SUCCESS) {
 		result = drv->cuEventRecord(run->slot->written, lane->stream);
 	}
+	return result == CUDA_SUCCESS
+	               ? drv->cuStreamWaitEvent(lane->check_stream, run->slot->written, 0)
+	               : result;
+}
+
+static CUresult queue_copy_out(struct probe_run *run, CUdeviceptr host)
+{
+	const CUdeviceptr chunk = run->views[0].address;
+	CUresult result = queue_copy_to(run, host, chunk, run->probe.chunk_bytes);
 	if (result == CUDA_SUCCESS) {
-		result = drv->cuStreamWaitEvent(lane->check_stream, run->slot->written, 0);
-	}
-	if (result == CUDA_SUCCESS) {
-		result = queue_digest(run, lane->check_stream, chunk,
+		result = queue_digest(run, run->lane->check_stream, chunk,
 		                      &run->slot->host_words->digest);
 	}
 	return result == CUDA_SUCCESS ? queue_check(run, host) : result;
@@ -396,13 +403,12 @@ static CUresult queue_copy_out(struct probe_run *run, CUdeviceptr host)
 /* Back comes what the digest covers: a fresh chunk is zero behind it. */
 static CUresult queue_copy_in(struct probe_run *run, CUdeviceptr host)
 {
-	const CUstream stream = run->lane->stream;
 	const CUdeviceptr chunk = run->views[0].address;
 	const uint64_t n_bytes = digest_n_leaves(run->probe.content_bytes) * DIGEST_LEAF_BYTES;
-	CUresult result = run->device->drv->cuMemcpyDtoDAsync(chunk, host, n_bytes, stream);
-	return result != CUDA_SUCCESS
-	               ? result
-	               : queue_digest(run, stream, chunk, &run->slot->host_words->digest);
+	CUresult result = queue_copy_to(run, chunk, host, n_bytes);
+	return result == CUDA_SUCCESS ? queue_digest(run, run->lane->check_stream, chunk,
+	                                             &run->slot->host_words->digest)
+	                              : result;
 }
 
 static int start_copy(struct probe_run *run, struct fault *fault)
@@ -463,7 +469,8 @@ static int start_compare(struct probe_run *run, struct fault *fault)
 /* The one where the last work of the run is, which comes after all of it. */
 static CUstream last_stream(const struct probe_run *run)
 {
-	return run->probe.kind == PROBE_COPY_OUT ? run->lane->check_stream : run->lane->stream;
+	bool is_copy = run->probe.kind == PROBE_COPY_OUT || run->probe.kind == PROBE_COPY_IN;
+	return is_copy ? run->lane->check_stream : run->lane->stream;
 }
 
 static void await_streams(const struct probe_run *run)

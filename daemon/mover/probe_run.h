@@ -47,7 +47,7 @@ struct probe_slot {
 
 struct probe_lane {
 	CUstream stream;       /* NULL = not made yet */
-	CUstream check_stream; /* reads what was copied out, behind slot.written; with the above */
+	CUstream check_stream; /* looks at what was copied, behind slot.written; with the above */
 	CUdeviceptr scratch;   /* to there; with the above */
 	struct probe_slot slots[PROBES_AT_ONCE];
 };

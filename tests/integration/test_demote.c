@@ -230,8 +230,7 @@ START_TEST(host_memory_is_made_ahead)
 	cleanup_fdlist struct fdlist fds;
 	fdlist_init(&fds);
 	begin_with(CONFIG "host_bytes = \"48MiB\"; ");
-	harness_reload(&harness,
-	               CONFIG "host_bytes = \"48MiB\"; host_ready_bytes = \"32MiB\"; ");
+	harness_reload(&harness, CONFIG "host_bytes = \"48MiB\"; host_ready_bytes = \"32MiB\"; ");
 	wait_made(32 * MIB);
 	ck_assert_uint_eq(copy_bytes(), 0);
 	assert_ok(glake__rpc_chunk_alloc_at(session, &wanted, 1, &wait, &id, &fds));
