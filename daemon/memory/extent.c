@@ -15,6 +15,7 @@ struct extent_chunk {
 	struct chunk chunk;
 	uint64_t number;
 	bool is_told; /* on_empty was called, and extents_forgotten() comes */
+	struct extent_parking parking;
 };
 
 struct extents_request {
@@ -453,6 +454,25 @@ uint64_t extent_chunk_bytes(const struct extent *extent)
 	return extent->in->chunk.bytes;
 }
 
+struct extent_parking *extent_chunk_parking(struct extent *extent)
+{
+	return &extent->in->parking;
+}
+
+const struct chunk *extent_chunk(const struct extent *extent)
+{
+	return &extent->in->chunk;
+}
+
+void extent_chunk_unparked(struct extent *extent, uint64_t number)
+{
+	struct extent_parking *parking = &extent->in->parking;
+	user_refund_all(&parking->place);
+	user_unref(parking->user);
+	*parking = (struct extent_parking){.id = 0};
+	extent->in->chunk.removed = number;
+}
+
 int extent_target(const struct extent *extent)
 {
 	assert(extent->state == EXTENT_FRESH);
@@ -477,4 +497,95 @@ void extents_init(struct extents *extents, struct allocator *allocator, struct l
 void extents_deinit(struct extents *extents)
 {
 	assert(list_is_empty(&extents->chunks) && extents->used_bytes == 0 && !extents->making);
+}
+
+/* ---- from an earlier glaked ------------------------------------------------------------------- */
+
+struct extent_chunk *extents_adopt_chunk(struct extents *extents, struct chunk *chunk,
+                                         const struct extent_parking *parking)
+{
+	struct extent *span = enter_chunk(extents, chunk);
+	if (!span) {
+		return NULL;
+	}
+	span->in->parking = *parking;
+	return span->in;
+}
+
+/* The free span that has all of it; NULL: there is none. */
+static struct extent *find_around(const struct extent_chunk *in, uint64_t offset, uint64_t bytes)
+{
+	struct extent *span;
+	list_for_each (span, &in->spans, place) {
+		if (span->state == EXTENT_FREE && span->offset <= offset &&
+		    offset - span->offset <= span->bytes &&
+		    bytes <= span->bytes - (offset - span->offset)) {
+			return span;
+		}
+	}
+	return NULL;
+}
+
+/* What of @span lies before @offset becomes a span of its own. False: no memory. */
+static bool cut_before(struct extent *span, uint64_t offset)
+{
+	if (span->offset == offset) {
+		return true;
+	}
+	struct extent *before = span_new(span->in, span->offset, offset - span->offset);
+	if (!before) {
+		return false;
+	}
+	list_insert(&span->place, &before->place);
+	span->bytes -= before->bytes;
+	span->offset = offset;
+	return true;
+}
+
+struct extent *extents_adopt(struct extents *extents, struct extent_chunk *in, uint64_t offset,
+                             uint64_t bytes, struct tenant *tenant)
+{
+	struct extent *span = bytes > 0 && bytes % GLAKE_CHUNK_GRANULARITY == 0 &&
+	                                      offset % GLAKE_CHUNK_GRANULARITY == 0
+	                              ? find_around(in, offset, bytes)
+	                              : NULL;
+	if (!span || !cut_before(span, offset)) {
+		return NULL;
+	}
+	struct charge charge = tenant_charge_adopted(payer_alone(tenant), extents->at->slot, bytes,
+	                                             0, 0);
+	if (!use_span(extents, span, bytes, &charge)) {
+		charge_refund(&charge);
+		return NULL;
+	}
+	extent_written(span);
+	return span;
+}
+
+bool extents_is_empty(const struct extent_chunk *in)
+{
+	const struct extent *span;
+	list_for_each (span, &in->spans, place) {
+		if (span->state != EXTENT_FREE) {
+			return false;
+		}
+	}
+	return true;
+}
+
+const struct location *extents_location(const struct extent_chunk *in)
+{
+	return in->chunk.at;
+}
+
+void extents_drop_adopted(struct extent_chunk *in, uint64_t number)
+{
+	while (!is_empty(in)) {
+		struct extent *first = list_first(&in->spans, struct extent, place);
+		merge(&in->spans, &first->place, first->place.next);
+	}
+	user_refund_all(&in->parking.place);
+	user_unref(in->parking.user);
+	in->chunk.removed = number;
+	free_chunk(in);
 }

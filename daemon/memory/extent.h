@@ -43,6 +43,15 @@ enum extent_state {
 
 struct extent_chunk;
 
+/* That the next glaked gets a large chunk, which its owner's owner sees to (store/copies_park.c). */
+struct extent_parking {
+	uint64_t id;       /* in the books, and of its name in the fd store; 0: it is not parked */
+	unsigned n_copies; /* in it, for which it is */
+	uint64_t number;   /* of the order (parking.h) */
+	struct user *user; /* owned reference; who needed it first. NULL: glaked itself */
+	struct user_charge place; /* his */
+};
+
 struct extent {
 	struct list link;  /* link: its owner's list; of a free one: none */
 	struct list place; /* link: extent_chunk.spans, by offset */
@@ -113,9 +122,28 @@ void extent_written(struct extent *extent);
 uint64_t extent_chunk_number(const struct extent *extent);
 uint64_t extent_chunk_bytes(const struct extent *extent);
 
+/* Of the large chunk. */
+struct extent_parking *extent_chunk_parking(struct extent *extent);
+const struct chunk *extent_chunk(const struct extent *extent);
+/* It is not parked any more, when the order @number has passed. */
+void extent_chunk_unparked(struct extent *extent, uint64_t number);
+
 /* Where to write: the chunk's fd, borrowed; the place in it is extent.offset. */
 int extent_target(const struct extent *extent);
 /* Where to read; -1: not all of it was written. */
 int extent_source(const struct extent *extent);
+
+/* ---- from an earlier glaked ------------------------------------------------------------------- */
+
+/* A large chunk, taken over, with the cache's charge. NULL: no memory; the caller keeps it. */
+struct extent_chunk *extents_adopt_chunk(struct extents *extents, struct chunk *chunk,
+                                         const struct extent_parking *parking);
+/* A part of it, WRITTEN. NULL: something else lies there, or no memory. */
+struct extent *extents_adopt(struct extents *extents, struct extent_chunk *in, uint64_t offset,
+                             uint64_t bytes, struct tenant *tenant);
+bool extents_is_empty(const struct extent_chunk *in);
+/* An empty one goes, when the order @number has passed. */
+void extents_drop_adopted(struct extent_chunk *in, uint64_t number);
+const struct location *extents_location(const struct extent_chunk *in);
 
 #endif

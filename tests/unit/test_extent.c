@@ -2,6 +2,8 @@
 /* Extents of large chunks: placed, merged, charged and given back; nobody reads what he has not written. */
 #include "daemon/memory/extent.h"
 
+#include <fcntl.h>
+
 #include "tests/unit/fake_parts.h"
 
 #define LARGE (64 * MIB)
@@ -318,6 +320,68 @@ START_TEST(what_is_being_made_ahead_is_not_wanted_any_more)
 	run_workers();
 	ck_assert_uint_eq(large_bytes(), LARGE);
 	extents_want_ready(&extents, 0);
+	extents_end();
+}
+END_TEST
+
+/* ---- from an earlier glaked ------------------------------------------------------------------- */
+
+static struct extent_chunk *adopt_chunk(uint64_t id)
+{
+	struct chunk chunk;
+	const struct extent_parking parking = {.id = id};
+	struct charge charge = tenant_charge_adopted(payer_alone(store.cache), 1, LARGE, 1, 0);
+	ck_assert_int_eq(location_start(host, &loop), 0);
+	chunk_adopt(&chunk, host, &allocator.books, LARGE, open("/dev/null", O_RDONLY | O_CLOEXEC),
+	            CHUNK_COPIES, &charge);
+	return extents_adopt_chunk(&extents, &chunk, &parking);
+}
+
+START_TEST(what_is_adopted_lies_where_it_was)
+{
+	extents_begin();
+	struct extent_chunk *in = adopt_chunk(7);
+	ck_assert(extents_is_empty(in));
+	struct extent *second = extents_adopt(&extents, in, 20 * MIB, 6 * MIB, payer);
+	struct extent *first = extents_adopt(&extents, in, 0, 2 * MIB, other_payer);
+	struct extent *last = extents_adopt(&extents, in, LARGE - 4 * MIB, 4 * MIB, payer);
+	ck_assert_ptr_nonnull(first);
+	ck_assert_ptr_nonnull(second);
+	ck_assert_ptr_nonnull(last);
+	ck_assert_uint_eq(second->offset, 20 * MIB);
+	ck_assert_uint_eq(paid(payer), 10 * MIB);
+	ck_assert_uint_eq(paid(other_payer), 2 * MIB);
+	ck_assert_uint_eq(paid(store.cache), LARGE - 12 * MIB);
+	/* It can be read, and its chunk is known. */
+	ck_assert_int_ge(extent_source(first), 0);
+	ck_assert_uint_eq(extent_chunk_parking(first)->id, 7);
+	/* What is not free, or is no extent, is refused. */
+	static const uint64_t bad[][2] = {
+		{24 * MIB, 4 * MIB},     {18 * MIB, 4 * MIB},     {LARGE - 8 * MIB, LARGE},
+		{LARGE, 2 * MIB},        {UINT64_MAX, 2 * MIB},   {10 * MIB, 0},
+		{10 * MIB + 1, 2 * MIB}, {10 * MIB, 2 * MIB + 1}, {10 * MIB, UINT64_MAX}};
+	for (size_t i = 0; i < n_elements(bad); i++) {
+		ck_assert_ptr_null(extents_adopt(&extents, in, bad[i][0], bad[i][1], payer));
+	}
+	/* New ones go between. */
+	ck_assert_int_eq(take(&takes[0], payer, 16 * MIB), STATUS_OK);
+	ck_assert_uint_eq(list_first(&takes[0].list, struct extent, link)->offset, 2 * MIB);
+	give(&takes[0]);
+	extent_chunk_unparked(first, 0);
+	extent_release(&extents, first);
+	extent_release(&extents, second);
+	extent_release(&extents, last);
+	ck_assert_uint_eq(paid(store.cache), 0);
+	extents_end();
+}
+END_TEST
+
+START_TEST(an_adopted_chunk_with_nothing_in_it_goes)
+{
+	extents_begin();
+	struct extent_chunk *in = adopt_chunk(7);
+	extents_drop_adopted(in, 0);
+	ck_assert_uint_eq(paid(store.cache), 0);
 	extents_end();
 }
 END_TEST
