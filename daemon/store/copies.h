@@ -24,6 +24,9 @@
  * tenant pays, as for those made in the background. Another who holds it meanwhile, and who finds a copy that is there,
  * pays nothing: the charge is left as it is.
  *
+ * What sleeps has nothing but its copy, so that one is parked for the next glaked (copies_park.c). The others are lost with
+ * glaked, as cache.
+ *
  * The mover has the large chunks mapped in which extents lie. So one that is empty goes only when the mover has
  * forgotten it.
  *
@@ -64,6 +67,9 @@ struct copy {
 	struct extents *in; /* borrowed; with extent */
 	struct extent *extent;
 	struct copy_making *making; /* borrowed: it is on its way */
+	struct list parked;         /* link: copies.parked, while n_parked > 0 */
+	uint64_t id;                /* in the books; 0: they do not have it */
+	uint32_t n_parked;
 	uint32_t n_held;
 	uint32_t n_offered; /* of these: by DEMOTED models */
 };
@@ -125,6 +131,7 @@ struct copies {
 	uint64_t *loose_bytes; /* owned: by node, of copies.order */
 	struct copy *table;
 	struct list order;
+	struct list parked;         /* of copy.parked: what the next glaked is to have */
 	uint64_t bytes;             /* of all that are THERE */
 	struct list wanted;         /* of block.wanted: to be copied, oldest first */
 	struct list orders;         /* of copy_order.link: before all that is wanted */
@@ -179,6 +186,22 @@ void copies_keep(struct copies *copies, struct copy *copy);
 void copies_let_offered(struct copies *copies, struct copy *copy);
 
 /*
+ * The next glaked is to have it, THERE and held, until as many calls of copies_unpark(). It is on record when this returns, and
+ * the next glaked has it when parking.h's number copies_unparked() has passed. Returns 0, also if nobody keeps fds; or
+ * COPIES_E_NOT_PARKED: the fd store is full, or @user, who pays, has its share of it.
+ */
+enum { COPIES_E_NOT_PARKED = 1 };
+int copies_park(struct copies *copies, struct copy *copy, struct user *user);
+void copies_unpark(struct copies *copies, struct copy *copy);
+/* 0: it need not be waited for. */
+uint64_t copies_unparked(const struct copy *copy);
+/* The watch of the store has forgotten everything: it is told of what is parked. */
+void copies_note_all(const struct copies *copies);
+/* The name in the fd store of the large chunk with that id. */
+#define COPIES_PARKED_BYTES 24u
+void copies_parked_name(uint64_t id, char name[COPIES_PARKED_BYTES]);
+
+/*
  * Read from it into a fresh chunk with @fd, of copy->bytes: *job ends with the digest of what came, which has to be that of
  * copy->key. Returns what mover_copy() does.
  */
@@ -196,5 +219,29 @@ void copies_make_way(struct copies *copies, const struct location *at, uint64_t 
 
 /* What came from it was something else: nobody gets it any more. It goes with its last holder. */
 void copies_drop(struct copies *copies, struct copy *copy);
+
+/* ---- from an earlier glaked ---- */
+
+/* NULL: there is no such node. */
+struct extents *copies_at(struct copies *copies, const struct location *at);
+
+struct copy_adopted {
+	struct realm *realm;
+	struct tenant *tenant; /* pays, whatever its limit is */
+	struct digest digest;
+	uint64_t content_bytes;
+	uint64_t bytes;
+	bool is_found;
+	struct extents *in;
+	struct extent_chunk *chunk;
+	uint64_t offset;
+};
+
+/*
+ * It is THERE. Held and parked until copies_settle_adopted(): then what nobody else holds is cache if it is found, or goes.
+ * NULL: it cannot be, or no memory.
+ */
+struct copy *copies_adopt(struct copies *copies, uint64_t id, const struct copy_adopted *as);
+void copies_settle_adopted(struct copies *copies);
 
 #endif

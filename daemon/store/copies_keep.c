@@ -69,6 +69,7 @@ struct copy *copies_new(struct copies *copies, const struct copy_wanted *wanted)
 	copy->content_bytes = wanted->content_bytes;
 	copy->bytes = wanted->bytes;
 	list_init(&copy->link);
+	list_init(&copy->parked);
 	if (wanted->is_found && !enter(copies, copy)) {
 		free(copy);
 		return NULL;
@@ -98,7 +99,7 @@ static void leave_order(struct copies *copies, struct copy *copy)
 
 void copies_free(struct copies *copies, struct copy *copy)
 {
-	assert(copy->n_held == 0);
+	assert(copy->n_held == 0 && copy->n_parked == 0);
 	copies_hide(copies, copy);
 	if (copy->state == COPY_THERE) {
 		copies->bytes -= copy->bytes;
@@ -389,6 +390,7 @@ int copies_init(struct copies *copies, struct store *store, struct mover_link *m
 {
 	*copies = (struct copies){.store = store, .mover = mover, .n_nodes = n_nodes};
 	list_init(&copies->order);
+	list_init(&copies->parked);
 	list_init(&copies->wanted);
 	list_init(&copies->orders);
 	list_init(&copies->writing);

@@ -3,6 +3,7 @@
  * What the files of the host tier share:
  *
  *   copies_keep.c  who holds a copy, who finds it, and what goes for room
+ *   copies_park.c  what the next glaked is to have
  *   copies_make.c  making copies: in the background, and on order
  *
  * Threads: loop thread.

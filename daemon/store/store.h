@@ -13,6 +13,9 @@
 #include "daemon/store/model.h"
 #include "daemon/base/stats.h"
 
+struct copy;
+struct extent_parking;
+
 /* The manifests of unused models may have so much host memory: see store_trim(). */
 #define STORE_IDLE_MANIFEST_BYTES (128ull * 1024 * 1024)
 
@@ -32,6 +35,12 @@ struct store_watch {
 	void (*model)(void *user, const struct model *model, bool is_new);
 	/* Or only its manifest was noted. */
 	void (*model_gone)(void *user, const struct model *model);
+	/* What is parked of the host tier (copies_park()). Large chunks first: */
+	void (*host_chunk)(void *user, const struct extent_parking *parking,
+	                   const struct chunk *chunk);
+	void (*host_chunk_gone)(void *user, uint64_t id);
+	void (*copy)(void *user, const struct copy *copy);
+	void (*copy_gone)(void *user, const struct copy *copy);
 };
 
 /* See withdraw.h. */
@@ -133,6 +142,8 @@ uint64_t store_unparked(const struct model *model);
 void store_use_room(struct store *store);
 /* A place in store.parking, which is not NULL, for @user. False: it has its share. */
 bool store_charge_place(struct store *store, struct user *user, struct user_charge *charge);
+/* The same. What is idle goes for it, if there is no room otherwise. False: it has its share, or the fd store is full. */
+bool store_make_place(struct store *store, struct user *user, struct user_charge *charge);
 
 /* ---- models ---- */
 

@@ -113,15 +113,26 @@ static bool may_park(struct store *store, const struct user *maker)
 	return pot_has_room(&store->places, maker, 1);
 }
 
+static void make_room(struct store *store, const struct user *maker)
+{
+	while (parking_is_full(store->parking) && evict_for_room(store)) {
+	}
+	while (!may_park(store, maker) && evict_for_share(store, maker)) {
+	}
+}
+
+bool store_make_place(struct store *store, struct user *user, struct user_charge *charge)
+{
+	make_room(store, user);
+	return !parking_is_full(store->parking) && store_charge_place(store, user, charge);
+}
+
 void store_park(struct store *store, struct block *block)
 {
 	if (!store->parking) {
 		return;
 	}
-	while (parking_is_full(store->parking) && evict_for_room(store)) {
-	}
-	while (!may_park(store, block->maker) && evict_for_share(store, block->maker)) {
-	}
+	make_room(store, block->maker);
 	if (!try_park(store, block)) {
 		wait_for_room(block);
 	}

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/store/copies.h"
 #include "daemon/store/store_parts.h"
 
 void store_note_block(const struct store *store, const struct block *block)
@@ -65,6 +66,9 @@ void store_note_all(struct store *store)
 		if (model->is_noted) {
 			store->watch->model(store->watcher, model, true);
 		}
+	}
+	if (store->copies) {
+		copies_note_all(store->copies);
 	}
 }
 
