@@ -682,7 +682,8 @@ static int open_books(struct server *server)
 	                                  .chunk_books = &server->allocator.books,
 	                                  .tenants = server->tenants,
 	                                  .store = &server->store,
-	                                  .holders = &server->rpc.holders};
+	                                  .holders = &server->rpc.holders,
+	                                  .sleep = &server->sleep_context};
 	/* A socket unit has its own path. */
 	listener_get_path(server->listener, socket_path);
 	snprintf(beside, sizeof(beside), "%s.state",

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/books/adopt.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -212,6 +213,86 @@ static void adopt_block(struct adoption *adoption, struct journal_entry *entry)
 	count(block->state == BLOCK_LOST ? &adoption->report->lost_blocks
 	                                 : &adoption->report->blocks,
 	      body->bytes);
+}
+
+/* ---- copies ---------------------------------------------------------------------------------- */
+
+/* NULL: it cannot be. */
+static struct extent_chunk *make_host_chunk(struct adoption *adoption, uint64_t id,
+                                            const Glake__State__HostChunk *body)
+{
+	char name[COPIES_PARKED_BYTES];
+	struct chunk chunk;
+	const struct books_parts *parts = adoption->parts;
+	struct location *at = body->node ? location_of(adoption, 0, body->node) : NULL;
+	struct extents *extents = at ? copies_at(parts->sleep->copies, at) : NULL;
+	if (!extents || !is_chunk_size(body->bytes) || location_start(at, parts->loop) < 0) {
+		return NULL;
+	}
+	copies_parked_name(id, name);
+	int fd = fdstore_take(parts->fdstore, name);
+	if (fd < 0) {
+		return NULL;
+	}
+	struct extent_parking parking = {.id = id};
+	parking.user = body->has_user ? user_ref(user_get(body->user)) : NULL;
+	user_charge_anyway(&parking.place, &parts->store->places, parking.user, 1);
+	struct charge charge = tenant_charge_adopted(payer_alone(parts->store->cache), at->slot,
+	                                             body->bytes, 1, 0);
+	chunk_adopt(&chunk, at, parts->chunk_books, body->bytes, fd, CHUNK_COPIES, &charge);
+	struct extent_chunk *in = extents_adopt_chunk(extents, &chunk, &parking);
+	if (!in) {
+		user_refund_all(&parking.place);
+		user_unref(parking.user);
+		release_adopted(parts, &chunk, name);
+	}
+	return in;
+}
+
+static void adopt_host_chunk(struct adoption *adoption, struct journal_entry *entry)
+{
+	cleanup_message Glake__State__HostChunk *body = unpack(
+		&glake__state__host_chunk__descriptor, entry);
+	entry->user = body ? make_host_chunk(adoption, entry->key.id, body) : NULL;
+}
+
+static void drop_if_empty(struct adoption *adoption, struct journal_entry *entry)
+{
+	char name[COPIES_PARKED_BYTES];
+	struct extent_chunk *in = entry->user;
+	if (in && extents_is_empty(in)) {
+		copies_parked_name(entry->key.id, name);
+		extents_drop_adopted(in,
+		                     parking_remove(adoption->parts->chunk_books->parking, name));
+		entry->user = NULL;
+	}
+}
+
+static struct copy *make_copy(struct adoption *adoption, uint64_t id,
+                              const Glake__State__Copy *body)
+{
+	struct copies *copies = adoption->parts->sleep->copies;
+	struct copy_adopted as = {.tenant = tenant_of(adoption, body->payer),
+	                          .content_bytes = body->content_bytes,
+	                          .bytes = body->bytes,
+	                          .is_found = body->is_found,
+	                          .chunk = find(adoption, BOOKS_HOST_CHUNK, body->chunk),
+	                          .offset = body->offset};
+	if (!as.chunk || body->digest.len != DIGEST_BYTES) {
+		return NULL;
+	}
+	as.digest = digest_from_bytes(body->digest.data);
+	as.in = copies_at(copies, extents_location(as.chunk));
+	as.realm = realm_of(adoption, body->realm);
+	struct copy *copy = as.realm ? copies_adopt(copies, id, &as) : NULL;
+	realm_unref(as.realm);
+	return copy;
+}
+
+static void adopt_copy(struct adoption *adoption, struct journal_entry *entry)
+{
+	cleanup_message Glake__State__Copy *body = unpack(&glake__state__copy__descriptor, entry);
+	entry->user = body ? make_copy(adoption, entry->key.id, body) : NULL;
 }
 
 /* ---- models ---------------------------------------------------------------------------------- */
@@ -517,6 +598,67 @@ static void adopt_held(struct adoption *adoption, struct journal_entry *entry)
 	}
 }
 
+/* ---- sleepers -------------------------------------------------------------------------------- */
+
+static int hold_slept(struct adoption *adoption, struct holder *holder, uint64_t id,
+                      const Glake__State__Slept *body)
+{
+	const struct held held = {.id = id,
+	                          .request = body->request,
+	                          .was_chunk = body->was_chunk,
+	                          .was_known = body->was_known};
+	struct device *device = device_of(adoption, body->device);
+	const struct slept_adopted as = {.held = &held,
+	                                 .copy = find(adoption, BOOKS_COPY, body->copy),
+	                                 .at = device ? &device->at : NULL,
+	                                 .is_block = body->is_block};
+	return as.copy && as.at && as.copy->realm == holder->realm && as.copy->bytes == body->bytes
+	               ? sleeper_adopt(holder, adoption->parts->sleep, &as)
+	               : -ENOENT;
+}
+
+/* One that is on the GPU as well loses nothing with its copy. */
+static void adopt_slept(struct adoption *adoption, struct journal_entry *entry)
+{
+	cleanup_message Glake__State__Slept *body = unpack(&glake__state__slept__descriptor, entry);
+	struct holder *holder = body ? find(adoption, BOOKS_HOLDER, body->holder) : NULL;
+	if (!holder) {
+		return;
+	}
+	if (hold_slept(adoption, holder, entry->key.id, body) == 0) {
+		entry->user = &is_adopted;
+		count(&adoption->report->slept, body->bytes);
+	} else if (!holder_find_any(holder, entry->key.id)) {
+		count(&adoption->report->lost_slept, body->bytes);
+	}
+}
+
+static void set_stays(struct sleeper *sleeper, const Glake__State__Sleeper *body)
+{
+	for (size_t i = 0; i < body->n_stays && i < GLAKE_MAX_STAYS; i++) {
+		struct sleep_stay *stay = &sleeper->stays[sleeper->n_stays++];
+		snprintf(stay->why, sizeof(stay->why), "%s", body->stays[i]->why);
+		stay->bytes = body->stays[i]->bytes;
+	}
+}
+
+static void adopt_sleeper(struct adoption *adoption, struct journal_entry *entry)
+{
+	cleanup_message Glake__State__Sleeper *body = unpack(&glake__state__sleeper__descriptor,
+	                                                     entry);
+	struct holder *holder = body ? find(adoption, BOOKS_HOLDER, entry->key.id) : NULL;
+	struct sleeper *sleeper = holder ? holder->sleeper : NULL;
+	if (sleeper) {
+		sleeper->has_entered = true;
+		sleeper->why = body->why < N_SLEEP_WHYS ? (enum sleep_why)body->why : SLEEP_SELF;
+		sleeper->since_ms = body->since_ms;
+		set_stays(sleeper, body);
+		holder->sleep.n_sleeps = body->n_sleeps;
+		holder->sleep.slept_ns = body->slept_ns;
+		entry->user = sleeper;
+	}
+}
+
 /* ---- all ------------------------------------------------------------------------------------- */
 
 static uint64_t max_id(const struct journal_image *image, uint64_t last, enum books_kind kind)
@@ -531,9 +673,12 @@ static void adopt_ids(const struct books_parts *parts, const struct journal_imag
 	struct holders *holders = parts->holders;
 	holders->last_id = max_id(image, holders->last_id, BOOKS_HOLDER);
 	holders->last_id = max_id(image, holders->last_id, BOOKS_HELD);
+	holders->last_id = max_id(image, holders->last_id, BOOKS_SLEPT);
 	store->last_id = max_id(image, store->last_id, BOOKS_BLOCK);
 	store->last_id = max_id(image, store->last_id, BOOKS_MODEL);
 	store->last_id = max_id(image, store->last_id, BOOKS_MANIFEST);
+	store->last_id = max_id(image, store->last_id, BOOKS_HOST_CHUNK);
+	store->last_id = max_id(image, store->last_id, BOOKS_COPY);
 }
 
 void adopt_all(const struct books_parts *parts, struct journal_image *image,
@@ -546,8 +691,17 @@ void adopt_all(const struct books_parts *parts, struct journal_image *image,
 	adopt_ids(parts, image);
 	adopt_kind(&adoption, BOOKS_DEVICE, adopt_device);
 	adopt_kind(&adoption, BOOKS_QUOTA, adopt_limit);
+	if (parts->sleep) {
+		adopt_kind(&adoption, BOOKS_HOST_CHUNK, adopt_host_chunk);
+		adopt_kind(&adoption, BOOKS_COPY, adopt_copy);
+		adopt_kind(&adoption, BOOKS_HOST_CHUNK, drop_if_empty);
+	}
 	adopt_kind(&adoption, BOOKS_BLOCK, adopt_block);
 	adopt_kind(&adoption, BOOKS_MODEL, adopt_model);
 	adopt_kind(&adoption, BOOKS_HOLDER, adopt_holder);
 	adopt_kind(&adoption, BOOKS_HELD, adopt_held);
+	if (parts->sleep) {
+		adopt_kind(&adoption, BOOKS_SLEPT, adopt_slept);
+		adopt_kind(&adoption, BOOKS_SLEEPER, adopt_sleeper);
+	}
 }

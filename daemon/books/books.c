@@ -56,6 +56,16 @@ static void log_adopted(const char *path, const struct adopt_report *report, boo
 		            " models, but for processes that have them",
 		            lost->n, lost->bytes, report->n_lost_models);
 	}
+	if (report->slept.n > 0) {
+		log_info("adopted from host memory: %" PRIu64 " chunks and blocks of programs "
+		         "that sleep (%" PRIu64 " bytes)",
+		         report->slept.n, report->slept.bytes);
+	}
+	if (report->lost_slept.n > 0) {
+		log_error("lost: %" PRIu64 " chunks and blocks of programs that sleep (%" PRIu64
+		          " bytes): their copies were not kept, or their device is gone",
+		          report->lost_slept.n, report->lost_slept.bytes);
+	}
 	if (report->lost_chunks.n > 0) {
 		log_warning("not adopted: %" PRIu64 " private chunks (%" PRIu64
 		            " bytes) whose device or node is gone: their processes have them, and "
@@ -275,6 +285,10 @@ int books_open(const struct books_parts *parts, const char *path, struct books *
 		return r == -EADDRINUSE ? r : 0;
 	}
 	store_settle_adopted(parts->store);
+	if (parts->sleep) {
+		sleepers_settle_adopted(parts->holders);
+		copies_settle_adopted(parts->sleep->copies);
+	}
 	*books_out = books;
 	return 0;
 }

@@ -11,6 +11,10 @@ enum books_kind {
 	BOOKS_MODEL,
 	BOOKS_MANIFEST,
 	BOOKS_QUOTA,
+	BOOKS_HOST_CHUNK,
+	BOOKS_COPY,
+	BOOKS_SLEPT,
+	BOOKS_SLEEPER,
 };
 
 enum books_limit {

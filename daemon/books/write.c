@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "daemon/base/log.h"
+#include "daemon/holders/sleeper.h"
 #include "proto/cleanup.h"
 #include "proto/state.pb-c.h"
 
@@ -191,6 +192,46 @@ static void delete_model(void *user, const struct model *model)
 	journal_delete(user, BOOKS_MANIFEST, model->manifest);
 }
 
+/* ---- copies ---------------------------------------------------------------------------------- */
+
+static void write_host_chunk(void *user, const struct extent_parking *parking,
+                             const struct chunk *chunk)
+{
+	Glake__State__HostChunk body = GLAKE__STATE__HOST_CHUNK__INIT;
+	body.node = chunk->at->number + 1;
+	body.bytes = chunk->bytes;
+	body.has_user = parking->user != NULL;
+	body.user = parking->user ? parking->user->uid : 0;
+	put(user, BOOKS_HOST_CHUNK, parking->id, &body.base);
+}
+
+static void delete_host_chunk(void *user, uint64_t id)
+{
+	journal_delete(user, BOOKS_HOST_CHUNK, id);
+}
+
+static void write_copy(void *user, const struct copy *copy)
+{
+	Glake__State__Copy body = GLAKE__STATE__COPY__INIT;
+	uint8_t digest[DIGEST_BYTES];
+	digest_to_bytes(&copy->key.digest, digest);
+	body.realm = copy->realm->name;
+	body.digest.data = digest;
+	body.digest.len = sizeof(digest);
+	body.content_bytes = copy->content_bytes;
+	body.chunk = extent_chunk_parking(copy->extent)->id;
+	body.offset = copy->extent->offset;
+	body.bytes = copy->bytes;
+	body.is_found = copy->is_found;
+	body.payer = copy->extent->charge.tenant->name;
+	put(user, BOOKS_COPY, copy->id, &body.base);
+}
+
+static void delete_copy(void *user, const struct copy *copy)
+{
+	journal_delete(user, BOOKS_COPY, copy->id);
+}
+
 static bool has_room(void *user)
 {
 	return journal_has_room(user);
@@ -203,6 +244,10 @@ const struct store_watch write_store_watch = {
 	.tensors = write_tensors,
 	.model = write_model,
 	.model_gone = delete_model,
+	.host_chunk = write_host_chunk,
+	.host_chunk_gone = delete_host_chunk,
+	.copy = write_copy,
+	.copy_gone = delete_copy,
 };
 
 /* ---- the holders ----------------------------------------------------------------------------- */
@@ -280,11 +325,66 @@ static void delete_held(void *user, const struct held *held)
 	journal_delete(user, BOOKS_HELD, held->id);
 }
 
+/* ---- sleepers -------------------------------------------------------------------------------- */
+
+static void write_slept(void *user, const struct slept *slept)
+{
+	Glake__State__Slept body = GLAKE__STATE__SLEPT__INIT;
+	uint32_t node;
+	/* Nobody keeps fds, or not any more. */
+	if (!slept->copy->id) {
+		return;
+	}
+	body.holder = slept->sleeper->holder->id;
+	body.request = slept->held->request;
+	body.copy = slept->copy->id;
+	put_location(slept->at, &body.device, &node);
+	body.bytes = slept->bytes;
+	body.is_block = slept->is_block;
+	body.was_chunk = slept->held->was_chunk;
+	body.was_known = slept->held->was_known;
+	put(user, BOOKS_SLEPT, slept->held->id, &body.base);
+}
+
+static void delete_slept(void *user, const struct slept *slept)
+{
+	journal_delete(user, BOOKS_SLEPT, slept->held->id);
+}
+
+static void write_sleeper(void *user, const struct sleeper *sleeper)
+{
+	Glake__State__Sleeper body = GLAKE__STATE__SLEEPER__INIT;
+	Glake__State__Stay rows[GLAKE_MAX_STAYS];
+	Glake__State__Stay *list[GLAKE_MAX_STAYS];
+	body.why = sleeper->why;
+	body.since_ms = sleeper->since_ms;
+	for (uint32_t i = 0; i < sleeper->n_stays; i++) {
+		glake__state__stay__init(&rows[i]);
+		rows[i].why = (char *)sleeper->stays[i].why;
+		rows[i].bytes = sleeper->stays[i].bytes;
+		list[i] = &rows[i];
+	}
+	body.stays = list;
+	body.n_stays = sleeper->n_stays;
+	body.n_sleeps = sleeper->holder->sleep.n_sleeps;
+	body.slept_ns = sleeper->holder->sleep.slept_ns;
+	put(user, BOOKS_SLEEPER, sleeper->holder->id, &body.base);
+}
+
+static void delete_sleeper(void *user, const struct sleeper *sleeper)
+{
+	journal_delete(user, BOOKS_SLEEPER, sleeper->holder->id);
+}
+
 const struct holder_watch write_holder_watch = {
 	.holder = write_holder,
 	.holder_gone = delete_holder,
 	.held = write_held,
 	.held_gone = delete_held,
+	.slept = write_slept,
+	.slept_gone = delete_slept,
+	.sleeper = write_sleeper,
+	.sleeper_gone = delete_sleeper,
 };
 
 /* ---- devices and limits ---------------------------------------------------------------------- */

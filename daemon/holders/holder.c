@@ -124,7 +124,9 @@ void holders_note_all(const struct holders *holders)
 			if (held->kind == HELD_DRAFT) {
 				store_note_draft(holders->store, held->model);
 			}
+			sleeper_note(held);
 		}
+		sleeper_note_asleep(holder);
 	}
 }
 
@@ -240,10 +242,16 @@ struct holder *holder_by_id(const struct holders *holders, uint64_t id)
 
 /* ---- what it holds --------------------------------------------------------------------------- */
 
-struct held *holder_find(const struct holder *holder, enum held_kind kind, uint64_t id)
+struct held *holder_find_any(const struct holder *holder, uint64_t id)
 {
 	struct held *held;
 	HASH_FIND(hh, holder->held, &id, sizeof(id), held);
+	return held;
+}
+
+struct held *holder_find(const struct holder *holder, enum held_kind kind, uint64_t id)
+{
+	struct held *held = holder_find_any(holder, id);
 	return held && held->kind == kind ? held : NULL;
 }
 
@@ -848,6 +856,16 @@ int holder_adopt_block(struct holder *holder, const struct held *as, struct bloc
 		put_block(holder, held, block);
 	}
 	return held ? 0 : -ENOMEM;
+}
+
+struct held *holder_adopt_slept(struct holder *holder, const struct held *as, bool is_block)
+{
+	struct held *held = is_block ? adopt_open(holder, as, HELD_SLEPT)
+	                             : add_as(holder, as, HELD_SLEPT);
+	if (held) {
+		held->chunk = (struct chunk){.fd = -1};
+	}
+	return held;
 }
 
 /* ---- the end --------------------------------------------------------------------------------- */

@@ -159,6 +159,8 @@ struct holder_sleep {
 };
 
 struct holder;
+struct slept;
+struct sleeper;
 
 /*
  * Somebody who wants to know of all holders that have greeted, of what they hold, drafts aside, and of each change of
@@ -170,6 +172,12 @@ struct holder_watch {
 	void (*holder_gone)(void *user, const struct holder *holder);
 	void (*held)(void *user, const struct holder *holder, const struct held *held);
 	void (*held_gone)(void *user, const struct held *held);
+	/* It has a copy, whether or not it is on the GPU. */
+	void (*slept)(void *user, const struct slept *slept);
+	void (*slept_gone)(void *user, const struct slept *slept);
+	/* ASLEEP; it sleeps no more when it is gone. */
+	void (*sleeper)(void *user, const struct sleeper *sleeper);
+	void (*sleeper_gone)(void *user, const struct sleeper *sleeper);
 };
 
 /* All holders of the node, and what they need. */
@@ -303,6 +311,8 @@ struct holder *holder_adopt(struct holders *holders, uint64_t id, struct peer *p
 int holder_adopt_chunk(struct holder *holder, const struct held *as, struct chunk *chunk);
 int holder_adopt_model(struct holder *holder, const struct held *as, struct model *model);
 int holder_adopt_block(struct holder *holder, const struct held *as, struct block *block);
+/* A chunk or block of which only the copy is left. NULL: no memory. */
+struct held *holder_adopt_slept(struct holder *holder, const struct held *as, bool is_block);
 
 /* Idempotent. None of its requests may be pending. */
 void holder_end(struct holder *holder);
@@ -310,6 +320,8 @@ void holder_end(struct holder *holder);
 /* The holder of that id, if it was let in and has not ended; else NULL. */
 struct holder *holder_by_id(const struct holders *holders, uint64_t id);
 
+/* NULL: it holds nothing with that id. */
+struct held *holder_find_any(const struct holder *holder, uint64_t id);
 /* NULL: it holds nothing of that kind with that id. */
 struct held *holder_find(const struct holder *holder, enum held_kind kind, uint64_t id);
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The copies that a sleeper needs. A batch is what one request names: all of it gets copies, or none.
+ * The copies that a sleeper needs. A batch is what one request names: all of it gets copies, or none. When the last is there
+ * they are parked, and nobody hears of them before.
  *
  * What is being copied is a bed. The mover may have the memory for longer than anybody wants the copy; until then the bed keeps
  * it, also when its holder has ended.
@@ -14,12 +15,17 @@
 
 #include "proto/cleanup.h"
 
+#define NOT_KEPT \
+	"the fd store is full, or has its share of this user: a restart of glaked would lose " \
+	"what sleeps"
+
 struct bed {
 	struct copy_order order;
 	struct sleep_batch *batch;
 	struct held *held;  /* NULL: its holder has given it up */
 	struct chunk chunk; /* then: taken over */
 	struct copy *copy;  /* held, until the batch is over */
+	bool is_parked;
 };
 
 struct sleep_batch {
@@ -29,6 +35,7 @@ struct sleep_batch {
 	sleep_done_fn done;
 	void *user;
 	uint64_t began_ns;
+	struct parking_wait parking; /* all are there: until all are parked */
 	size_t n_copied;
 	size_t n_left;  /* beds that the mover may have */
 	size_t n_stays; /* functions under way that use it */
@@ -54,11 +61,16 @@ static void let(struct sleep_batch *batch)
 static void leave(struct sleep_batch *batch)
 {
 	batch->holder = NULL;
+	list_remove(&batch->parking.link);
 	if (batch->self) {
 		*batch->self = NULL;
 	}
 	for (size_t i = 0; i < batch->n_beds; i++) {
-		struct copy *copy = ptr_steal(batch->beds[i].copy);
+		struct bed *bed = &batch->beds[i];
+		struct copy *copy = ptr_steal(bed->copy);
+		if (copy && bed->is_parked) {
+			copies_unpark(batch->context->copies, copy);
+		}
 		if (copy) {
 			copies_let(batch->context->copies, copy);
 		}
@@ -125,6 +137,63 @@ static void succeed(struct sleep_batch *batch)
 	let(batch);
 }
 
+/* ---- for the next glaked ---------------------------------------------------------------------- */
+
+static void on_parked(struct parking_wait *wait)
+{
+	struct sleep_batch *batch = container_of(wait, struct sleep_batch, parking);
+	const struct parking *parking = batch->holder->all->store->parking;
+	if (parking && parking_is_lost(parking)) {
+		fail(batch, STATUS_NO_FDS, NOT_KEPT);
+	} else {
+		succeed(batch);
+	}
+}
+
+/* Returns the last number that has not passed, as far as known; or 0. */
+static uint64_t last_number(const struct sleep_batch *batch)
+{
+	uint64_t last = 0;
+	for (size_t i = 0; i < batch->n_beds; i++) {
+		uint64_t number = batch->beds[i].copy ? copies_unparked(batch->beds[i].copy) : 0;
+		last = number > last ? number : last;
+	}
+	return last;
+}
+
+/* False: the fd store has no place for some. */
+static bool park_all(struct sleep_batch *batch)
+{
+	for (size_t i = 0; i < batch->n_beds; i++) {
+		struct bed *bed = &batch->beds[i];
+		bed->is_parked = copies_park(batch->context->copies, bed->copy,
+		                             batch->holder->user) == 0;
+		if (!bed->is_parked) {
+			return false;
+		}
+	}
+	return true;
+}
+
+static void park(struct sleep_batch *batch)
+{
+	struct holders *all = batch->holder->all;
+	struct parking *parking = all->store->parking;
+	uint64_t before = parking ? parking_pending(parking) : 0;
+	bool is_good = park_all(batch);
+	uint64_t number = last_number(batch);
+	if (parking && number > before) {
+		orders_count(&all->orders, parking, batch->holder->user, number, 1);
+	}
+	if (!is_good) {
+		fail(batch, STATUS_NO_FDS, NOT_KEPT);
+	} else if (parking && parking_pending(parking) && number) {
+		parking_await(parking, &batch->parking, number, on_parked);
+	} else {
+		succeed(batch);
+	}
+}
+
 /* ---- orders ----------------------------------------------------------------------------------- */
 
 static void on_copied(struct copy_order *order, struct copy *copy, enum status status,
@@ -136,7 +205,7 @@ static void on_copied(struct copy_order *order, struct copy *copy, enum status s
 	if (!copy) {
 		fail(batch, status, error);
 	} else if (++batch->n_copied == batch->n_beds) {
-		succeed(batch);
+		park(batch);
 	}
 }
 
@@ -263,6 +332,10 @@ enum status sleeper_copy(struct holder *holder, const struct sleep_context *cont
 		snprintf(error_out, SLEEP_ERROR_BYTES, "the session sleeps already");
 		return STATUS_BUSY;
 	}
+	if (!orders_may(&holder->all->orders, holder->user, 1)) {
+		snprintf(error_out, SLEEP_ERROR_BYTES, "the user falls asleep too often");
+		return STATUS_BUSY;
+	}
 	struct sleep_batch *batch = calloc(1, sizeof(*batch) + n_ids * sizeof(batch->beds[0]));
 	if (!batch) {
 		snprintf(error_out, SLEEP_ERROR_BYTES, "glaked is out of host memory");
@@ -274,6 +347,7 @@ enum status sleeper_copy(struct holder *holder, const struct sleep_context *cont
 	batch->done = done;
 	batch->user = user;
 	batch->began_ns = uv_hrtime();
+	list_init(&batch->parking.link);
 	for (size_t i = 0; i < n_ids; i++) {
 		enum status status = add_bed(batch, holder, ids[i], error_out);
 		if (status != STATUS_OK) {

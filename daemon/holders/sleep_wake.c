@@ -6,7 +6,8 @@
  *   reserve    memory for all the rest, location by location in the order of slots (alloc_several.h says why)
  *   copy       each from host memory; the mover digests what came, and it has to be what was copied
  *   admit      what is a block, as everything that comes to the store
- *   commit     all at once: the holder has chunks and blocks again
+ *   park       wait until the service manager has these blocks
+ *   commit     all at once: the holder has chunks and blocks again. The copies stay until its process has them, too
  *
  * If a step fails, what came goes, and the holder sleeps on.
  */
@@ -48,7 +49,9 @@ struct sleep_wake {
 	struct sleep_wake **self; /* what becomes NULL with the end */
 	sleep_done_fn done;
 	void *user;
-	struct alloc *alloc; /* under way, or NULL */
+	bool keeps_copies;
+	struct parking_wait parking; /* for blocks that are being parked */
+	struct alloc *alloc;         /* under way, or NULL */
 	uint32_t step; /* of it, or of the next: for each slot one for chunks, and one for blocks */
 	uint64_t waited_ms;
 	uint64_t since_ms; /* that alloc began */
@@ -95,13 +98,18 @@ static void cancel_place(struct sleep_wake *wake, struct place *place)
 	}
 }
 
-/* It is over: what came goes, and the holder sleeps on. */
-static void leave(struct sleep_wake *wake)
+/* It is over: what came goes, and the holder sleeps on, or has all. */
+static void leave(struct sleep_wake *wake, bool is_awake)
 {
 	struct sleeper *sleeper = wake->sleeper;
 	wake->sleeper = NULL;
 	sleeper->wake = NULL;
-	sleeper_set_state(sleeper, SLEEPER_ASLEEP);
+	list_remove(&wake->parking.link);
+	if (is_awake) {
+		sleeper_wake_up(sleeper);
+	} else {
+		sleeper_set_state(sleeper, SLEEPER_ASLEEP);
+	}
 	if (wake->self) {
 		*wake->self = NULL;
 	}
@@ -120,7 +128,7 @@ static void fail(struct sleep_wake *wake, enum status status, const char *error)
 	char text[SLEEP_ERROR_BYTES];
 	snprintf(text, sizeof(text), "%s", error);
 	keep(wake);
-	leave(wake);
+	leave(wake, false);
 	wake->done(wake->user, status, text);
 	let(wake);
 }
@@ -129,7 +137,7 @@ void sleep_wake_cancel(struct sleep_wake *wake)
 {
 	if (wake) {
 		keep(wake);
-		leave(wake);
+		leave(wake, false);
 		let(wake);
 	}
 }
@@ -144,13 +152,11 @@ static void commit_place(struct sleep_wake *wake, struct place *place)
 	} else {
 		holder_wake_chunk(sleeper->holder, held, &place->chunk);
 	}
-	slept_free(sleeper, slept);
 }
 
-static void succeed(struct sleep_wake *wake)
+static void commit(struct sleep_wake *wake)
 {
-	struct sleeper *sleeper = wake->sleeper;
-	struct holder *holder = sleeper->holder;
+	struct holder *holder = wake->sleeper->holder;
 	keep(wake);
 	for (size_t i = 0; i < wake->n_places; i++) {
 		if (wake->places[i].slept) {
@@ -158,9 +164,42 @@ static void succeed(struct sleep_wake *wake)
 		}
 	}
 	holder->sleep.woke_ns = uv_hrtime() - wake->began_ns;
-	leave(wake);
+	leave(wake, true);
+	if (!wake->keeps_copies) {
+		sleeper_leave(holder);
+	}
 	wake->done(wake->user, STATUS_OK, "");
 	let(wake);
+}
+
+static void succeed(struct sleep_wake *wake);
+
+static void on_parked(struct parking_wait *wait)
+{
+	succeed(container_of(wait, struct sleep_wake, parking));
+}
+
+/* The last number of blocks that are being parked; 0: there are none. */
+static uint64_t unparked(const struct sleep_wake *wake)
+{
+	uint64_t last = 0;
+	for (size_t i = 0; i < wake->n_places; i++) {
+		const struct block *block = wake->places[i].block;
+		uint64_t number = block ? store_unparked_block(block) : 0;
+		last = number > last ? number : last;
+	}
+	return last;
+}
+
+static void succeed(struct sleep_wake *wake)
+{
+	uint64_t number = unparked(wake);
+	if (!number) {
+		commit(wake);
+	} else if (list_is_empty(&wake->parking.link)) {
+		parking_await(wake->context->admit->store->parking, &wake->parking, number,
+		              on_parked);
+	}
 }
 
 /* ---- blocks ----------------------------------------------------------------------------------- */
@@ -477,7 +516,7 @@ void sleep_wake_forget(struct sleep_wake *wake, const struct slept *slept)
 	}
 }
 
-void sleeper_wake(struct sleeper *sleeper, sleep_done_fn done, void *user,
+void sleeper_wake(struct sleeper *sleeper, bool keeps_copies, sleep_done_fn done, void *user,
                   struct sleep_wake **wake_out)
 {
 	size_t n = 0;
@@ -495,6 +534,8 @@ void sleeper_wake(struct sleeper *sleeper, sleep_done_fn done, void *user,
 	wake->sleeper = sleeper;
 	wake->context = sleeper->context;
 	wake->self = wake_out;
+	wake->keeps_copies = keeps_copies;
+	list_init(&wake->parking.link);
 	wake->done = done;
 	wake->user = user;
 	*wake_out = wake;

@@ -4,13 +4,18 @@
  *
  *             sleeper_copy()             sleeper_enter()              sleeper_wake()
  *   (none) ------------------> COPIED ------------------> ASLEEP <------------------> WAKING
- *      ^                         |                                     failed           |
- *      '-------------------------'<-----------------------------------------------------'
+ *      ^                       |    ^                                  failed           |
+ *      '-----------------------'    '---------------------------------------------------'
  *           sleeper_leave()                         all of it is on the GPU again
  *
  * COPIED: nothing has changed but that there are copies. The process submits no work, so they stay equal. ASLEEP: each of
  * these things is a HELD_SLEPT, which has a copy and no memory of a GPU; its id stays. WAKING: memory is asked for at all
  * locations together, and all of it, before a byte is copied; if anything fails the holder is ASLEEP as before.
+ *
+ * The next glaked finds all of this (copies_park()). A private chunk is not parked: it is lost with glaked while its process
+ * does not have it mapped. That is so from the answer to SleepCopy on, since the process then unmaps; and after a wake until it has
+ * mapped. So the copies are on record and parked before that answer, and stay until the process says that it has all of
+ * it. Whatever of a chunk is lost between the two, sleeper_enter() and another wake bring it back.
  *
  * What is copied is private chunks and blocks of programs. A block is left to others, or to the cache; one that is still, or
  * again, on the GPU when its sleeper wakes is used as it is.
@@ -61,7 +66,7 @@ struct slept {
 	struct list link; /* link: sleeper.slept, in the order of naming */
 	struct sleeper *sleeper;
 	struct held *held;
-	struct copy *copy;   /* held in copies */
+	struct copy *copy;   /* held and parked in copies */
 	struct location *at; /* where it was, and will be */
 	uint64_t bytes;
 	bool is_block;
@@ -82,6 +87,7 @@ struct sleeper {
 	struct sleep_stay stays[GLAKE_MAX_STAYS];
 	uint32_t n_stays;
 	struct sleep_wake *wake; /* WAKING: under way */
+	bool has_entered;        /* an earlier glaked says so: sleepers_settle_adopted() */
 };
 
 /* What a refusal says; of one line. */
@@ -103,7 +109,10 @@ enum status sleeper_copy(struct holder *holder, const struct sleep_context *cont
 /* None of these gets one, and @done is not called. */
 void sleep_batch_cancel(struct sleep_batch *batch);
 
-/* The process has unmapped all that has copies: it goes. STATUS_BAD_REQUEST: nothing has. Harmless if it sleeps already. */
+/*
+ * The process has unmapped all that has copies: it goes, and only what is parked is left. STATUS_BAD_REQUEST: nothing has.
+ * Harmless if it sleeps already.
+ */
 enum status sleeper_enter(struct holder *holder, enum sleep_why why, const struct sleep_stay *stays,
                           size_t n_stays);
 
@@ -111,10 +120,10 @@ enum status sleeper_enter(struct holder *holder, enum sleep_why why, const struc
 void sleeper_leave(struct holder *holder);
 
 /*
- * ASLEEP: have all of it back on the GPU. @done follows, perhaps at once; after STATUS_OK there is no sleeper any more. *wake_out
- * is for sleep_wake_cancel(), and becomes NULL before @done.
+ * ASLEEP: have all of it back on the GPU. @done follows, perhaps at once; after STATUS_OK it is COPIED if @keeps_copies, or
+ * there is no sleeper any more. *wake_out is for sleep_wake_cancel(), and becomes NULL before @done.
  */
-void sleeper_wake(struct sleeper *sleeper, sleep_done_fn done, void *user,
+void sleeper_wake(struct sleeper *sleeper, bool keeps_copies, sleep_done_fn done, void *user,
                   struct sleep_wake **wake_out);
 /* It sleeps on, and @done is not called. */
 void sleep_wake_cancel(struct sleep_wake *wake);
@@ -122,10 +131,32 @@ void sleep_wake_cancel(struct sleep_wake *wake);
 bool sleep_wake_is_waiting(const struct sleep_wake *wake);
 uint64_t sleep_wake_waited_ms(const struct sleep_wake *wake);
 
+/* ---- from an earlier glaked ---- */
+
+/*
+ * What @as says (as for holder_adopt_chunk()) has @copy; it may have been adopted as something on the GPU already. Returns 0,
+ * -ENOMEM, or -EINVAL: that is something else.
+ */
+struct slept_adopted {
+	const struct held *held;
+	struct copy *copy;
+	struct location *at;
+	bool is_block;
+};
+int sleeper_adopt(struct holder *holder, const struct sleep_context *context,
+                  const struct slept_adopted *as);
+/*
+ * Where one thing is asleep, SleepEnter or a wake was under way, and the process has mapped nothing: all of it sleeps.
+ * The order is that of since_ms.
+ */
+void sleepers_settle_adopted(struct holders *holders);
+
 /* For the parts. NULL: no memory. */
 struct sleeper *sleeper_of(struct holder *holder, const struct sleep_context *context);
-/* @held has @copy, which is taken over. False: no memory. */
+/* @held has @copy, which is taken over, held and parked. False: no memory. */
 bool sleeper_add(struct sleeper *sleeper, struct held *held, struct copy *copy);
+/* ASLEEP no more; the copies stay. */
+void sleeper_wake_up(struct sleeper *sleeper);
 void sleeper_set_state(struct sleeper *sleeper, enum sleeper_state state);
 /* It is on the GPU, or nobody wants it any more. */
 void slept_free(struct sleeper *sleeper, struct slept *slept);

@@ -106,17 +106,20 @@ void rpc_sleep_enter(struct session *session, const request_t *request, struct f
 void rpc_sleep_leave(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	struct sleeper *sleeper = session->holder->sleeper;
+	bool keeps_copies = request->sleep_leave->keeps_copies;
 	if (!sleeper) {
 		rpc_refuse(session, request->id, STATUS_BAD_REQUEST, "the session does not sleep");
 	} else if (sleeper->state == SLEEPER_COPIED) {
-		sleeper_leave(session->holder);
+		if (!keeps_copies) {
+			sleeper_leave(session->holder);
+		}
 		rpc_answer_ok(session, request->id);
 	} else if (sleeper->state == SLEEPER_WAKING) {
 		rpc_refuse(session, request->id, STATUS_BUSY, "the session is waking already");
 	} else {
 		struct sleep_request *operation = begin(session, request->id);
 		if (operation) {
-			sleeper_wake(sleeper, on_done, operation, &operation->wake);
+			sleeper_wake(sleeper, keeps_copies, on_done, operation, &operation->wake);
 		}
 	}
 }

@@ -413,9 +413,10 @@ int glake__rpc_sleep_enter(struct glake_session *session, uint32_t why,
 	return call_plain(session, &request);
 }
 
-int glake__rpc_sleep_leave(struct glake_session *session)
+int glake__rpc_sleep_leave(struct glake_session *session, bool keeps_copies)
 {
 	Glake__Wire__SleepLeave leave = GLAKE__WIRE__SLEEP_LEAVE__INIT;
+	leave.keeps_copies = keeps_copies;
 	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_SLEEP_LEAVE;
 	request.sleep_leave = &leave;

@@ -87,7 +87,7 @@ struct glake__rpc_stay {
 int glake__rpc_sleep_enter(struct glake_session *session, uint32_t why,
                            const struct glake__rpc_stay *stays, size_t n_stays);
 /* All of it is wanted back. Blocks for long. GLAKE_E_BAD_REQUEST: nothing is asleep. */
-int glake__rpc_sleep_leave(struct glake_session *session);
+int glake__rpc_sleep_leave(struct glake_session *session, bool keeps_copies);
 
 int glake__rpc_ping(struct glake_session *session);
 

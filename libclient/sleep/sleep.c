@@ -19,11 +19,15 @@
 #define MAX_PAUSE_NS 320000000u
 /* Others that work on some of the memory end within this, mostly. */
 #define HOLD_TRIES 1000u
+/* Restarts of glaked in the moment of a wake. */
+#define MAP_TRIES 3u
 
 /* From the hold to its end. */
 struct glake__sleeping {
 	struct glake__asleep memory;
 	uint64_t *ids; /* owned: of the chunks */
+	enum glake__sleep_why why;
+	bool is_told; /* glaked knows that all of it is unmapped, as far as that is so */
 };
 
 _Static_assert(GLAKE__MAX_STAYS == GLAKE_MAX_STAYS && GLAKE_MAX_STAYS == GLAKE_MAX_STAYS_SLEPT,
@@ -151,17 +155,19 @@ static int copy_all(struct glake_session *session, const struct glake__sleeping 
 	return r;
 }
 
-static int enter(struct glake_session *session, const struct glake__sleeping *sleeping,
-                 enum glake__sleep_why why)
+/* All of it is unmapped. */
+static int enter(struct glake_session *session, struct glake__sleeping *sleeping)
 {
 	const struct glake__asleep *memory = &sleeping->memory;
 	struct glake__rpc_stay stays[GLAKE__MAX_STAYS];
 	for (size_t i = 0; i < memory->n_stays; i++) {
 		stays[i] = (struct glake__rpc_stay){memory->stays[i].why, memory->stays[i].n_bytes};
 	}
-	return memory->n_chunks > 0
-	               ? glake__rpc_sleep_enter(session, (uint32_t)why, stays, memory->n_stays)
-	               : 0;
+	int r = memory->n_chunks > 0 ? glake__rpc_sleep_enter(session, (uint32_t)sleeping->why,
+	                                                      stays, memory->n_stays)
+	                             : 0;
+	sleeping->is_told = r == 0;
+	return r;
 }
 
 struct opening {
@@ -206,14 +212,63 @@ static int map(struct glake_session *session, struct glake__sleeping *sleeping)
 	return glake__asleep_map(&sleeping->memory, open_some, &opening);
 }
 
+/*
+ * Have glaked bring it to the GPU. What glaked does not know to be asleep is there: an earlier wake came so far. A glaked that
+ * was not told of the sleep takes our memory to be mapped still, so that is said first.
+ */
+static int fetch(struct glake_session *session, struct glake__sleeping *sleeping)
+{
+	if (sleeping->memory.n_chunks == 0) {
+		return 0;
+	}
+	int r = sleeping->is_told ? 0 : enter(session, sleeping);
+	if (r == 0 || r == GLAKE_E_BAD_REQUEST) {
+		r = glake__rpc_sleep_leave(session, true);
+	}
+	return r == GLAKE_E_BAD_REQUEST ? 0 : r;
+}
+
+/*
+ * And map it. If glaked is started anew between the two, what it has brought is lost, but not its copies: they stay until all
+ * is mapped.
+ */
+static int fetch_and_map(struct glake_session *session, struct glake__sleeping *sleeping)
+{
+	int r = GLAKE_E_NO_FDS;
+	for (unsigned i = 0; r == GLAKE_E_NO_FDS && i < MAP_TRIES; i++) {
+		r = fetch(session, sleeping);
+		r = r < 0 ? r : map(session, sleeping);
+		if (r == GLAKE_E_NO_FDS) {
+			/* What was imported before is not what comes now. */
+			glake__asleep_unmap(&sleeping->memory);
+			sleeping->is_told = false;
+		}
+	}
+	if (r == 0 && sleeping->memory.n_chunks > 0) {
+		char *text = glake__error_save();
+		glake__rpc_sleep_leave(session, false);
+		glake__error_restore(text);
+	}
+	return r;
+}
+
 /* ---- sleeping --------------------------------------------------------------------------------- */
 
-/* Back to where it was, with the gate asleep. What cannot be mapped again stays asleep, for the next wake. */
-static bool bring_back(struct glake_session *session, struct glake__sleeping *sleeping)
+/*
+ * Back to where it was, with the gate asleep. What cannot be mapped again stays asleep, for the next wake. Not
+ * @is_unmapped: some of it is still mapped, and so the copies are not what is wanted.
+ */
+static bool bring_back(struct glake_session *session, struct glake__sleeping *sleeping,
+                       bool is_unmapped)
 {
 	char *text = glake__error_save();
-	glake__rpc_sleep_leave(session);
-	bool is_back = map(session, sleeping) == 0;
+	bool is_back;
+	if (is_unmapped) {
+		is_back = fetch_and_map(session, sleeping) == 0;
+	} else {
+		glake__rpc_sleep_leave(session, false);
+		is_back = map(session, sleeping) == 0;
+	}
 	glake__error_restore(text);
 	return is_back;
 }
@@ -229,18 +284,21 @@ static bool go(struct glake_session *session, struct glake__sleeping *sleeping,
                enum glake__sleep_why why, glake_progress_fn progress, void *user, int *result_out)
 {
 	int r = list_ids(sleeping);
+	sleeping->why = why;
 	r = r < 0 ? r : copy_all(session, sleeping, progress, user);
 	if (r < 0) {
 		char *text = glake__error_save();
-		glake__rpc_sleep_leave(session);
+		glake__rpc_sleep_leave(session, false);
 		glake__error_restore(text);
 		*result_out = r;
 		return false;
 	}
 	r = glake__asleep_unmap(&sleeping->memory);
-	r = r < 0 ? r : enter(session, sleeping, why);
+	bool is_unmapped = r == 0;
+	sleeping->is_told = !is_unmapped;
+	r = r < 0 ? r : enter(session, sleeping);
 	*result_out = r;
-	return r == 0 || !bring_back(session, sleeping);
+	return r == 0 || !bring_back(session, sleeping, is_unmapped);
 }
 
 static int sleep_now(struct glake_session *session, struct glake__sleeping *sleeping,
@@ -310,16 +368,6 @@ static void end_sleep(struct glake_session *session, struct glake__sleeping *sle
 	drop(sleeping);
 }
 
-/* What glaked does not know to be asleep is on the GPU: an earlier wake came so far. */
-static int fetch(struct glake_session *session, const struct glake__sleeping *sleeping)
-{
-	if (sleeping->memory.n_chunks == 0) {
-		return 0;
-	}
-	int r = glake__rpc_sleep_leave(session);
-	return r == GLAKE_E_BAD_REQUEST ? 0 : r;
-}
-
 int glake__wake_wait(struct glake_session *session)
 {
 	cleanup_cancel int cancel = cancel_disable();
@@ -338,8 +386,7 @@ int glake__wake(struct glake_session *session, struct glake_slept *slept_out)
 	struct glake__sleeping *sleeping = session->asleep;
 	int r = 0;
 	if (sleeping) {
-		r = fetch(session, sleeping);
-		r = r < 0 ? r : map(session, sleeping);
+		r = fetch_and_map(session, sleeping);
 		if (r == 0) {
 			describe(sleeping, began_ns, 0, slept_out);
 			end_sleep(session, sleeping);

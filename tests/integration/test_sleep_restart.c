@@ -1,0 +1,382 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * glaked ends, in any way and at any step, while programs sleep, fall asleep or wake: every byte is there afterwards, and
+ * nothing is left behind.
+ */
+#include <sys/mman.h>
+
+#include "libclient/space/range.h"
+#include "tests/harness/proxy.h"
+#include "tests/harness/run.h"
+#include "tests/harness/words.h"
+
+#define CONFIG WORLD_CONFIG "warm_bytes = \"0\"; "
+#define DEVICES "1x1GiB"
+#define MAX_STEPS 300u
+
+#define PRIVATE_BYTES (6 * MIB)
+#define SEALED_BYTES (4 * MIB)
+
+static void begin(void)
+{
+	world_begin(.config = CONFIG, .devices = DEVICES, .is_activated = true, .keeps_fds = true);
+}
+
+static void kill_glaked(void)
+{
+	harness_kill(&harness);
+}
+
+/* What `systemctl restart` does. */
+static void end_glaked(void)
+{
+	harness_signal(&harness, SIGTERM);
+	int status = harness_wait_exit(&harness);
+	ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == HARNESS_LEAVES, "0x%x\n%s",
+	              status, harness_log(&harness));
+}
+
+static void (*const ends[])(void) = {kill_glaked, end_glaked};
+
+static void assert_nothing_is_left(void)
+{
+	world_evict_until(&books_before);
+	/* Only the mark of the books is kept. */
+	fdkeeper_forget(&harness.fdkeeper, "fs");
+	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
+	while (fdkeeper_n_kept(&harness.fdkeeper) != 1) {
+		ck_assert_uint_lt(harness_now_ms(), end_ms);
+		harness_sleep_ms(1);
+	}
+}
+
+/* ---- a program -------------------------------------------------------------------------------- */
+
+struct victim {
+	struct glake_session *session;
+	glake_ptr private;
+	glake_ptr sealed;
+	uint64_t content;
+};
+
+static struct victim begin_victim(void)
+{
+	words_open_driver();
+	struct victim victim = {.session = world_connect(), .content = 7};
+	victim.private = words_alloc(victim.session, PRIVATE_BYTES, victim.content);
+	victim.sealed = words_alloc(victim.session, SEALED_BYTES, 5);
+	words_seal(victim.sealed, SEALED_BYTES);
+	return victim;
+}
+
+static void check_victim(struct victim *victim)
+{
+	words_check(victim->private, PRIVATE_BYTES, victim->content);
+	words_check(victim->sealed, SEALED_BYTES, 5);
+	ck_assert(glake__space_is_valid());
+	/* It is the program's own. */
+	words_write(victim->private, PRIVATE_BYTES, ++victim->content);
+	words_check(victim->private, PRIVATE_BYTES, victim->content);
+}
+
+static void end_victim(struct victim *victim)
+{
+	check_victim(victim);
+	assert_ok(glake_free(victim->session, victim->private));
+	assert_ok(glake_free(victim->session, victim->sealed));
+	world_disconnect(victim->session);
+}
+
+static int find_sleeper(void *user, const struct glake_sleeper_row *row)
+{
+	struct glake_sleeper_row *found = user;
+	*found = *row;
+	ck_assert_str_eq(row->state, "asleep");
+	return 0;
+}
+
+static struct glake_sleeper_row sleeper(void)
+{
+	struct glake_sleeper_row found = {.session = 0};
+	assert_ok(glake_list_sleepers(eye, find_sleeper, &found));
+	return found;
+}
+
+static void sleep_until_told(void *user)
+{
+	struct victim victim = begin_victim();
+	assert_ok(glake_sleep(victim.session, 1000, NULL));
+	world_reach(1);
+	world_await(2);
+	assert_ok(glake_wake(victim.session, NULL));
+	check_victim(&victim);
+	/* And again, now with chunks of this glaked. */
+	assert_ok(glake_sleep(victim.session, 1000, NULL));
+	assert_ok(glake_wake(victim.session, NULL));
+	end_victim(&victim);
+}
+
+/* ---- while it sleeps -------------------------------------------------------------------------- */
+
+START_TEST_WITH(a_sleeper_survives, .n = 2)
+{
+	begin();
+	pid_t client = world_client(sleep_until_told, NULL);
+	world_await(1);
+	const struct books before = world_books();
+	const struct glake_sleeper_row row = sleeper();
+	ck_assert_uint_ne(row.session, 0);
+	ck_assert_uint_ge(before.charged_host_bytes, PRIVATE_BYTES + SEALED_BYTES);
+	for (int i = 0; i < 3; i++) {
+		ends[_i]();
+		harness_restart(&harness);
+		world_wait_books(&before);
+		const struct glake_sleeper_row now = sleeper();
+		ck_assert_uint_eq(now.session, row.session);
+		ck_assert_uint_eq(now.private_bytes, PRIVATE_BYTES);
+		ck_assert_uint_eq(now.shared_bytes, SEALED_BYTES);
+		ck_assert_uint_eq(now.n_sleeps, row.n_sleeps);
+		ck_assert_uint_ge(now.asleep_ms, row.asleep_ms);
+	}
+	ck_assert_uint_eq(harness_n_log_lines(&harness, "lost:"), 0);
+	world_reach(2);
+	world_join(client);
+	assert_nothing_is_left();
+}
+END_TEST
+
+/* There is nobody whose memory it is. */
+START_TEST(one_that_ends_without_glaked_leaves_nothing)
+{
+	begin();
+	pid_t client = world_client(sleep_until_told, NULL);
+	world_await(1);
+	kill_glaked();
+	world_kill(client);
+	harness_restart(&harness);
+	assert_nothing_is_left();
+}
+END_TEST
+
+/* Nobody has the copies any more. glaked says so, and goes on. */
+START_TEST(copies_that_were_not_kept_are_said_to_be_lost)
+{
+	begin();
+	pid_t client = world_client(sleep_until_told, NULL);
+	world_await(1);
+	kill_glaked();
+	fdkeeper_forget(&harness.fdkeeper, "h");
+	harness_restart(&harness);
+	harness_wait_log(&harness, "lost: 2 chunks and blocks of programs that sleep");
+	world_kill(client);
+	assert_nothing_is_left();
+}
+END_TEST
+
+/* ---- places in the fd store ------------------------------------------------------------------- */
+
+static void stay_awake(void *user)
+{
+	struct victim victim = begin_victim();
+	assert_fails(GLAKE_E_NO_FDS, "the fd store is full",
+	             glake_sleep(victim.session, 1000, NULL));
+	end_victim(&victim);
+}
+
+START_TEST(without_a_place_in_the_fd_store_nothing_sleeps)
+{
+	/* The books' mark, the file system's, and the block. */
+	world_begin(.config = CONFIG, .devices = DEVICES, .has_keeper = true, .max_kept = "2");
+	world_join(world_client(stay_awake, NULL));
+	world_evict_until(&books_before);
+}
+END_TEST
+
+static void sleep_for_nobody(void *user)
+{
+	struct victim victim = begin_victim();
+	assert_ok(glake_sleep(victim.session, 1000, NULL));
+	assert_ok(glake_wake(victim.session, NULL));
+	end_victim(&victim);
+}
+
+START_TEST(where_nobody_keeps_fds_programs_sleep_all_the_same)
+{
+	world_begin(.config = CONFIG, .devices = DEVICES);
+	world_join(world_client(sleep_for_nobody, NULL));
+	world_evict_until(&books_before);
+}
+END_TEST
+
+/* ---- at each step ----------------------------------------------------------------------------- */
+
+/* What happens to the packet of that number. All processes of a test see it. */
+static struct {
+	bool is_delivered;
+	atomic_bool is_armed;
+	atomic_uint n_left;
+	atomic_int glaked;
+	unsigned n;
+} * fate;
+
+static bool on_packet(void *user, struct proxy_packet *packet)
+{
+	if (!fate->is_armed || --fate->n_left > 0) {
+		return true;
+	}
+	fate->is_armed = false;
+	if (fate->is_delivered) {
+		/* It may have begun, or have answered something else: the moment is anybody's. */
+		usleep(fate->n * 613 % 3000);
+	}
+	kill(fate->glaked, SIGKILL);
+	return fate->is_delivered;
+}
+
+/* Whatever glaked_sleep() says, nothing is lost. */
+static void fall_asleep_and_wake(struct victim *victim)
+{
+	int r = glake_sleep(victim->session, 1000, NULL);
+	ck_assert_msg(r == 0 || !glake_is_asleep(victim->session), "%d: %s", r, glake_error());
+	for (unsigned i = 0; glake_is_asleep(victim->session) && i < 10; i++) {
+		r = glake_wake(victim->session, NULL);
+	}
+	ck_assert_msg(!glake_is_asleep(victim->session), "%d: %s", r, glake_error());
+	check_victim(victim);
+}
+
+static void endure(void *user)
+{
+	const bool *has_proxy = user;
+	char rule[32];
+	if (*has_proxy) {
+		proxy_start(on_packet, NULL);
+	}
+	struct victim victim = begin_victim();
+	if (*has_proxy) {
+		fate->n_left = fate->n;
+		fate->is_armed = true;
+	} else {
+		snprintf(rule, sizeof(rule), "glaked/*:%u:die", fate->n);
+		world_set_faults(rule);
+	}
+	fall_asleep_and_wake(&victim);
+	fall_asleep_and_wake(&victim);
+	fate->is_armed = false;
+	world_set_faults(NULL);
+	end_victim(&victim);
+}
+
+static bool has_ended(pid_t pid)
+{
+	return world_state_of(pid, &(pid_t){0}) == 'Z';
+}
+
+/* Returns whether glaked was killed. */
+static bool step(bool has_proxy)
+{
+	bool is_killed = false;
+	fate->glaked = harness.pid;
+	pid_t client = world_client(endure, &has_proxy);
+	while (!has_ended(client)) {
+		if (has_ended(harness.pid)) {
+			is_killed = true;
+			world_set_faults(NULL);
+			harness_wait_exit(&harness);
+			harness_restart(&harness);
+		}
+		harness_sleep_ms(1);
+	}
+	world_join(client);
+	assert_nothing_is_left();
+	return is_killed;
+}
+
+static void begin_fate(bool is_delivered)
+{
+	fate = mmap(NULL, sizeof(*fate), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	ck_assert_ptr_ne(fate, MAP_FAILED);
+	fate->is_delivered = is_delivered;
+}
+
+START_TEST_WITH(glaked_is_killed_at_each_packet, .n = 2, .timeout_s = 200)
+{
+	begin();
+	begin_fate(_i > 0);
+	do {
+		ck_assert_uint_lt(++fate->n, MAX_STEPS);
+	} while (step(true));
+	printf("%u steps\n", fate->n);
+	ck_assert_uint_gt(fate->n, 20);
+}
+END_TEST
+
+START_TEST_WITH(glaked_is_killed_at_each_call, .timeout_s = 200)
+{
+	begin();
+	begin_fate(false);
+	do {
+		ck_assert_uint_lt(++fate->n, MAX_STEPS);
+	} while (step(false));
+	printf("%u steps\n", fate->n);
+	ck_assert_uint_gt(fate->n, 5);
+}
+END_TEST
+
+/* ---- under the shim --------------------------------------------------------------------------- */
+
+struct wanted {
+	uint32_t pid;
+	uint64_t session;
+};
+
+static int find_pid(void *user, const struct glake_session_row *row)
+{
+	struct wanted *wanted = user;
+	wanted->session = row->pid == wanted->pid ? row->session : wanted->session;
+	return 0;
+}
+
+static int see_asleep(void *user, const struct glake_sleep_report *report)
+{
+	*(bool *)user = report->is_asleep;
+	return 0;
+}
+
+static void put_to_sleep(const struct run *run)
+{
+	bool is_asleep = false;
+	struct wanted wanted = {.pid = (uint32_t)run->pid};
+	assert_ok(glake_list_sessions(eye, find_pid, &wanted));
+	assert_ok(glake_sleep_session(eye, wanted.session, NULL, see_asleep, &is_asleep));
+	ck_assert(is_asleep);
+}
+
+static void go_on(struct run *run)
+{
+	run_continue(run);
+	run_read(run, "ready");
+}
+
+START_TEST_WITH(a_program_under_the_shim_does_not_notice, .n = 2)
+{
+	static struct run run;
+	begin();
+	run_start(&run, NULL, run_in_build("tests/shim/sleep"), "everything", NULL);
+	run_read(&run, "ready");
+	put_to_sleep(&run);
+	ends[_i]();
+	harness_restart(&harness);
+	/* It asks for its memory; then it uses it. */
+	go_on(&run);
+	ck_assert_uint_eq(world_books().private_bytes, 0);
+	go_on(&run);
+	ck_assert_uint_gt(world_books().private_bytes, 48 * MIB);
+	put_to_sleep(&run);
+	ends[_i]();
+	harness_restart(&harness);
+	run_continue(&run);
+	run_end_well(&run);
+	assert_nothing_is_left();
+}
+END_TEST
