@@ -5,7 +5,13 @@
  */
 #include <sys/mman.h>
 
+#include <xxhash.h>
+
+#include "daemon/books/kinds.h"
+#include "libclient/link/socket.h"
 #include "libclient/space/range.h"
+#include "proto/glake.pb-c.h"
+#include "proto/state.pb-c.h"
 #include "tests/harness/proxy.h"
 #include "tests/harness/run.h"
 #include "tests/harness/words.h"
@@ -320,6 +326,194 @@ START_TEST_WITH(glaked_is_killed_at_each_call, .timeout_s = 200)
 	} while (step(false));
 	printf("%u steps\n", fate->n);
 	ck_assert_uint_gt(fate->n, 5);
+}
+END_TEST
+
+/* ---- glaked is away for long ------------------------------------------------------------------ */
+
+static bool on_enter(void *user, struct proxy_packet *packet)
+{
+	Glake__Wire__Request *request = packet->is_answer
+	                                        ? NULL
+	                                        : glake__wire__request__unpack(
+							  NULL, packet->n_bytes, packet->bytes);
+	bool is_enter = request && request->body_case == GLAKE__WIRE__REQUEST__BODY_SLEEP_ENTER;
+	if (request) {
+		glake__wire__request__free_unpacked(request, NULL);
+	}
+	if (is_enter && fate->is_armed) {
+		fate->is_armed = false;
+		kill(fate->glaked, SIGKILL);
+		return false;
+	}
+	return true;
+}
+
+/* It has unmapped all, and glaked never heard of it. What then is to be mapped again has copies only. */
+static void enter_in_vain(void *user)
+{
+	proxy_start(on_enter, NULL);
+	struct victim victim = begin_victim();
+	fate->is_armed = true;
+	glake__patience.hello_ms = 100;
+	ck_assert_int_eq(glake_sleep(victim.session, 1000, NULL), GLAKE_E_GONE);
+	ck_assert(glake_is_asleep(victim.session));
+	world_reach(1);
+	world_await(2);
+	glake__patience.hello_ms = 5000;
+	int r = -1;
+	for (unsigned i = 0; r < 0 && i < 100; i++) {
+		r = glake_wake(victim.session, NULL);
+		usleep(20000);
+	}
+	assert_ok(r);
+	end_victim(&victim);
+}
+
+START_TEST(a_program_that_could_not_say_that_it_sleeps_wakes_with_all_its_bytes)
+{
+	begin();
+	begin_fate(false);
+	fate->glaked = harness.pid;
+	pid_t client = world_client(enter_in_vain, NULL);
+	world_await(1);
+	harness_wait_exit(&harness);
+	harness_restart(&harness);
+	world_reach(2);
+	world_join(client);
+	assert_nothing_is_left();
+}
+END_TEST
+
+/* ---- half a step ------------------------------------------------------------------------------ */
+
+/* As keep/journal.c has it. */
+struct header {
+	char magic[8];
+	uint32_t version;
+	uint32_t n_bytes;
+	char boot[40];
+	uint64_t serial;
+	uint64_t checksum;
+	uint64_t end;
+};
+
+struct record {
+	uint32_t n_bytes;
+	uint16_t kind;
+	uint16_t verb;
+	uint64_t id;
+	uint64_t checksum;
+};
+
+#define PUT 1u
+#define DELETE 3u
+
+static uint8_t file[1 << 20];
+static size_t end_of_file;
+
+static void append(unsigned verb, unsigned kind, uint64_t id, const void *body, size_t n_bytes)
+{
+	struct record record = {.n_bytes = (uint32_t)n_bytes,
+	                        .kind = (uint16_t)kind,
+	                        .verb = (uint16_t)verb,
+	                        .id = id};
+	const uint64_t seed[2] = {(uint64_t)verb << 48 | (uint64_t)kind << 32 | n_bytes, id};
+	record.checksum = XXH3_64bits_withSeed(body, n_bytes, XXH3_64bits(seed, sizeof(seed)));
+	memcpy(file + end_of_file, &record, sizeof(record));
+	memcpy(file + end_of_file + sizeof(record), body, n_bytes);
+	end_of_file += sizeof(record) + ((n_bytes + 7) & ~(size_t)7);
+	ck_assert_uint_lt(end_of_file, sizeof(file));
+}
+
+static void append_held(uint64_t id, const Glake__State__Slept *slept, uint64_t block)
+{
+	uint8_t body[256];
+	Glake__State__Held held = GLAKE__STATE__HELD__INIT;
+	held.holder = slept->holder;
+	held.request = slept->request;
+	held.was_chunk = slept->was_chunk;
+	held.was_known = slept->was_known;
+	if (slept->is_block) {
+		held.kind = GLAKE__STATE__HELD_KIND__BLOCK;
+		held.thing = block;
+	} else {
+		held.device = slept->device;
+		held.bytes = slept->bytes;
+	}
+	append(PUT, BOOKS_HELD, id, body, glake__state__held__pack(&held, body));
+}
+
+/* So many of what sleeps are on the GPU as well; and perhaps it is not said to sleep. */
+static void write_half_a_step(bool has_chunk, bool has_block, bool is_asleep)
+{
+	struct header header;
+	uint64_t block = 0;
+	cleanup_fd int fd = open(world_path("glaked.sock.state"), O_RDWR | O_CLOEXEC);
+	ssize_t n_bytes = pread(fd, file, sizeof(file), 0);
+	ck_assert_int_gt(n_bytes, (ssize_t)sizeof(header));
+	memcpy(&header, file, sizeof(header));
+	size_t end = end_of_file = header.end;
+	for (size_t at = sizeof(header); at < end;) {
+		struct record record;
+		memcpy(&record, file + at, sizeof(record));
+		const uint8_t *body = file + at + sizeof(record);
+		block = record.kind == BOOKS_BLOCK && record.verb == PUT ? record.id : block;
+		if (record.kind == BOOKS_SLEPT && record.verb == PUT) {
+			Glake__State__Slept *slept = glake__state__slept__unpack(
+				NULL, record.n_bytes, body);
+			ck_assert_ptr_nonnull(slept);
+			if (slept->is_block ? has_block : has_chunk) {
+				append_held(record.id, slept, block);
+			}
+			glake__state__slept__free_unpacked(slept, NULL);
+		} else if (record.kind == BOOKS_SLEEPER && record.verb == PUT && !is_asleep) {
+			append(DELETE, BOOKS_SLEEPER, record.id, NULL, 0);
+		}
+		at += sizeof(record) + ((record.n_bytes + 7) & ~(size_t)7);
+	}
+	header.end = end_of_file;
+	memcpy(file, &header, sizeof(header));
+	ck_assert_int_eq(ftruncate(fd, 0), 0);
+	ck_assert_int_eq(pwrite(fd, file, end_of_file, 0), (ssize_t)end_of_file);
+}
+
+/* SleepEnter had begun; a wake was about to end; it had ended, and nothing was mapped. */
+static const struct {
+	bool has_chunk;
+	bool has_block;
+	bool is_asleep;
+} halves[] = {
+	{false, false, true}, {true, false, true},  {true, true, true},    {false, true, true},
+	{true, false, false}, {false, true, false}, {false, false, false}, {true, true, false},
+};
+
+START_TEST_WITH(half_a_step_is_ended, .n = n_elements(halves))
+{
+	bool is_copied = halves[_i].has_chunk && halves[_i].has_block && !halves[_i].is_asleep;
+	begin();
+	pid_t client = world_client(sleep_until_told, NULL);
+	world_await(1);
+	const struct books before = world_books();
+	kill_glaked();
+	write_half_a_step(halves[_i].has_chunk, halves[_i].has_block, halves[_i].is_asleep);
+	for (int i = 0; i < 2; i++) {
+		harness_restart(&harness);
+		if (is_copied) {
+			ck_assert_uint_eq(sleeper().session, 0);
+			ck_assert_uint_eq(world_books().private_bytes, PRIVATE_BYTES);
+			ck_assert_uint_eq(world_books().host_bytes, before.host_bytes);
+		} else {
+			world_wait_books(&before);
+			ck_assert_uint_eq(sleeper().private_bytes, PRIVATE_BYTES);
+		}
+		if (i == 0) {
+			kill_glaked();
+		}
+	}
+	world_reach(2);
+	world_join(client);
+	assert_nothing_is_left();
 }
 END_TEST
 
