@@ -236,9 +236,10 @@ void sleeper_leave_bed(struct held *held, struct chunk *chunk)
 
 static const char *check_chunk(const struct held *held)
 {
-	return held->admit                            ? "is being published"
-	       : held->ticket                         ? "is named for other processes"
-	       : held->chunk.is_unparked              ? "has no fd since glaked was restarted"
+	return held->admit    ? "is being published"
+	       : held->ticket ? "is named for other processes"
+	       : held->chunk.is_unparked
+	               ? "has no fd since glaked was restarted: the program sleeps no more"
 	       : held->chunk.fd < 0                   ? "has no fd: the fd budget was spent"
 	       : held->chunk.at->kind != LOCATION_GPU ? "is no memory of a GPU"
 	                                              : NULL;
@@ -259,6 +260,16 @@ static const char *check(const struct held *held)
 		return held->bed ? "is being copied" : "has a copy already";
 	}
 	return held->kind == HELD_CHUNK ? check_chunk(held) : check_block(held);
+}
+
+/* Of what cannot. */
+static enum status status_of(const struct held *held)
+{
+	const struct chunk *chunk = held->kind == HELD_CHUNK ? &held->chunk : &held->block->chunk;
+	return held->bed || held->admit || held->own ? STATUS_BUSY
+	       : !held->slept && chunk->at->kind == LOCATION_GPU && chunk->fd < 0
+	               ? STATUS_NO_FDS
+	               : STATUS_BAD_REQUEST;
 }
 
 static struct held *find(const struct holder *holder, uint64_t id)
@@ -291,8 +302,7 @@ static enum status add_bed(struct sleep_batch *batch, struct holder *holder, uin
 	const char *why = held ? check(held) : "is none of this session's";
 	if (why) {
 		snprintf(error_out, SLEEP_ERROR_BYTES, "chunk or block %" PRIu64 " %s", id, why);
-		return held && (held->bed || held->admit || held->own) ? STATUS_BUSY
-		                                                       : STATUS_BAD_REQUEST;
+		return held ? status_of(held) : STATUS_BAD_REQUEST;
 	}
 	struct bed *bed = &batch->beds[batch->n_beds++];
 	bed->batch = batch;

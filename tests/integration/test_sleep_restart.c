@@ -124,17 +124,22 @@ static void sleep_until_told(void *user)
 
 /* ---- while it sleeps -------------------------------------------------------------------------- */
 
-START_TEST_WITH(a_sleeper_survives, .n = 2)
+/* With its block, which is cache, or without. */
+START_TEST_WITH(a_sleeper_survives, .n = 4)
 {
 	begin();
 	pid_t client = world_client(sleep_until_told, NULL);
 	world_await(1);
+	if (_i >= 2) {
+		assert_ok(glake_evict(eye, NULL, NULL, NULL));
+		ck_assert_uint_eq(world_books().block_bytes, 0);
+	}
 	const struct books before = world_books();
 	const struct glake_sleeper_row row = sleeper();
 	ck_assert_uint_ne(row.session, 0);
 	ck_assert_uint_ge(before.charged_host_bytes, PRIVATE_BYTES + SEALED_BYTES);
 	for (int i = 0; i < 3; i++) {
-		ends[_i]();
+		ends[_i % 2]();
 		harness_restart(&harness);
 		world_wait_books(&before);
 		const struct glake_sleeper_row now = sleeper();
@@ -175,6 +180,36 @@ START_TEST(copies_that_were_not_kept_are_said_to_be_lost)
 	harness_restart(&harness);
 	harness_wait_log(&harness, "lost: 2 chunks and blocks of programs that sleep");
 	world_kill(client);
+	assert_nothing_is_left();
+}
+END_TEST
+
+static void sleep_no_more(void *user)
+{
+	struct victim victim = begin_victim();
+	world_reach(1);
+	world_await(2);
+	assert_fails(GLAKE_E_NO_FDS, "no fd since glaked was restarted",
+	             glake_sleep(victim.session, 1000, NULL));
+	ck_assert(!glake_is_asleep(victim.session));
+	/* What it gets from now on could. */
+	assert_ok(glake_free(victim.session, victim.private));
+	victim.private = words_alloc(victim.session, PRIVATE_BYTES, victim.content);
+	assert_ok(glake_sleep(victim.session, 1000, NULL));
+	assert_ok(glake_wake(victim.session, NULL));
+	end_victim(&victim);
+}
+
+/* Nobody but it has its private memory mapped. */
+START_TEST(who_was_awake_during_a_restart_does_not_sleep_with_that_memory)
+{
+	begin();
+	pid_t client = world_client(sleep_no_more, NULL);
+	world_await(1);
+	kill_glaked();
+	harness_restart(&harness);
+	world_reach(2);
+	world_join(client);
 	assert_nothing_is_left();
 }
 END_TEST
