@@ -366,11 +366,11 @@ START_TEST(programs_get_what_is_kept_ready)
 	settle();
 	copies_tick(&copies);
 	settle();
-	ck_assert_uint_eq(host->use_bytes[CHUNK_COPIES], 130 * MIB);
+	ck_assert_uint_eq(host->use_bytes[CHUNK_COPIES], 128 * MIB);
 	copies_make_way(&copies, host, 60 * MIB);
 	settle();
 	ck_assert(has_copy(1));
-	ck_assert_uint_eq(location_room_bytes(host), 190 * MIB);
+	ck_assert_uint_eq(location_room_bytes(host), 192 * MIB);
 	copies_make_way(&copies, host, 256 * MIB);
 	settle();
 	ck_assert(!has_copy(1));
