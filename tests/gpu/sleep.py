@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs sleep and wake: how fast, beside peers in the same run, and the same bits after many sleeps.
 
-    python3 tests/gpu/sleep.py [--gib 8] [--sealed-gb 16] [--sleeps 200] [--skip figures,peers,bits] [--out FILE.json]
+    python3 tests/gpu/sleep.py [--gib 8] [--sealed-gb 16] [--sleeps 200] [--skip figures,peers,bits,restart] [--out FILE.json]
 
 Figures: private memory in chunks of 32 MiB and of 2 MiB, sealed memory with and without a copy in host memory, a
 second sleeper of weights that are on the GPU. A wake is measured in the program: from its first launch to the end of
@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -22,6 +23,7 @@ import threading
 import time
 
 from child import Child, serve
+from restart import glaked_pid
 from run import ROOT, Daemon, expect, failures, gpu_used_mib
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -405,6 +407,34 @@ def bits_of(options):
     print(daemon.stop()[-2000:])
 
 
+def restart_of(options):
+    """glaked is killed under its keeper while programs sleep, and while one falls asleep or wakes."""
+    daemon = Daemon('mover_idle_ms = 0;\nhost_bytes = "16GiB";\n', keeper=True)
+    private = program(daemon, "Holder", "torch", 2 * GIB, 32 * MIB)
+    sealed = program(daemon, "Holder", "sealed", GIB, 128 * MIB)
+    for child in (private, sealed):
+        child.ask("launch")
+    daemon.ctl("seal", str(pid_of(daemon, sealed)))
+    for i in range(options.kills):
+        for child in (private, sealed):
+            done = put_to_sleep(daemon, pid_of(daemon, child))
+            if i == 0:
+                expect(isinstance(done, dict), f"{child.name}: {done}")
+        if i % 2:
+            private.tell("launch")
+            time.sleep(random.random() * 0.1)
+        os.kill(glaked_pid(daemon.process.pid), signal.SIGKILL)
+        if i % 2:
+            private.hear("launch")
+        for child in (private, sealed):
+            child.ask("launch")
+            expect(child.ask("same") is True, f"{child.name}: other bytes after kill {i}")
+    print(f"# {options.kills} kills of glaked, sleepers the same", flush=True)
+    private.end()
+    sealed.end()
+    daemon.stop()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--serve", nargs="+")
@@ -413,6 +443,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ready-seconds", type=float, default=15)
     parser.add_argument("--sleeps", type=int, default=200)
+    parser.add_argument("--kills", type=int, default=4)
     parser.add_argument("--kinds", default="eager,graph,train,compile,threads,cupy,jax")
     parser.add_argument("--skip", default="")
     parser.add_argument("--out")
@@ -422,7 +453,7 @@ def main():
         serve(globals()[kind](*[int(a) if a.isdigit() else a for a in arguments]))
     skip = options.skip.split(",")
     figures = []
-    for name, part in (("figures", figures_of), ("peers", peers_of), ("bits", bits_of)):
+    for name, part in (("figures", figures_of), ("peers", peers_of), ("bits", bits_of), ("restart", restart_of)):
         if name in skip:
             continue
         try:
