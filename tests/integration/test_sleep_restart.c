@@ -503,7 +503,7 @@ static void write_half_a_step(bool has_chunk, bool has_block, bool is_asleep)
 			}
 			glake__state__slept__free_unpacked(slept, NULL);
 		} else if (record.kind == BOOKS_SLEEPER && record.verb == PUT && !is_asleep) {
-			append(DELETE, BOOKS_SLEEPER, record.id, NULL, 0);
+			append(DELETE, BOOKS_SLEEPER, record.id, "", 0);
 		}
 		at += sizeof(record) + ((record.n_bytes + 7) & ~(size_t)7);
 	}
