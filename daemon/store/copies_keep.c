@@ -201,6 +201,7 @@ void copies_let_offered(struct copies *copies, struct copy *copy)
 void copies_drop(struct copies *copies, struct copy *copy)
 {
 	copies_hide(copies, copy);
+	copies_note(copies, copy);
 	if (copy->n_held == 0) {
 		copies_free(copies, copy);
 	}

@@ -114,6 +114,11 @@ uint64_t copies_unparked(const struct copy *copy)
 	return extent_chunk_parking(copy->extent)->number;
 }
 
+void copies_note(const struct copies *copies, const struct copy *copy)
+{
+	note_copy(copies->store, copy);
+}
+
 void copies_note_all(const struct copies *copies)
 {
 	const struct copy *copy;

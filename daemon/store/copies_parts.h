@@ -48,6 +48,11 @@ uint64_t copies_room_bytes(const struct copies *copies, size_t i_node);
 /* @fd: of its large chunk. */
 struct mover_host copies_place(const struct copy *copy, int fd);
 
+/* ---- copies_park.c ---------------------------------------------------------------------------- */
+
+/* It has changed. */
+void copies_note(const struct copies *copies, const struct copy *copy);
+
 /* ---- copies_make.c ---------------------------------------------------------------------------- */
 
 /* A chunk was forgotten, or will not be soon. */

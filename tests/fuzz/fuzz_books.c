@@ -22,6 +22,7 @@
 #include "daemon/config/config.h"
 #include "daemon/keep/parking.h"
 #include "daemon/net/peer.h"
+#include "daemon/holders/sleeper.h"
 #include "proto/cleanup.h"
 #include "proto/limits.h"
 #include "proto/state.pb-c.h"
@@ -65,16 +66,17 @@ struct kept {
 };
 static struct kept kept_blocks[N_IDS];
 static struct kept kept_chunks[N_IDS];
+static struct kept kept_hosts[N_IDS];
 static fdstore_fn barrier_fn;
 static void *barrier_user;
 
 /* NULL: of no small number. */
 static struct kept *find_kept(const char *name)
 {
-	bool is_block = name[0] == 'b';
-	must(is_block || name[0] == 'c');
-	uint64_t number = strtoull(name + 1, NULL, is_block ? 10 : 16);
-	return number >= N_IDS ? NULL : is_block ? &kept_blocks[number] : &kept_chunks[number];
+	struct kept *all = name[0] == 'b' ? kept_blocks : name[0] == 'h' ? kept_hosts : kept_chunks;
+	must(all != kept_chunks || name[0] == 'c');
+	uint64_t number = strtoull(name + 1, NULL, all == kept_chunks ? 16 : 10);
+	return number >= N_IDS ? NULL : &all[number];
 }
 
 int fdstore_take(struct fdstore *store, const char *name)
@@ -381,6 +383,66 @@ static void quota_record(struct input *input)
 	put(BOOKS_QUOTA, id, &body.base);
 }
 
+static void host_chunk_record(struct input *input)
+{
+	Glake__State__HostChunk body = GLAKE__STATE__HOST_CHUNK__INIT;
+	uint64_t id = take_id(input);
+	body.node = take_byte(input) < 192 ? 1 : take_node(input);
+	body.bytes = take_byte(input) < 128 ? 32 * MIB : take_size(input);
+	body.has_user = take_byte(input) & 1;
+	body.user = take_byte(input);
+	put(BOOKS_HOST_CHUNK, id, &body.base);
+}
+
+static void copy_record(struct input *input)
+{
+	Glake__State__Copy body = GLAKE__STATE__COPY__INIT;
+	uint8_t digest[DIGEST_BYTES] = {0};
+	uint64_t id = take_id(input);
+	body.realm = take_name(input);
+	digest[0] = take_byte(input) % 8;
+	body.digest.data = digest;
+	body.digest.len = take_byte(input) < 250 ? sizeof(digest) : 3;
+	body.content_bytes = take_size(input);
+	body.chunk = take_id(input);
+	body.offset = take_byte(input) < 192 ? take_byte(input) % 16 * 2 * MIB : take_raw(input);
+	body.bytes = take_size(input);
+	body.is_found = take_byte(input) & 1;
+	body.payer = take_name(input);
+	put(BOOKS_COPY, id, &body.base);
+}
+
+static void slept_record(struct input *input)
+{
+	Glake__State__Slept body = GLAKE__STATE__SLEPT__INIT;
+	uint64_t id = take_id(input);
+	body.holder = take_id(input);
+	body.request = take_id(input);
+	body.copy = take_id(input);
+	body.device = take_device(input);
+	body.bytes = take_size(input);
+	body.is_block = take_byte(input) & 1;
+	body.was_chunk = take_byte(input) & 1;
+	put(BOOKS_SLEPT, id, &body.base);
+}
+
+static void sleeper_record(struct input *input)
+{
+	Glake__State__Sleeper body = GLAKE__STATE__SLEEPER__INIT;
+	Glake__State__Stay stay = GLAKE__STATE__STAY__INIT;
+	Glake__State__Stay *stays[GLAKE_MAX_STAYS + 2];
+	uint64_t id = take_id(input);
+	body.why = take_byte(input);
+	body.since_ms = take_id(input);
+	stay.why = take_name(input);
+	for (size_t i = 0; i < n_elements(stays); i++) {
+		stays[i] = &stay;
+	}
+	body.stays = stays;
+	body.n_stays = take_byte(input) % (n_elements(stays) + 1);
+	put(BOOKS_SLEEPER, id, &body.base);
+}
+
 static void raw_record(struct input *input)
 {
 	unsigned kind = take_byte(input) % (JOURNAL_MAX_KINDS - 1) + 1;
@@ -401,8 +463,9 @@ static void raw_record(struct input *input)
 static void write_records(struct input *input)
 {
 	static void (*const records[])(struct input *) = {
-		device_record, block_record, block_record, model_record, manifest_record,
-		holder_record, held_record,  held_record,  quota_record, raw_record};
+		device_record,     block_record, block_record, model_record, manifest_record,
+		holder_record,     held_record,  held_record,  quota_record, raw_record,
+		host_chunk_record, copy_record,  copy_record,  slept_record, sleeper_record};
 	image = (struct journal_image){.state = JOURNAL_GOOD};
 	n_arena = 0;
 	for (unsigned i = 0; input->at < input->end && i < MAX_RECORDS; i++) {
@@ -419,6 +482,9 @@ static struct stats stats;
 static struct store store;
 static struct holders holders;
 static struct chunk_books chunk_books;
+static struct mover_link mover;    /* none runs */
+static struct allocator allocator; /* nothing is new */
+static struct copies copies;
 static struct parking *parking;
 
 static size_t n_own_fds(void)
@@ -436,6 +502,7 @@ static void begin(void)
 {
 	memset(kept_blocks, 0, sizeof(kept_blocks));
 	memset(kept_chunks, 0, sizeof(kept_chunks));
+	memset(kept_hosts, 0, sizeof(kept_hosts));
 	must(uv_loop_init(&loop) == 0);
 	for (uint32_t i = 0; i < N_DEVICES; i++) {
 		devices[i] = (struct device){.index = i, .at = {.number = i, .slot = i}};
@@ -449,6 +516,8 @@ static void begin(void)
 	stats = (struct stats){0};
 	chunk_books = (struct chunk_books){.max_fds = UINT64_MAX, .stats = &stats};
 	store_init(&store, &loop, tenant_table_cache(tenants), &stats);
+	must(copies_init(&copies, &store, &mover, &allocator, &node, 1) == 0);
+	store.copies = &copies;
 	holders_init(&holders, &loop, locations, N_LOCATIONS, &store, 0);
 	parking = parking_new(&loop, NULL);
 	must(parking != NULL);
@@ -470,6 +539,8 @@ static void end(void)
 		holder_end(list_first(&holders.list, struct holder, link));
 	}
 	store_deinit(&store);
+	copies_close(&copies);
+	copies_deinit(&copies);
 	for (uint32_t i = 0; i < N_DEVICES; i++) {
 		while (devices[i].at.worker.n_pending > 0) {
 			run_barriers();
@@ -541,11 +612,18 @@ static void check_charges(void)
 {
 	uint64_t n_bytes = 0;
 	size_t n = check_chunks(&n_bytes);
+	size_t n_fds = n;
+	n_bytes += node.use_bytes[CHUNK_COPIES];
 	for (unsigned i = 0; i < N_IDS; i++) {
 		n -= is_in_use(&kept_blocks[i]);
 		n -= is_in_use(&kept_chunks[i]);
 	}
 	must(n == 0);
+	for (unsigned i = 0; i < N_IDS; i++) {
+		n_fds += is_in_use(&kept_hosts[i]);
+	}
+	/* A chunk whose copies are cache has its fd as well, which is not kept any more. */
+	must(n_fds <= chunk_books.n_fds);
 	struct tenant *tenant = NULL;
 	while ((tenant = tenant_next(tenants, tenant ? tenant->id : 0))) {
 		for (uint32_t i = 0; i < N_LOCATIONS; i++) {
@@ -579,9 +657,32 @@ static void check_realms(void)
 	}
 }
 
+/* All of it sleeps, or nothing. */
+static void check_sleepers(void)
+{
+	struct holder *holder;
+	const struct slept *slept;
+	list_for_each (holder, &holders.list, link) {
+		const struct sleeper *sleeper = holder->sleeper;
+		must(sleeper || holder->n_held[HELD_SLEPT] == 0);
+		if (!sleeper) {
+			continue;
+		}
+		must(!list_is_empty(&sleeper->slept) && sleeper->state != SLEEPER_WAKING);
+		list_for_each (slept, &sleeper->slept, link) {
+			must((slept->held->kind == HELD_SLEPT) ==
+			     (sleeper->state == SLEEPER_ASLEEP));
+			must(slept->copy->realm == holder->realm && slept->copy->n_parked > 0);
+			must(slept->bytes == slept->copy->bytes);
+		}
+	}
+}
+
 static void adopt(void)
 {
 	struct adopt_report report;
+	/* Sleepers keep it. */
+	static const struct sleep_context sleep = {.copies = &copies};
 	const struct books_parts parts = {.loop = &loop,
 	                                  .config = config,
 	                                  .devices = devices,
@@ -591,10 +692,14 @@ static void adopt(void)
 	                                  .chunk_books = &chunk_books,
 	                                  .tenants = tenants,
 	                                  .store = &store,
-	                                  .holders = &holders};
+	                                  .holders = &holders,
+	                                  .sleep = &sleep};
 	adopt_all(&parts, &image, &report);
 	must(report.n_models <= store.n_models && report.n_holders == holders.n);
 	store_settle_adopted(&store);
+	sleepers_settle_adopted(&holders);
+	copies_settle_adopted(&copies);
+	check_sleepers();
 	check_charges();
 	check_realms();
 }
@@ -635,6 +740,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes)
 	unsigned mask = take_byte(&input) << 8 | take_byte(&input);
 	for (unsigned i = 1; i < N_IDS; i++) {
 		kept_blocks[i].is_kept = kept_chunks[i].is_kept = mask >> i & 1;
+		kept_hosts[i].is_kept = kept_chunks[i].is_kept;
 	}
 	write_records(&input);
 	adopt();
