@@ -426,7 +426,8 @@ static enum status ask(struct sleep_wake *wake, bool *is_asked_out)
 	                                    .sizes = sizes,
 	                                    .n_chunks = n,
 	                                    .waited_ms = &wake->waited_ms,
-	                                    .patience_ms = wake->context->wake_wait_ms};
+	                                    .patience_ms = wake->context->wake_wait_ms,
+	                                    .keeps_place = true};
 	wake->since_ms = uv_now(holder->all->loop);
 	return alloc_start(wake->context->allocator, &wanted, on_chunks, wake, &wake->alloc);
 }

@@ -331,6 +331,7 @@ enum status alloc_start(struct allocator *allocator, const struct alloc_wanted *
 	alloc->waited_ms = wanted->waited_ms;
 	alloc->request.waited_ms = *wanted->waited_ms;
 	alloc->request.patience_ms = wanted->patience_ms;
+	alloc->request.keeps_place = wanted->keeps_place;
 	if (alloc_out) {
 		*alloc_out = alloc;
 	}

@@ -56,6 +56,7 @@ struct alloc_wanted {
 	 */
 	uint64_t *waited_ms;
 	uint64_t patience_ms; /* it waits so long at least */
+	bool keeps_place;     /* while it waits, later ones leave the room to it */
 };
 
 /*

@@ -168,7 +168,10 @@ static bool may_wait(struct pressure_request *request, bool is_late)
 	}
 	uint64_t waited_ms = now - request->since_ms;
 	uint64_t patience_ms = patience_of(request);
-	return (is_late && waited_ms < PRESSURE_LATE_MS) ||
+	/* What fell asleep a moment ago may be late as well. */
+	uint64_t late_ms = now - (request->coming_ms > request->since_ms ? request->coming_ms
+	                                                                 : request->since_ms);
+	return (is_late && late_ms < PRESSURE_LATE_MS) ||
 	       (request->waited_ms < patience_ms && waited_ms < patience_ms - request->waited_ms);
 }
 
@@ -191,6 +194,7 @@ static void end(struct pressure_request *request)
 		request->waited_ms += now_ms(request->pressure) - request->since_ms;
 	}
 	list_remove(&request->link);
+	list_remove(&request->kept);
 	tenant_queue_leave(request->tenant, &request->place);
 }
 
@@ -283,6 +287,28 @@ static bool fits_after_asking(const struct pressure_request *request)
 	uint64_t kept = limits->used_bytes > held ? limits->used_bytes - held : 0;
 	return limits->quota_bytes == 0 ||
 	       (kept <= limits->quota_bytes && request->bytes <= limits->quota_bytes - kept);
+}
+
+/* ---- who comes first -------------------------------------------------------------------------- */
+
+/* Whether @other, which waits for room, comes before @request. One that cannot fit now keeps nothing from others. */
+static bool is_before(const struct pressure_request *other, const struct pressure_request *request)
+{
+	return other->at == request->at && other->number < request->number &&
+	       request->tenant->priority <= other->tenant->priority &&
+	       fits_after_all_rounds(other);
+}
+
+/* Whether it has to leave the room to others. What is made ahead is not what they wait for. */
+static bool is_behind(const struct pressure_request *request)
+{
+	const struct pressure_request *other;
+	uint64_t before = 0;
+	list_for_each (other, &request->pressure->kept, kept) {
+		before += is_before(other, request) ? other->missing_bytes : 0;
+	}
+	return before > 0 && request->missing_bytes > 0 &&
+	       before + request->missing_bytes > location_room_bytes(request->at);
 }
 
 /* ---- fds -------------------------------------------------------------------------------------- */
@@ -390,8 +416,12 @@ static enum status admit(struct pressure_request *request)
 		finish_cancelled(request);
 	} else if (!has_found) {
 		return refuse(request, STATUS_NO_FDS);
-	} else {
+	} else if (!is_behind(request)) {
 		request->ops->make(request);
+	} else if (may_wait(request, true)) {
+		park(request, PRESSURE_SHORT);
+	} else {
+		return refuse(request, STATUS_NO_DEVICE_MEMORY);
 	}
 	return STATUS_OK;
 }
@@ -400,8 +430,10 @@ enum status pressure_start(struct pressure *pressure, struct pressure_request *r
 {
 	assert(request->state == PRESSURE_NEW);
 	request->pressure = pressure;
+	request->number = ++pressure->n_requests;
 	list_init(&request->link);
 	list_init(&request->place);
+	list_init(&request->kept);
 	return admit(request);
 }
 
@@ -437,16 +469,46 @@ static bool take_back(struct pressure_request *request)
 	return freed > 0;
 }
 
+/* Whether programs are falling asleep for it. Asked now and then, since it takes a look at all of them. */
+static bool put_to_sleep(struct pressure_request *request)
+{
+	struct pressure *pressure = request->pressure;
+	uint64_t now = now_ms(pressure);
+	uint64_t room = location_room_bytes(request->at) + request->at->forgetting_bytes;
+	if (!pressure->sleepers.ask || request->missing_bytes <= room) {
+		return false;
+	}
+	if (request->naps_ms == 0 || now - request->naps_ms >= ASK_AGAIN_MS) {
+		request->naps_ms = now;
+		request->has_coming = pressure->sleepers.ask(pressure->sleepers.user, request->at,
+		                                             request->tenant,
+		                                             request->missing_bytes - room);
+	}
+	if (request->has_coming) {
+		request->coming_ms = now;
+	}
+	return request->has_coming;
+}
+
+static void keep_place(struct pressure_request *request)
+{
+	if (request->keeps_place && list_is_empty(&request->kept)) {
+		list_insert(&request->pressure->kept, &request->kept);
+	}
+}
+
 /* There was no room for it. */
 static void fall_short(struct pressure_request *request)
 {
 	struct pressure *pressure = request->pressure;
 	struct pressure_asked *asked = &pressure->asked[request->at->slot];
 	bool is_late = false;
+	bool is_coming = false;
 	if (is_for_cache(request)) {
 		refuse_later(request, STATUS_NO_DEVICE_MEMORY);
 		return;
 	}
+	keep_place(request);
 	if (fits_after_all_rounds(request)) {
 		bool has_room = take_back(request);
 		if (request->state == PRESSURE_CANCELLED) {
@@ -460,8 +522,9 @@ static void fall_short(struct pressure_request *request)
 		is_late = ask(request, asked, NULL, request->missing_bytes);
 		is_late |= request->missing_bytes <=
 		           location_room_bytes(request->at) + request->at->forgetting_bytes;
+		is_coming = !is_late && put_to_sleep(request);
 	}
-	if (may_wait(request, is_late)) {
+	if (may_wait(request, is_late) || is_coming) {
 		park(request, PRESSURE_SHORT);
 	} else {
 		refuse_later(request, STATUS_NO_DEVICE_MEMORY);
@@ -495,6 +558,18 @@ bool pressure_cancel(struct pressure_request *request)
 
 /* ---- looking again ---------------------------------------------------------------------------- */
 
+static void try_again(struct pressure_request *request)
+{
+	pressure_set_state(request, PRESSURE_MAKING);
+	if (!is_behind(request)) {
+		request->ops->make(request);
+	} else if (may_wait(request, true)) {
+		park(request, PRESSURE_SHORT);
+	} else {
+		refuse_later(request, STATUS_NO_DEVICE_MEMORY);
+	}
+}
+
 void pressure_look(struct pressure *pressure)
 {
 	struct list again = LIST_INIT(again);
@@ -505,8 +580,7 @@ void pressure_look(struct pressure *pressure)
 		                                              link);
 		list_remove(&request->link);
 		if (request->state == PRESSURE_SHORT) {
-			pressure_set_state(request, PRESSURE_MAKING);
-			request->ops->make(request);
+			try_again(request);
 			continue;
 		}
 		enum status status = admit(request);
@@ -529,6 +603,7 @@ int pressure_init(struct pressure *pressure, uint32_t n_locations, struct chunk_
 	};
 	list_init(&pressure->clients);
 	list_init(&pressure->waiting);
+	list_init(&pressure->kept);
 	pressure->asked = calloc(n_locations ? n_locations : 1, sizeof(pressure->asked[0]));
 	return pressure->asked ? 0 : -ENOMEM;
 }

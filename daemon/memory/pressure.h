@@ -28,12 +28,13 @@
  *      made ahead   the stock is given up,
  *      unused       unused models and blocks are evicted, the longest unused first; in host memory copies, of which
  *                   the request waits until the mover has forgotten them,
- *      (sleepers and then lower priorities will be rounds between these two and the last),
- *      warm         all clients are asked for their warm memory, and the request waits.
+ *      warm         all clients are asked for their warm memory, and the request waits,
+ *      asleep       if its tenant wants that, idle programs are put to sleep, and the request waits.
  *    After each round that made room the request is tried again. No round begins if blocks in use leave so
  *    little that the request would not fit after all rounds.
- *    The last round is the only one that takes time. So it comes last: a full GPU with a cache is
- *    the normal state, and an allocation does not wait for clients then.
+ *    The last two take time. So they come last: a full GPU with a cache is the normal state, and an allocation does
+ *    not wait for clients then. Warm memory comes in a moment, and costs its program little; a program falls asleep in
+ *    seconds, so nobody is put to sleep while clients are still awaited.
  *
  * fds: blocks and big chunks may use the whole budget, small private chunks three quarters. For blocks
  * and big chunks the first two rounds give up fds of any location, if that is enough for the request.
@@ -44,12 +45,15 @@
  * Patience: with `pressure = "wait"` a request waits `wait_ms`, minus the time that earlier
  * requests waited for the same memory; a request may have more patience of its own. In any case it waits for clients that were asked and have
  * not answered, PRESSURE_LATE_MS at most, and PRESSURE_AFTER_MS longer for memory that they give
- * back after their answer. Then it is refused.
+ * back after their answer. Then it is refused. While programs are falling asleep it is not refused, however long they take.
  *
  * Fairness: a tenant's requests for one location are charged in the order of their arrival. A small
  * request does not overtake a big one that waits, so the big one gets its turn. No request waits
  * longer than its own time, so a small one behind a big one gets its turn too. Other tenants and
- * locations do not wait. After the charge there is no order: the first request that fits is served.
+ * locations do not wait. After the charge there is no order, the first request that fits is served, with one exception:
+ * a request that keeps its place, of a program that wakes. While it is SHORT, later requests there whose priority is not
+ * higher leave it its room: they are SHORT as well, unless there is room for both. Otherwise small requests would take
+ * each piece of its room as it comes. They are refused when their patience is over: its memory was lent to them.
  *
  * Cache: for what the built-in tenant wants, copies in host memory, nothing is taken back, and it does not wait.
  *
@@ -113,6 +117,17 @@ struct pressure_source {
 	void *user;
 };
 
+/* Programs that can be put to sleep. */
+struct pressure_sleepers {
+	/*
+	 * Have programs fall asleep so that @bytes of @at become free, for a request of @tenant; those count that are on
+	 * their way already. Nobody is put to sleep if all would not be enough. Returns whether any is on its way.
+	 */
+	bool (*ask)(void *user, const struct location *at, const struct tenant *tenant,
+	            uint64_t bytes);
+	void *user;
+};
+
 struct pressure_client;
 
 struct pressure_client_ops {
@@ -170,6 +185,7 @@ struct pressure_request {
 	uint64_t
 		waited_ms; /* by earlier requests for the same memory; in the end with its own time */
 	uint64_t patience_ms; /* it waits so long at least, whatever pressure.wait_ms says */
+	bool keeps_place;     /* while it waits for room, later ones leave that to it */
 
 	/* Of ops->charge(). */
 	uint64_t missing_bytes;
@@ -180,10 +196,15 @@ struct pressure_request {
 	struct pressure *pressure;
 	struct list link;    /* link: pressure.waiting, IN_LINE and SHORT */
 	struct list place;   /* link: the tenant's queue there, IN_LINE */
+	struct list kept;    /* link: pressure.kept, from when it was SHORT first */
+	uint64_t number;     /* in the order of arrival */
 	uint64_t n_reserved; /* fds, until they are made */
 	uint64_t since_ms;   /* when it began to wait */
 	bool has_waited;
 	bool has_asked;              /* clients, for the room that it lacks now */
+	bool has_coming;             /* programs were falling asleep when that was asked last, */
+	uint64_t naps_ms;            /* then; 0: never */
+	uint64_t coming_ms;          /* when any was falling asleep last */
 	struct pressure_asked asked; /* of the tenant's clients */
 };
 
@@ -205,8 +226,11 @@ struct pressure {
 	const struct tenant *cache; /* pays for unused things */
 	uint64_t wait_ms;           /* 0: requests wait only for the answers of clients */
 	struct pressure_source sources[N_PRESSURE_ROUNDS];
+	struct pressure_sleepers sleepers;
 	struct list clients;
 	struct list waiting;
+	struct list kept; /* of requests that keep their place, and were SHORT */
+	uint64_t n_requests;
 	uint64_t n_looks; /* calls of pressure_look() */
 	uint32_t n_locations;
 	struct pressure_asked *asked; /* owned, one per location: of all clients */

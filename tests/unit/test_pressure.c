@@ -30,7 +30,7 @@ static struct tenant_table *tables[2];
 static struct tenant *tenants[2];
 static struct tenant *cache;
 static struct pressure pressure;
-/* Who was asked: 'p' and 'u' sources for bytes, 'P' and 'U' for fds, '0' .. '9' clients. */
+/* Who was asked: 'p' and 'u' sources for bytes, 'P' and 'U' for fds, '0' .. '9' clients, 's' those who sleep. */
 static char heard[100];
 
 static void hear(char what)
@@ -209,6 +209,25 @@ static void answer(struct client *client, bool gives)
 		drop(&client->thing);
 	}
 	pressure_client_answer(&pressure, &client->base, client->base.last_id);
+}
+
+/* Programs that can be put to sleep: what they have is a thing. */
+static struct {
+	struct thing thing;
+	bool is_coming; /* when they are asked, and as long as they are falling asleep */
+	uint64_t asked_bytes;
+	const struct tenant *tenant;
+} sleepers;
+
+static bool ask_sleepers(void *user, const struct location *at, const struct tenant *tenant,
+                         uint64_t bytes)
+{
+	hear('s');
+	ck_assert_ptr_eq(user, &sleepers);
+	ck_assert_uint_gt(bytes, 0);
+	sleepers.asked_bytes = bytes;
+	sleepers.tenant = tenant;
+	return sleepers.is_coming;
 }
 
 /* Wants. */
@@ -405,6 +424,8 @@ static void begin(uint64_t wait_ms)
 		pressure.sources[round] = (struct pressure_source){
 			.take_bytes = take_bytes, .take_fds = take_fds, .user = &sources[round]};
 	}
+	sleepers.is_coming = false;
+	pressure.sleepers = (struct pressure_sleepers){.ask = ask_sleepers, .user = &sleepers};
 }
 
 /* Whatever is left goes; then every book is level. */
@@ -429,6 +450,7 @@ static void end(void)
 	for (int round = 0; round < N_PRESSURE_ROUNDS; round++) {
 		drop(&sources[round].thing);
 	}
+	drop(&sleepers.thing);
 	ck_assert_uint_eq(books.n_fds, 0);
 	for (uint32_t i = 0; i < N_PLACES; i++) {
 		ck_assert_uint_eq(location_physical_bytes(&places[i]), GLAKE_CHUNK_GRANULARITY);
@@ -727,7 +749,7 @@ START_TEST(lying_sources_end)
 	sources[PRESSURE_MADE_AHEAD].is_lying = true;
 	sources[PRESSURE_UNUSED].is_lying = true;
 	expect_refused(want(50 * MIB), STATUS_NO_DEVICE_MEMORY);
-	expect_heard("pu");
+	expect_heard("pus");
 	ck_assert_uint_eq(stats.memory_refusals, 1);
 	end();
 }
@@ -776,6 +798,188 @@ START_TEST_WITH(memory_that_is_late_is_waited_for, .n = 2)
 		pass(20);
 		expect_refused(waits, STATUS_NO_DEVICE_MEMORY);
 	}
+	end();
+}
+END_TEST
+
+/* ---- programs that fall asleep ------------------------------------------------------------------ */
+
+/* With so much in use, of programs that can be put to sleep. */
+static void begin_with_sleepers(uint64_t wait_ms, uint64_t bytes, bool is_coming)
+{
+	begin(wait_ms);
+	give_to(&sleepers.thing, tenants[1], &places[0], CHUNK_PRIVATE, bytes);
+	sleepers.is_coming = is_coming;
+}
+
+START_TEST(programs_are_put_to_sleep_when_warm_memory_is_not_enough)
+{
+	begin_with_sleepers(0, 60 * MIB, true);
+	cache_in(PRESSURE_UNUSED, 10 * MIB);
+	struct client *client = enter(0, 1, 20 * MIB);
+	struct want *waits = want(50 * MIB);
+	pass(50);
+	ck_assert_ptr_null(strchr(heard, 's'));
+	answer(client, false);
+	pass(PRESSURE_AFTER_MS + 20);
+	ck_assert_ptr_nonnull(strchr(heard, 's'));
+	ck_assert_ptr_eq(sleepers.tenant, tenants[0]);
+	ck_assert_uint_eq(sleepers.asked_bytes, 30 * MIB);
+	expect_state(waits, PRESSURE_SHORT);
+	drop(&sleepers.thing);
+	pass(20);
+	expect_state(waits, PRESSURE_GRANTED);
+	end();
+}
+END_TEST
+
+/* Whatever its patience is. And the driver may need a moment until it has what fell asleep. */
+START_TEST(it_is_not_refused_while_they_fall_asleep)
+{
+	begin_with_sleepers(0, 60 * MIB, true);
+	struct want *waits = want(50 * MIB);
+	pass(60000);
+	expect_state(waits, PRESSURE_SHORT);
+	driver.is_full = true;
+	drop(&sleepers.thing);
+	pass(PRESSURE_LATE_MS / 2);
+	expect_state(waits, PRESSURE_SHORT);
+	driver.is_full = false;
+	pass(20);
+	expect_state(waits, PRESSURE_GRANTED);
+	end();
+}
+END_TEST
+
+START_TEST_WITH(it_is_refused_when_nobody_falls_asleep_any_more, .n = 2)
+{
+	begin_with_sleepers(_i ? 1000 : 0, 60 * MIB, true);
+	struct want *waits = want(50 * MIB);
+	pass(500);
+	expect_state(waits, PRESSURE_SHORT);
+	sleepers.is_coming = false;
+	pass(_i ? 300 : 110);
+	if (_i) {
+		expect_state(waits, PRESSURE_SHORT);
+		pass(300);
+	}
+	expect_refused(waits, STATUS_NO_DEVICE_MEMORY);
+	end();
+}
+END_TEST
+
+START_TEST(nobody_is_put_to_sleep_for_what_blocks_in_use_are_in_the_way_of)
+{
+	struct thing used = {0};
+	begin_with_sleepers(0, 20 * MIB, true);
+	give_to(&used, tenants[1], &places[0], CHUNK_BLOCK, 60 * MIB);
+	expect_refused(want(50 * MIB), STATUS_NO_DEVICE_MEMORY);
+	expect_heard("");
+	drop(&used);
+	end();
+}
+END_TEST
+
+/* ---- requests that keep their place ------------------------------------------------------------- */
+
+static struct want *wake_on(unsigned t, uint64_t bytes)
+{
+	struct want *wake = want_new(t, 0, bytes);
+	wake->request.keeps_place = true;
+	wake->request.patience_ms = 600000;
+	start(wake);
+	run_maker();
+	return wake;
+}
+
+START_TEST(small_requests_do_not_starve_a_program_that_wakes)
+{
+	begin(10000);
+	struct want *first = want_on(1, 0, 50 * MIB);
+	struct want *second = want_on(1, 0, 40 * MIB);
+	struct want *before = want(20 * MIB);
+	struct want *wake = wake_on(0, 60 * MIB);
+	expect_state(wake, PRESSURE_SHORT);
+	struct want *small = want_on(1, 0, 4 * MIB);
+	struct want *other = want(4 * MIB);
+	expect_state(small, PRESSURE_SHORT);
+	expect_state(want_on(0, 1, 4 * MIB), PRESSURE_GRANTED);
+	pass(100);
+	release(second);
+	pass(20);
+	/* There is room for it now, and it came before. */
+	expect_state(before, PRESSURE_GRANTED);
+	expect_state(small, PRESSURE_SHORT);
+	expect_state(other, PRESSURE_SHORT);
+	release(first);
+	pass(20);
+	expect_state(wake, PRESSURE_GRANTED);
+	expect_state(small, PRESSURE_GRANTED);
+	expect_state(other, PRESSURE_GRANTED);
+	end();
+}
+END_TEST
+
+START_TEST(what_fits_beside_it_is_served)
+{
+	begin(10000);
+	struct want *held = want_on(1, 0, 70 * MIB);
+	struct want *wake = wake_on(0, 40 * MIB);
+	expect_state(want(5 * MIB), PRESSURE_SHORT);
+	release(held);
+	expect_state(want(55 * MIB), PRESSURE_GRANTED);
+	pass(20);
+	expect_state(wake, PRESSURE_GRANTED);
+	end();
+}
+END_TEST
+
+START_TEST(higher_priorities_are_served_all_the_same)
+{
+	begin(0);
+	want_on(1, 0, 70 * MIB);
+	tenants[0]->priority = 3;
+	struct want *wake = wake_on(0, 60 * MIB);
+	tenants[1]->priority = 2;
+	struct want *lower = want_on(1, 0, 2 * MIB);
+	expect_state(lower, PRESSURE_SHORT);
+	tenants[1]->priority = 4;
+	expect_state(want_on(1, 0, 2 * MIB), PRESSURE_GRANTED);
+	expect_state(wake, PRESSURE_SHORT);
+	tenants[1]->priority = 2;
+	pass(PRESSURE_LATE_MS + 20);
+	expect_refused(lower, STATUS_NO_DEVICE_MEMORY);
+	end();
+}
+END_TEST
+
+/* Others would wait for nothing. */
+START_TEST(a_program_that_cannot_wake_now_keeps_nobody_waiting)
+{
+	struct thing used = {0};
+	begin(0);
+	give_to(&used, tenants[1], &places[0], CHUNK_BLOCK, 50 * MIB);
+	struct want *wake = wake_on(0, 60 * MIB);
+	expect_state(wake, PRESSURE_SHORT);
+	expect_state(want(20 * MIB), PRESSURE_GRANTED);
+	drop(&used);
+	expect_state(want(20 * MIB), PRESSURE_GRANTED);
+	pass(20);
+	expect_state(wake, PRESSURE_GRANTED);
+	end();
+}
+END_TEST
+
+START_TEST(a_program_that_gives_up_keeps_nobody_waiting)
+{
+	begin(0);
+	want_on(1, 0, 70 * MIB);
+	struct want *wake = wake_on(0, 60 * MIB);
+	struct want *small = want(2 * MIB);
+	expect_state(small, PRESSURE_SHORT);
+	cancel(wake);
+	pass(20);
+	expect_state(small, PRESSURE_GRANTED);
 	end();
 }
 END_TEST
@@ -998,7 +1202,8 @@ static void check_books(void)
 		used[is_tenant][want->request.at->slot] += want->thing.charge.bytes;
 		ck_assert(!want->is_over || want->request.n_reserved == 0);
 		ck_assert(!want->is_over || (list_is_empty(&want->request.link) &&
-		                             list_is_empty(&want->request.place)));
+		                             list_is_empty(&want->request.place) &&
+		                             list_is_empty(&want->request.kept)));
 		ck_assert((want->request.state == PRESSURE_IN_LINE) ==
 		          !list_is_empty(&want->request.place));
 		/* Whatever waits is looked at. */
@@ -1039,6 +1244,7 @@ static void do_anything_with(struct want *want)
 					.bytes = (1 + random_below(55)) * 2 * MIB,
 					.n_chunks = 1 + random_below(6),
 					.waited_ms = random_below(4) ? 0 : random_below(300),
+					.keeps_place = random_below(4) == 0,
 				},
 		};
 		start(want);
@@ -1095,6 +1301,7 @@ static void do_anything(void)
 	case 5:
 		driver.is_full = random_below(6) == 0;
 		driver.is_broken = random_below(20) == 0;
+		sleepers.is_coming = random_below(4) == 0;
 		break;
 	case 6:
 		tenant_set_quota(tenants[random_below(2)], random_below(N_PLACES),
@@ -1120,6 +1327,7 @@ START_TEST_WITH(the_books_are_level_whatever_happens, .n = 10)
 		clients[i].has_unread = false;
 	}
 	driver.is_full = false;
+	sleepers.is_coming = false;
 	pass(5000);
 	for (unsigned i = 0; i < N_WANTS; i++) {
 		ck_assert(!wants[i].is_started || wants[i].is_over);
