@@ -295,8 +295,7 @@ static bool fits_after_asking(const struct pressure_request *request)
 static bool is_before(const struct pressure_request *other, const struct pressure_request *request)
 {
 	return other->at == request->at && other->number < request->number &&
-	       request->tenant->priority <= other->tenant->priority &&
-	       fits_after_all_rounds(other);
+	       request->tenant->priority <= other->tenant->priority && fits_after_all_rounds(other);
 }
 
 /* Whether it has to leave the room to others. What is made ahead is not what they wait for. */
