@@ -609,3 +609,43 @@ START_TEST_WITH(a_program_under_the_shim_does_not_notice, .n = 2)
 	assert_nothing_is_left();
 }
 END_TEST
+
+/* Whether it sleeps then is not of interest. */
+static void ask_to_sleep(void *user)
+{
+	struct glake_session *session = world_connect_blind();
+	bool is_asleep;
+	glake_sleep_session(session, *(const uint64_t *)user, NULL, see_asleep, &is_asleep);
+	world_disconnect(session);
+}
+
+/* After a while, in which glaked is in the middle of something. */
+static void kill_soon(unsigned ms)
+{
+	harness_sleep_ms(ms);
+	kill_glaked();
+	harness_restart(&harness);
+}
+
+/* At some moment of falling asleep, and of waking. */
+START_TEST_WITH(a_program_under_the_shim_loses_nothing_whenever_glaked_dies, .n = 16)
+{
+	static struct run run;
+	struct wanted wanted = {.session = 0};
+	begin();
+	run_start(&run, NULL, run_in_build("tests/shim/sleep"), "everything", NULL);
+	run_read(&run, "ready");
+	wanted.pid = (uint32_t)run.pid;
+	assert_ok(glake_list_sessions(eye, find_pid, &wanted));
+	pid_t asker = world_client(ask_to_sleep, &wanted.session);
+	kill_soon(60 + (unsigned)_i * 8);
+	world_join(asker);
+	go_on(&run);
+	run_continue(&run);
+	kill_soon((unsigned)_i * 4);
+	run_read(&run, "ready");
+	run_continue(&run);
+	run_end_well(&run);
+	assert_nothing_is_left();
+}
+END_TEST
