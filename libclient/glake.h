@@ -715,11 +715,11 @@ GLAKE_API int glake_sleep(struct glake_session *session, uint32_t timeout_ms,
  * Get all of it back, at the same addresses. Blocks until glaked has room for it: see wake_wait_ms in operations.md. Does nothing if
  * the session is awake.
  * Errors: session errors; request errors; -EINVAL (*slept_out); GLAKE_E_NO_DEVICE_MEMORY, GLAKE_E_OVER_QUOTA, GLAKE_E_NO_FDS (it has waited
- * in vain); GLAKE_E_MOVER (what came back was something else); GLAKE_E_BUSY; GLAKE_E_CUDA; -ENOMEM. Then it sleeps on.
+ * in vain); GLAKE_E_MOVER (what came back was something else); GLAKE_E_BUSY; GLAKE_E_CUDA; -EMFILE; -ENOMEM. Then it sleeps on.
  */
 GLAKE_API int glake_wake(struct glake_session *session, struct glake_slept *slept_out);
 
-/* Nonzero: it sleeps. Local. */
+/* Returns nonzero if it sleeps. Local. */
 GLAKE_API int glake_is_asleep(const struct glake_session *session);
 
 /* ---- published weights ---------------------------------------------------------------------- */

@@ -68,7 +68,7 @@ class ManPage(unittest.TestCase):
 
     def test_json_is_where_the_help_has_it(self):
         """Also the error of a command line, or of a daemon that is not there, is a document."""
-        words = {"completion": ["bash"], "map": ["--html=/nowhere/x"], "seal": ["1"], "quota": ["x", "--sessions=1"]}
+        words = {"completion": ["bash"], "map": ["--html=/nowhere/x"], "seal": ["1"], "sleep": ["1"], "wake": ["1"], "quota": ["x", "--sessions=1"]}
         without = set(re.findall(r"[a-z]+", self.man.split("instead of text; not with\n")[1].split("which")[0])) \
             - {"and"}
         for command in commands():

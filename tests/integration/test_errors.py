@@ -37,6 +37,7 @@ SEALS = {"glake_seal", "glake_seal_idle", "glake_weights_publish"}
 SEAL = SEALS | {"glake_unseal"}
 ASYNC = {"glake_alloc_async", "glake_free_async", "glake_stream_ends"}
 # Listed errors that no call here returns: the test that meets them or why none does, the functions.
+SLEEPS = {"glake_sleep", "glake_wake", "glake_sleep_session"}
 EXCUSES = {
     "-ENOMEM": ("malloc() fails", EVERY),
     "-ENOBUFS": ("the kernel has no memory for a packet", EVERY),
@@ -47,10 +48,11 @@ EXCUSES = {
     "-ENOENT": ("a device that glaked does not own", ASYNC),
     "-EBUSY": ("tests/integration/test_client_async.c",
                ASYNC | SEAL | {"glake_map", "glake_order_follow", "glake_share", "glake_unmap",
-                               "glake_block_publish"}),
+                               "glake_block_publish", "glake_sleep"}),
     "GLAKE_E_NO_PERMISSION": ("tests/integration/test_realms.c",
                               {"glake_set_quota", "glake_set_host_quota", "glake_set_max_sessions",
-                               "glake_set_manifest_quota", "glake_seal_session"}),
+                               "glake_set_manifest_quota", "glake_seal_session",
+                               "glake_sleep_session"}),
     "GLAKE_E_NO_FDS": ("tests/integration/test_quota.c", EVERY),
     "GLAKE_E_NO_HOST_MEMORY": ("tests/integration/test_quota.c", EVERY),
     "GLAKE_E_SHUTTING_DOWN": ("tests/integration/test_lifecycle.c", EVERY),
@@ -60,20 +62,21 @@ EXCUSES = {
                                     "glake_chunk_new",
                                     "glake_map", "glake_share", "glake_share_open",
                                     "glake_block_publish",
-                                    "glake_pin", "glake_seal_session"}),
+                                    "glake_pin", "glake_seal_session"} | SLEEPS),
     "GLAKE_E_FILE_CHANGED": ("tests/integration/test_bad_files.c", OPEN),
     "GLAKE_E_READ": ("tests/integration/test_bad_files.c", OPEN),
     "GLAKE_E_MOVER": ("tests/integration/test_kills.c",
-                      OPEN | SEALS | {"glake_block_publish"}),
+                      OPEN | SEALS | SLEEPS | {"glake_block_publish"}),
     "-EPERM": ("GLAKE_DEDUP=off", SEALS),
     "-EMFILE": ("memory that is large enough to be cut", SEALS),
-    "GLAKE_E_OVER_QUOTA": ("memory that is large enough to be cut",
-                           SEALS),
+    "GLAKE_E_OVER_QUOTA": ("memory that is large enough to be cut, and host memory",
+                           SEALS | {"glake_sleep", "glake_sleep_session"}),
     "GLAKE_E_VERSION": ("tests/unit/test_client_call.c", {"glake_connect"}),
     "GLAKE_E_CUDA": ("the driver gives addresses only where the window has none",
                      {"glake_reserve", "glake_unreserve"}),
     "GLAKE_E_NO_DEVICE_MEMORY": ("glake-mover needs memory to compare",
-                                 SEALS | {"glake_block_publish"}),
+                                 SEALS | {"glake_block_publish", "glake_wake",
+                                          "glake_sleep_session"}),
 }
 
 
@@ -282,6 +285,10 @@ class World:
         """Of all of an allocation: pointer and bytes."""
         return (c_uint64 * 2)(self.alloc(), CHUNK)
 
+    def asleep(self):
+        self.alloc()
+        self.ok(LIBRARY.glake_sleep(self.session, 1000, None))
+
     def sealed(self):
         span = self.span()
         self.ok(LIBRARY.glake_seal(span, 1, None))
@@ -428,6 +435,10 @@ CALLS = {
     "glake_pin": (World.name_of_unused, lambda w, x: (w.session, x, 1)),
     "glake_evict": (World.name, lambda w, x: (w.session, None, None, None)),
     "glake_seal_session": (nothing, lambda w, x: (w.session, 1, None, sized())),
+    "glake_sleep": (World.alloc, lambda w, x: (w.session, 1000, None)),
+    "glake_wake": (World.asleep, lambda w, x: (w.session, None)),
+    "glake_sleep_session": (nothing, lambda w, x: (w.session, 1, None, ROW, None)),
+    "glake_list_sleepers": (nothing, lambda w, x: (w.session, ROW, None)),
     "glake_set_host_quota": (nothing, lambda w, x: (w.session, b"default", 0, 0)),
     "glake_set_quota": (nothing, lambda w, x: (w.session, b"default", 0, 0)),
     "glake_set_max_sessions": (nothing, lambda w, x: (w.session, b"default", 0)),
@@ -557,6 +568,12 @@ WRONG = [
     ("glake_seal_session", "-EINVAL", nothing,
      lambda w, x: (w.session, 1, sized(size=1), sized())),
     ("glake_seal_session", "-EINVAL", nothing, lambda w, x: (w.session, 1, None, sized(size=0))),
+    ("glake_sleep", "-EINVAL", nothing, lambda w, x: (w.session, 1000, sized(size=0))),
+    ("glake_wake", "-EINVAL", nothing, lambda w, x: (w.session, sized(size=0))),
+    ("glake_sleep_session", "GLAKE_E_NOT_FOUND", nothing,
+     lambda w, x: (w.session, 1, None, ROW, None)),
+    ("glake_sleep_session", "-EINVAL", nothing,
+     lambda w, x: (w.session, 1, sized(size=1), ROW, None)),
     ("glake_set_host_quota", "-ENOTSUP", nothing, lambda w, x: (w.session, b"default", 99, 0)),
     ("glake_set_host_quota", "GLAKE_E_NOT_FOUND", nothing, lambda w, x: (w.session, b"none", 0, 0)),
     ("glake_set_quota", "GLAKE_E_NOT_FOUND", nothing, lambda w, x: (w.session, b"none", 0, 0)),

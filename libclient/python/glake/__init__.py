@@ -3,7 +3,7 @@
 from ._version import VERSION as __version__
 from .admin import (blocks, events, evict, models, pin, seal_session, sessions, set_host_quota,
                     set_manifest_quota,
-                    set_max_sessions, set_quota, stats, status, tenants, unpin)
+                    set_max_sessions, set_quota, sleep_session, sleepers, stats, status, tenants, unpin)
 from .errors import (BadFileError, BusyError, DriverError, Error, ForkedError, GoneError,
                      NotFoundError, OutOfMemoryError, PermissionDeniedError, QuotaError)
 from .model import Model
@@ -17,6 +17,6 @@ __all__ = [
     "NotFoundError", "OutOfMemoryError", "PermissionDeniedError", "Published", "QuotaError",
     "Sealed", "Session", "Tensor", "Weight", "__version__", "blocks", "connect",
     "default_session", "events", "evict", "models", "pin", "publish", "seal", "seal_session",
-    "sessions", "set_host_quota", "set_manifest_quota", "set_max_sessions", "set_quota", "stats", "status",
-    "tenants", "unpin", "unseal",
+    "sessions", "set_host_quota", "set_manifest_quota", "set_max_sessions", "set_quota", "sleep_session",
+    "sleepers", "stats", "status", "tenants", "unpin", "unseal",
 ]

@@ -98,6 +98,16 @@ class AttachOptions(Structure):
     _fields_ = [("size", c_size_t), ("device", c_uint32), ("wait_ms", c_uint32), ("pin", c_int)]
 
 
+class StaySlept(Structure):
+    _fields_ = [("why", c_char_p), ("bytes", c_uint64)]
+
+
+class Slept(Structure):
+    _fields_ = [("size", c_size_t), ("private_bytes", c_uint64), ("shared_bytes", c_uint64),
+                ("took_ns", c_uint64), ("held_ns", c_uint64), ("n_stays", c_uint32),
+                ("stays", StaySlept * 16)]
+
+
 # ---- structs of glake_admin.h ----
 
 class DeviceStatus(Structure):
@@ -212,6 +222,31 @@ class SealReport(Structure):
                 ("failed_why", c_char * 128)]
 
 
+class Stay(Structure):
+    _fields_ = [("why", c_char_p), ("bytes", c_uint64)]
+
+
+class SleepOptions(Structure):
+    _fields_ = [("size", c_size_t), ("wakes", c_int), ("progress", PROGRESS),
+                ("progress_user", c_void_p)]
+
+
+class SleepReport(Structure):
+    _fields_ = [("is_asleep", c_int), ("private_bytes", c_uint64), ("shared_bytes", c_uint64),
+                ("took_ns", c_uint64), ("held_ns", c_uint64), ("n_stays", c_uint32),
+                ("stays", POINTER(Stay))]
+
+
+class SleeperRow(Structure):
+    _fields_ = [("session", c_uint64), ("pid", c_uint32), ("uid", c_uint32),
+                ("program", c_char_p), ("tenant", c_char_p), ("realm", c_char_p),
+                ("state", c_char_p), ("why", c_char_p), ("asleep_ms", c_uint64),
+                ("private_bytes", c_uint64), ("shared_bytes", c_uint64),
+                ("stays_bytes", c_uint64), ("place", c_uint32), ("waiting_ms", c_uint64),
+                ("n_sleeps", c_uint64), ("slept_ns", c_uint64), ("woke_ns", c_uint64),
+                ("n_stays", c_uint32), ("stays", POINTER(Stay))]
+
+
 STATUS_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(Status))
 METRIC_ROW = CFUNCTYPE(c_int, c_void_p, c_char_p, c_uint64, c_char_p)
 SESSION_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(SessionRow))
@@ -219,6 +254,8 @@ TENANT_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(TenantRow))
 MODEL_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(ModelRow))
 BLOCK_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(BlockRow))
 EVENT_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(EventRow))
+SLEEP_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(SleepReport))
+SLEEPER_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(SleeperRow))
 
 # ---- functions: name, result, arguments ----
 
@@ -280,6 +317,12 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("glake_pin", c_int, [c_void_p, c_char_p, c_int]),
     ("glake_evict", c_int, [c_void_p, c_char_p, POINTER(c_uint64), POINTER(c_uint64)]),
     ("glake_seal_session", c_int, [c_void_p, c_uint64, POINTER(SealOptions), POINTER(SealReport)]),
+    ("glake_sleep", c_int, [c_void_p, c_uint32, POINTER(Slept)]),
+    ("glake_wake", c_int, [c_void_p, POINTER(Slept)]),
+    ("glake_is_asleep", c_int, [c_void_p]),
+    ("glake_sleep_session", c_int, [c_void_p, c_uint64, POINTER(SleepOptions), SLEEP_ROW,
+                                    c_void_p]),
+    ("glake_list_sleepers", c_int, [c_void_p, SLEEPER_ROW, c_void_p]),
     ("glake_set_quota", c_int, [c_void_p, c_char_p, c_uint32, c_uint64]),
     ("glake_set_max_sessions", c_int, [c_void_p, c_char_p, c_uint32]),
     ("glake_set_host_quota", c_int, [c_void_p, c_char_p, c_uint32, c_uint64]),

@@ -42,7 +42,7 @@ def _row(struct: ctypes.Structure, flags: Tuple[str, ...] = ()) -> Row:
             row[name] = bool(value)
         elif isinstance(value, ctypes._Pointer):
             row[name] = [_row(value[i], ("rdma",)) for i in range(getattr(struct, "n_" + name))]
-        elif name not in ("n_devices", "n_unsealed", "n_pools", "n_hosts"):
+        elif name not in ("n_devices", "n_unsealed", "n_pools", "n_hosts", "n_stays"):
             row[name] = "" if value is None else _plain(value)
     return row
 
@@ -153,6 +153,30 @@ def seal_session(number: int, dry_run: bool = False, session: Optional[Session] 
     row = _row(report)
     del row["size"]
     return row
+
+
+def sleep_session(number: int, wakes: bool = False, session: Optional[Session] = None) -> Row:
+    """Ask the program of a session, ``row["session"]`` of sessions(), to sleep: its GPU memory goes to host
+    memory, until it submits work again. ``wakes`` asks it to wake instead.
+
+    It must be under ``glake run``. Blocks until it has. Returns what has left the GPU or came back, in bytes,
+    and as ``stays`` what is still there, by reason.
+    """
+    options = _lib.SleepOptions(size=ctypes.sizeof(_lib.SleepOptions), wakes=wakes)
+    rows: List[Row] = []
+
+    def take(_user: Any, report: Any) -> int:
+        rows.append(_row(report.contents, ("is_asleep",)))
+        return 0
+
+    _act(lambda s: _lib.library().glake_sleep_session(s.handle, number, ctypes.byref(options),
+                                                      _lib.SLEEP_ROW(take), None), session)
+    return rows[0]
+
+
+def sleepers(session: Optional[Session] = None) -> List[Row]:
+    """The sessions that sleep. Keys are the members of struct glake_sleeper_row."""
+    return _collect("glake_list_sleepers", _lib.SLEEPER_ROW, session)
 
 
 def set_quota(tenant: str, device: int, quota_bytes: int,

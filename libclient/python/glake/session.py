@@ -127,6 +127,25 @@ class Session:
         """Everything that uses the memory on the GPU has to be done."""
         _lib.check(_lib.library().glake_free(self.handle, ptr))
 
+    def sleep(self, timeout_ms: int = 5000) -> Dict[str, Any]:
+        """All memory of this session on GPUs, that of alloc() and what is sealed, goes to host memory; its
+        addresses stay. Models stay on the GPU. Nothing may use the memory before wake(); work
+        under way is waited for, ``timeout_ms`` at most, only under ``glake run``. Does nothing if it sleeps."""
+        _lib.unsigned(timeout_ms, "timeout_ms", 32)
+        slept = _lib.Slept(ctypes.sizeof(_lib.Slept))
+        _lib.check(_lib.library().glake_sleep(self.handle, timeout_ms, ctypes.byref(slept)))
+        return _slept(slept)
+
+    def wake(self) -> Dict[str, Any]:
+        """All of it comes back, at the same addresses. Waits until glaked has room. Does nothing if it is awake."""
+        slept = _lib.Slept(ctypes.sizeof(_lib.Slept))
+        _lib.check(_lib.library().glake_wake(self.handle, ctypes.byref(slept)))
+        return _slept(slept)
+
+    def is_asleep(self) -> bool:
+        """Between sleep() and wake()."""
+        return bool(_lib.library().glake_is_asleep(self.handle))
+
     def usage(self) -> Dict[str, int]:
         """This session's own counters."""
         usage = _lib.Usage(ctypes.sizeof(_lib.Usage))
@@ -169,6 +188,14 @@ class Session:
         """Ask glaked for an answer. Waits for one that is restarted; GoneError: it is not there, or does not
         know the session any more."""
         _lib.check(_lib.library().glake_ping(self.handle))
+
+
+def _slept(slept: _lib.Slept) -> Dict[str, Any]:
+    row: Dict[str, Any] = {name: getattr(slept, name)
+                           for name in ("private_bytes", "shared_bytes", "took_ns", "held_ns")}
+    row["stays"] = [{"why": _lib.text(stay.why), "bytes": stay.bytes}
+                    for stay in slept.stays[:slept.n_stays]]
+    return row
 
 
 _lock = threading.Lock()
