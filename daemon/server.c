@@ -14,6 +14,7 @@
 #include "daemon/net/inflight.h"
 #include "daemon/net/listener.h"
 #include "daemon/base/notify.h"
+#include "daemon/rpc/naps.h"
 #include "daemon/rpc/rpc.h"
 #include "daemon/rpc/rpc_answer.h"
 #include "daemon/rpc/rpc_ask.h"
@@ -110,6 +111,7 @@ static void on_tick(uv_timer_t *timer)
 	copies_tick(&server->copies);
 	sessions_tick(&server->rpc.sessions);
 	rpc_asks_tick(&server->rpc);
+	naps_tick(&server->rpc);
 	owners_tick(server->owners);
 	inflight_tick();
 	orders_tick(&server->rpc.holders.orders);
@@ -543,6 +545,10 @@ static int open_parts(struct server *server)
 		.take_fds = evict_fds,
 		.user = server,
 	};
+	server->allocator.pressure.sleepers = (struct pressure_sleepers){
+		.ask = naps_for,
+		.user = &server->rpc,
+	};
 	server->store.on_evicted = on_model_evicted;
 	server->store.user = server;
 	r = copies_init(&server->copies, &server->store, &server->mover, &server->allocator,
@@ -565,6 +571,7 @@ static int open_parts(struct server *server)
 		.copies = &server->copies,
 		.allocator = &server->allocator,
 		.admit = &server->admit_context,
+		.events = &server->events,
 	};
 	server->nvml = nvml_new(&server->loop, server->devices, server->n_devices);
 	open_rpc(server);

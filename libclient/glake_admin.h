@@ -269,7 +269,7 @@ GLAKE_API int glake_list_uses(struct glake_session *session, glake_use_fn row, v
 struct glake_event_row {
 	uint64_t id;       /* from 1 on, since glaked started */
 	uint64_t time_ms;  /* since 1970 */
-	const char *kind;  /* "block_damaged", "device_fault", "mover_failed" */
+	const char *kind;  /* "block_damaged", "device_fault", "wake_refused", "mover_failed" */
 	const char *realm; /* "" = of none: only admins see it */
 	uint64_t session;  /* 0 = of none */
 	uint32_t pid;      /* 0 = of none */

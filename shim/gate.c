@@ -165,6 +165,9 @@ static bool wait_there(struct gate_thread *me)
 
 bool gate_wait(struct gate_thread *me)
 {
+	if (atomic_load_explicit(&gate.state, memory_order_relaxed) & GATE_WATCHED) {
+		atomic_fetch_and(&gate.state, ~GATE_WATCHED);
+	}
 	if (me != &unseen && atomic_load(&me->depth) > 1) {
 		return true;
 	}
@@ -298,6 +301,18 @@ void gate_open(void)
 	atomic_store(&closer, 0);
 }
 
+/* ---- whether anybody passes -------------------------------------------------------------------- */
+
+void gate_watch(void)
+{
+	atomic_fetch_or(&gate.state, GATE_WATCHED);
+}
+
+bool gate_was_passed(void)
+{
+	return !(atomic_load(&gate.state) & GATE_WATCHED);
+}
+
 /* ---- sleeping --------------------------------------------------------------------------------- */
 
 static void end(void)
@@ -369,6 +384,6 @@ void gate_forked(void)
 		}
 		record->is_waiting = 0;
 	}
-	atomic_fetch_and(&gate.state, ~(GATE_CLOSED | GATE_ASLEEP | GATE_ENDING));
+	atomic_fetch_and(&gate.state, ~(GATE_CLOSED | GATE_ASLEEP | GATE_ENDING | GATE_WATCHED));
 	atomic_store(&closer, 0);
 }

@@ -69,7 +69,8 @@ struct gate_thread {
 #define GATE_CLOSED 1u
 #define GATE_FENCED 2u /* there is no membarrier: passing takes a full fence */
 #define GATE_ASLEEP 4u
-#define GATE_ENDING 8u /* exit() has begun */
+#define GATE_ENDING 8u   /* exit() has begun */
+#define GATE_WATCHED 16u /* the next who passes takes the slow part, and removes this */
 
 struct gate {
 	_Atomic uint32_t state; /* a futex: those at the gate wait for it to change */
@@ -153,6 +154,13 @@ void gate_wake(void);
  */
 bool gate_is_wanted(void);
 void gate_set_wanted(void (*wanted)(void));
+
+/*
+ * Whether anybody has passed since gate_watch(). To know costs the first who passes after that a few nanoseconds, and nobody
+ * else anything.
+ */
+void gate_watch(void);
+bool gate_was_passed(void);
 
 /* Called by fork.c in the child; async-signal-safe. */
 void gate_forked(void);

@@ -14,6 +14,7 @@
 #include "shim/capture.h"
 #include "shim/gate.h"
 #include "shim/graphmem.h"
+#include "shim/idle.h"
 #include "shim/may.h"
 #include "shim/order.h"
 #include "shim/shim.h"
@@ -165,6 +166,11 @@ static int do_as(struct work *work, unsigned what)
 {
 	if (what == ASK_WAKE) {
 		return wake(work);
+	}
+	/* glaked learns of work two seconds later. */
+	if ((what == GLAKE__SLEEP_IDLE || what == GLAKE__SLEEP_PRESSURE) && !idle_is_still()) {
+		snprintf(work->why, sizeof(work->why), "it works again");
+		return -EBUSY;
 	}
 	if (!turn_begin()) {
 		snprintf(work->why, sizeof(work->why), "the program ends");

@@ -132,6 +132,7 @@ const char *event_kind_name(enum event_kind kind)
 	static const char *const names[EVENT_N_KINDS] = {
 		[EVENT_BLOCK_DAMAGED] = "block_damaged",
 		[EVENT_DEVICE_FAULT] = "device_fault",
+		[EVENT_WAKE_REFUSED] = "wake_refused",
 		[EVENT_MOVER_FAILED] = "mover_failed",
 	};
 	return names[kind];

@@ -50,6 +50,13 @@
 	X(quota_waits, "requests that waited for room in a tenant's limit") \
 	X(quota_refusals, "requests refused by a tenant's limit") \
 	X(memory_refusals, "requests refused for lack of device memory") \
+	X(sleeps, "times that a program fell asleep") \
+	X(sleeps_idle, "of them: because it was idle") \
+	X(sleeps_pressure, "of them: because others needed its memory") \
+	X(slept_bytes, "bytes that left a GPU so, shared ones included") \
+	X(wakes, "times that a program woke") \
+	X(wakes_refused, "wakes that waited for room in vain") \
+	X(woken_bytes, "bytes that came back to a GPU so") \
 	X(mover_starts, "times glake-mover was started") \
 	X(mover_deaths, "times glake-mover ended without being asked to") \
 	X(notices_dropped, "notices not sent to a client that does not read") \

@@ -64,6 +64,7 @@ static CONFIG_VALUE(tenants);
 	KEY("", config, pressure, "\"refuse\"", pressure, pressure, 0, 0) \
 	KEY("", config, wait_ms, "0", u64, wait_ms, 0, DAY_MS) \
 	KEY("", config, wake_wait_ms, "600000", u64, wake_wait_ms, 0, DAY_MS) \
+	KEY("", config, min_awake_ms, "5000", u64, min_awake_ms, 0, DAY_MS) \
 	KEY("", config, realms, "()", realms, realms, 0, 0) \
 	KEY("", config, tenants, "()", tenants, tenants, 0, 0) \
 	KEY("pool", config_pool, chunk_bytes, "", chunk_size, chunk_bytes, \
@@ -86,7 +87,9 @@ static CONFIG_VALUE(tenants);
 	KEY("tenants", config_tenant, max_fds, "0", u64, max_fds, 0, 1000000000) \
 	KEY("tenants", config_tenant, manifest_bytes, "\"256MiB\"", \
 	    size, manifest_bytes, 0, MAX_BYTES) \
-	KEY("tenants", config_tenant, priority, "0", priority, priority, 0, 1000)
+	KEY("tenants", config_tenant, priority, "0", priority, priority, 0, 1000) \
+	KEY("tenants", config_tenant, idle_ms, "0", u64, idle_ms, 0, 30 * DAY_MS) \
+	KEY("tenants", config_tenant, on_pressure, "\"none\"", on_pressure, on_pressure, 0, 0)
 /* clang-format on */
 
 static const struct config_key keys[] = {

@@ -69,6 +69,8 @@ struct config_tenant {
 	uint64_t manifest_bytes;          /* of glaked's memory, for models in use or pinned */
 	uint32_t max_sessions;
 	int32_t priority; /* higher ones keep their idle models longer */
+	uint64_t idle_ms; /* its programs sleep when they were idle for so long; 0 = never */
+	enum config_on_pressure on_pressure;
 };
 
 /* All strings and arrays are owned. */
@@ -107,6 +109,7 @@ struct config {
 	enum config_pressure pressure;
 	uint64_t wait_ms; /* with CONFIG_PRESSURE_WAIT */
 	uint64_t wake_wait_ms;
+	uint64_t min_awake_ms; /* glaked puts no program to sleep before */
 
 	struct config_realm *realms;
 	size_t n_realms;

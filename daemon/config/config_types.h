@@ -13,6 +13,12 @@
 /* Names of realms and tenants, with the NUL. Letters, digits, '.', '_' and '-'. */
 #define CONFIG_NAME_BYTES 64u
 
+/* What a tenant's requests do at a full device, and what is done to its programs. */
+enum config_on_pressure {
+	CONFIG_ON_PRESSURE_NONE,
+	CONFIG_ON_PRESSURE_SLEEP,
+};
+
 enum config_pressure {
 	CONFIG_PRESSURE_REFUSE, /* a request that does not fit is refused: see alloc.h */
 	CONFIG_PRESSURE_WAIT,   /* it waits for memory, wait_ms at most */

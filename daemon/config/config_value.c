@@ -218,6 +218,25 @@ CONFIG_VALUE(pressure)
 	return 0;
 }
 
+CONFIG_VALUE(on_pressure)
+{
+	const char *name = NULL;
+	int result = read_text(file, at, &name);
+	if (result < 0) {
+		return result;
+	}
+	enum config_on_pressure *on_pressure = field;
+	if (strcmp(name, "none") == 0) {
+		*on_pressure = CONFIG_ON_PRESSURE_NONE;
+	} else if (strcmp(name, "sleep") == 0) {
+		*on_pressure = CONFIG_ON_PRESSURE_SLEEP;
+	} else {
+		return config_file_wrong(file, at, "%s must be none or sleep, not \"%s\"",
+		                         label_of(at).text, name);
+	}
+	return 0;
+}
+
 CONFIG_VALUE(verify)
 {
 	static const char *const names[] = {

@@ -149,13 +149,19 @@ struct holder_usage {
 	uint64_t n_seals;
 	uint64_t seal_ns;
 	uint64_t held_ns;
+	uint64_t idle_since_ms; /* by the loop's clock; 0: it works, or nobody knows */
 };
 
 /* How it has slept. */
 struct holder_sleep {
 	uint64_t n_sleeps;
-	uint64_t slept_ns; /* the last sleep took glaked, */
-	uint64_t woke_ns;  /* and the last wake, waiting aside */
+	uint64_t slept_ns;         /* the last sleep took glaked, */
+	uint64_t woke_ns;          /* and the last wake, waiting aside */
+	uint64_t awake_since_ms;   /* the last wake; 0: it never slept */
+	uint64_t refused_since_ms; /* no room since then to wake; 0: not refused yet */
+	bool is_told;              /* of that, an operator */
+	uint64_t nap_after_ms;     /* glaked asks it to sleep no earlier, as it was busy; */
+	uint64_t nap_pause_ms;     /* it waited so long for that; 0: it was not busy */
 };
 
 struct holder;

@@ -22,6 +22,8 @@
 
 /* Copies that the mover has at a time. */
 #define MAX_COPYING 16u
+/* An operator learns of a program that could not wake for so long. */
+#define LONG_REFUSED_MS 60000u
 
 enum place_state {
 	PLACE_LACKING, /* memory */
@@ -156,14 +158,21 @@ static void commit_place(struct sleep_wake *wake, struct place *place)
 
 static void commit(struct sleep_wake *wake)
 {
-	struct holder *holder = wake->sleeper->holder;
+	const struct sleeper *sleeper = wake->sleeper;
+	struct holder *holder = sleeper->holder;
+	struct stats *stats = wake->context->allocator->stats;
 	keep(wake);
+	stats->wakes++;
+	stats->woken_bytes += sleeper->private_bytes + sleeper->shared_bytes;
 	for (size_t i = 0; i < wake->n_places; i++) {
 		if (wake->places[i].slept) {
 			commit_place(wake, &wake->places[i]);
 		}
 	}
 	holder->sleep.woke_ns = uv_hrtime() - wake->began_ns;
+	holder->sleep.awake_since_ms = uv_now(holder->all->loop);
+	holder->sleep.refused_since_ms = 0;
+	holder->sleep.is_told = false;
 	leave(wake, true);
 	if (!wake->keeps_copies) {
 		sleeper_leave(holder);
@@ -367,9 +376,35 @@ static uint64_t lacking_bytes(const struct sleep_wake *wake)
 	return bytes;
 }
 
+/* The program asks again and again; an operator learns of it once. */
+static void note_refusal(struct sleep_wake *wake, enum status status)
+{
+	const struct sleep_context *context = wake->context;
+	struct holder *holder = wake->sleeper->holder;
+	struct holder_sleep *sleep = &holder->sleep;
+	const struct event_subject subject = {.realm = holder->realm->name,
+	                                      .session = holder->id,
+	                                      .pid = holder->peer.pid,
+	                                      .limit = &holder->tenant->log_limit};
+	uint64_t now_ms = uv_now(holder->all->loop);
+	context->allocator->stats->wakes_refused++;
+	sleep->refused_since_ms = sleep->refused_since_ms ? sleep->refused_since_ms
+	                                                  : now_ms - wake->waited_ms;
+	if (context->events && !sleep->is_told &&
+	    now_ms - sleep->refused_since_ms >= LONG_REFUSED_MS) {
+		sleep->is_told = events_add(context->events, EVENT_WAKE_REFUSED, &subject,
+		                            "session %llu (pid %d) sleeps and cannot wake: %s",
+		                            (unsigned long long)holder->id, (int)holder->peer.pid,
+		                            status == STATUS_NO_DEVICE_MEMORY
+		                                    ? "the device has no room for it"
+		                                    : "its tenant's limits leave no room for it");
+	}
+}
+
 static void refuse(struct sleep_wake *wake, enum status status)
 {
 	char text[SLEEP_ERROR_BYTES];
+	note_refusal(wake, status);
 	alloc_explain(status, wake->sleeper->holder->tenant, at_of(wake), lacking_bytes(wake), text,
 	              sizeof(text));
 	fail(wake, status, text);

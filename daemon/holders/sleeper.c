@@ -165,6 +165,15 @@ static void go_to_sleep(struct sleeper *sleeper)
 	}
 }
 
+static void count(const struct sleeper *sleeper)
+{
+	struct stats *stats = sleeper->context->allocator->stats;
+	stats->sleeps++;
+	stats->sleeps_idle += sleeper->why == SLEEP_IDLE;
+	stats->sleeps_pressure += sleeper->why == SLEEP_PRESSURE;
+	stats->slept_bytes += sleeper->private_bytes + sleeper->shared_bytes;
+}
+
 enum status sleeper_enter(struct holder *holder, enum sleep_why why, const struct sleep_stay *stays,
                           size_t n_stays)
 {
@@ -180,6 +189,7 @@ enum status sleeper_enter(struct holder *holder, enum sleep_why why, const struc
 	sleeper->n_stays = (uint32_t)n_stays;
 	memcpy(sleeper->stays, stays, n_stays * sizeof(stays[0]));
 	list_insert(&holder->all->sleepers, &sleeper->link);
+	count(sleeper);
 	holder->sleep.n_sleeps++;
 	holder->sleep.slept_ns = sleeper->copy_ns;
 	go_to_sleep(sleeper);

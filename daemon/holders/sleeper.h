@@ -27,6 +27,7 @@
 #ifndef GLAKE_DAEMON_SLEEPER_H
 #define GLAKE_DAEMON_SLEEPER_H
 
+#include "daemon/base/events.h"
 #include "daemon/holders/holder.h"
 #include "daemon/holders/slept.h"
 #include "daemon/store/copies.h"
@@ -36,6 +37,7 @@ struct sleep_context {
 	struct copies *copies;
 	struct allocator *allocator;
 	const struct admit_context *admit;
+	struct events *events; /* NULL: nobody wants any */
 	uint64_t wake_wait_ms; /* a wake waits so long for room */
 };
 

@@ -56,6 +56,8 @@ struct tenant {
 	char name[CONFIG_NAME_BYTES];
 	bool is_leaving; /* not in the config any more */
 	int32_t priority;
+	uint64_t idle_ms;        /* its programs sleep when they were idle for so long; 0 = never */
+	bool sleeps_on_pressure; /* they give way to others, and others to them */
 	uint32_t n_sessions;
 	uint32_t max_sessions; /* 0 = no limit */
 	uint64_t n_fds;

@@ -42,12 +42,15 @@ static void cancel_ask(struct pending *pending)
 }
 
 /* Returns the session to answer; NULL: nobody waits for it. */
-static struct session *ask_end(struct ask *ask, uint64_t *request_out)
+static struct session *ask_end(struct ask *ask, enum status status, uint64_t *request_out)
 {
 	struct session *session = ask->pending.session;
 	*request_out = ask->pending.request;
 	if (session) {
 		session_end(&ask->pending);
+	}
+	if (ask->wish.done) {
+		ask->wish.done(ask->wish.user, ask->holder, status);
 	}
 	ask_free(ask);
 	return session;
@@ -63,7 +66,7 @@ __attribute__((format(printf, 3, 4))) static void ask_fail(struct ask *ask, enum
 	vsnprintf(text, sizeof(text), format, arguments);
 	va_end(arguments);
 	struct tenant *tenant = ask->holder->tenant;
-	struct session *session = ask_end(ask, &request);
+	struct session *session = ask_end(ask, status, &request);
 	if (session) {
 		rpc_refuse(session, request, status, "%s", text);
 	} else if (tenant) {
@@ -184,6 +187,12 @@ bool rpc_may_ask(const struct rpc_context *rpc, const struct holder *holder,
 	return holder->state == HOLDER_ATTACHED && follows(holder, wish) && !find_ask(rpc, holder);
 }
 
+bool rpc_falls_asleep(const struct rpc_context *rpc, const struct holder *holder)
+{
+	const struct ask *ask = find_ask(rpc, holder);
+	return ask && ask->wish.is_sleep && !ask->wish.wakes;
+}
+
 void rpc_ask(struct rpc_context *rpc, struct holder *holder, const struct rpc_wish *wish)
 {
 	struct ask *ask = ask_new(holder, wish);
@@ -277,7 +286,7 @@ static void pass_on_progress(struct rpc_context *rpc, struct ask *ask,
 static void pass_on(struct ask *ask, answer_t *answer)
 {
 	uint64_t request;
-	struct session *session = ask_end(ask, &request);
+	struct session *session = ask_end(ask, STATUS_OK, &request);
 	if (session) {
 		rpc_answer(session, request, answer, NULL, 0);
 	}

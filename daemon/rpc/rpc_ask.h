@@ -18,6 +18,9 @@ struct rpc_wish {
 	bool is_dry_run;
 	bool wakes;
 	enum sleep_why why;
+	/* Of rpc_ask(), may be NULL: it has done so (STATUS_OK), or not. @holder may have ended. */
+	void (*done)(void *user, struct holder *holder, enum status status);
+	void *user;
 };
 
 /* Whether it can be asked now: it has a connection, follows such wishes, and is not being asked already. */
@@ -25,6 +28,9 @@ bool rpc_may_ask(const struct rpc_context *rpc, const struct holder *holder,
                  const struct rpc_wish *wish);
 /* Nobody waits for the answer; a failure is a line in the log. */
 void rpc_ask(struct rpc_context *rpc, struct holder *holder, const struct rpc_wish *wish);
+
+/* Whether somebody has asked it to sleep, and it has not answered yet. */
+bool rpc_falls_asleep(const struct rpc_context *rpc, const struct holder *holder);
 
 /* Once in a while, and when a session has ended: refuse what no program will answer any more. */
 void rpc_asks_tick(struct rpc_context *rpc);

@@ -42,8 +42,9 @@ struct rpc_context {
 	uint32_t n_locations;
 	int driver_version; /* 13000 = 13.0 */
 	uint64_t started_ms;
-	struct list asks; /* of programs that have been asked something (rpc_ask.h) */
-	bool is_draining; /* nothing new is granted */
+	struct list asks;       /* of programs that have been asked something (rpc_ask.h) */
+	uint64_t naps_after_ms; /* host memory was full: nobody is put to sleep before (naps.h) */
+	bool is_draining;       /* nothing new is granted */
 };
 
 static inline struct rpc_context *rpc_of(const struct session *session)

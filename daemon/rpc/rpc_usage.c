@@ -86,6 +86,13 @@ static void take_seals(struct holder_usage *usage, const Glake__Wire__UsageRepor
 	usage->held_ns = report->held_ns;
 }
 
+/* It reports that it works, or since when it does not; nothing comes while that stays. */
+static void take_idle(struct holder *holder, uint64_t idle_ms)
+{
+	uint64_t now_ms = uv_now(holder->all->loop);
+	holder->usage.idle_since_ms = idle_ms == 0 ? 0 : idle_ms >= now_ms ? 1 : now_ms - idle_ms;
+}
+
 void rpc_usage_report(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	const Glake__Wire__UsageReport *report = request->usage_report;
@@ -99,6 +106,7 @@ void rpc_usage_report(struct session *session, const request_t *request, struct 
 	session->holder->usage.n_owned = report->n_owned;
 	session->holder->usage.n_passed = report->n_passed;
 	take_seals(&session->holder->usage, report);
+	take_idle(session->holder, report->idle_ms);
 	for (uint32_t i = 0; i < rpc->n_devices; i++) {
 		session->holder->at[i].driver = (struct driver_memory){0};
 		session->holder->at[i].pool = (struct holder_pool){0};

@@ -140,6 +140,10 @@ static void add_program_locked(const struct glake_session *session, struct repor
 	const struct glake__program *program = &session->program;
 	report->body.n_owned = program->n_owned;
 	report->body.n_passed = program->n_passed;
+	if (program->idle_since_ns > 0) {
+		uint64_t idle_ms = (clock_now_ns() - program->idle_since_ns) / 1000000;
+		report->body.idle_ms = idle_ms > 0 ? idle_ms : 1;
+	}
 	report->body.driver = report->list;
 	for (uint32_t i = 0; program->driver && i < session->n_devices; i++) {
 		const struct glake__driver_memory *driver = &program->driver[i];
@@ -260,11 +264,13 @@ static void set_program(struct glake_session *session, const struct glake__progr
 	pthread_mutex_lock(&session->usage_lock);
 	if (!program->driver || program->n_owned != usage->n_owned ||
 	    program->n_passed != usage->n_passed ||
+	    program->idle_since_ns != usage->idle_since_ns ||
 	    memcmp(program->driver, *driver, n_bytes) != 0) {
 		struct glake__driver_memory *before = program->driver;
 		program->version++;
 		program->n_owned = usage->n_owned;
 		program->n_passed = usage->n_passed;
+		program->idle_since_ns = usage->idle_since_ns;
 		program->driver = *driver;
 		*driver = before;
 	}

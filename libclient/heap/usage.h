@@ -45,6 +45,8 @@ struct glake__program_usage {
 	uint64_t n_passed; /* allocations left to the driver that glaked should have served */
 	const struct glake__driver_memory *driver; /* borrowed; each device at most once */
 	size_t n_driver;
+	uint64_t
+		idle_since_ns; /* clock_now_ns() when it was last seen to work on a GPU; 0: it does, or nobody knows */
 };
 
 /*

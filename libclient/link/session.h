@@ -80,6 +80,7 @@ struct glake__program {
 	uint64_t version; /* counts the changes of what follows */
 	uint64_t n_owned;
 	uint64_t n_passed;
+	uint64_t idle_since_ns;
 	struct glake__driver_memory *driver; /* owned; by position in devices, NULL until set */
 };
 

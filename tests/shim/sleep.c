@@ -234,6 +234,19 @@ static void allocates(void)
 	expect_all();
 }
 
+/* It works whenever it is told to. */
+static void waits_long(void)
+{
+	start();
+	alloc(34 * MIB);
+	wait_for_line();
+	for (int i = 0; i < 2; i++) {
+		add_to(&buffers[0]);
+		expect_all();
+		wait_for_line();
+	}
+}
+
 /* From now on no thread of the process can start another. */
 static void forbid_threads(void)
 {
@@ -449,7 +462,8 @@ int main(int argc, char **argv)
 		{"everything", everything}, {"allocates", allocates}, {"frees", frees},
 		{"threadless", threadless}, {"captures", captures},   {"busy", busy},
 		{"exits", exits},           {"waits", waits},         {"handles", handles},
-		{"cancels", cancels},       {"forks", forks},         {"executes", executes},
+		{"waits_long", waits_long}, {"cancels", cancels},     {"forks", forks},
+		{"executes", executes},
 	};
 	return run_scenario(argc, argv, scenarios, sizeof(scenarios) / sizeof(scenarios[0]));
 }

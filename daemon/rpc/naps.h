@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Programs that glaked puts to sleep by itself: those that were idle for their tenant's idle_ms, and for requests that do
+ * not fit (pressure.h) the coldest of those that are idle.
+ *
+ * A program counts as idle if it has reported so, does not wait for an answer of glaked, and nobody asks it something. It is not
+ * asked before it was awake for min_awake_ms. One that was busy is asked again after 10 s, then 20 s, and so on; if host
+ * memory was full, nobody is asked for 10 s.
+ *
+ * Threads: loop thread.
+ */
+#ifndef GLAKE_DAEMON_NAPS_H
+#define GLAKE_DAEMON_NAPS_H
+
+#include "daemon/rpc/rpc_context.h"
+
+/* Once a second: those that were idle for long enough. */
+void naps_tick(struct rpc_context *rpc);
+
+/* For pressure_sleepers.ask; @user is the rpc_context. */
+bool naps_for(void *user, const struct location *at, const struct tenant *tenant, uint64_t bytes);
+
+#endif

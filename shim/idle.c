@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "shim/idle.h"
+
+#include <stdatomic.h>
+
+#include "glake_shim.h"
+#include "proto/clock.h"
+#include "shim/drain.h"
+#include "shim/gate.h"
+
+/* For those who are inside to leave. */
+#define LOOK_NS 1000000u
+
+static _Atomic uint64_t since_ns; /* 0: it works */
+static uint64_t worked_ns;        /* seen last */
+
+static bool has_work(void)
+{
+	return gate_was_passed() || (since_ns == 0 && drain_gate.wait(NULL, LOOK_NS) != 0);
+}
+
+uint64_t idle_look(void)
+{
+	/* Nobody passes, and what is done cannot be asked for. */
+	if (gate_is_asleep()) {
+		return since_ns;
+	}
+	if (worked_ns == 0 || has_work()) {
+		worked_ns = clock_now_ns();
+		since_ns = 0;
+		gate_watch();
+	} else {
+		since_ns = worked_ns;
+	}
+	return since_ns;
+}
+
+bool idle_is_still(void)
+{
+	return since_ns > 0 && !gate_was_passed();
+}

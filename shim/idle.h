@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Since when the program has not worked on a GPU. The service looks now and then: nobody has passed the gate since the last
+ * look, and all work that was submitted before is done. Only the first look after the last call asks the driver, since
+ * nothing can be under way that nobody has submitted.
+ *
+ * Threads: idle_look() one at a time, in a turn (turn.h); the others any.
+ */
+#ifndef GLAKE_SHIM_IDLE_H
+#define GLAKE_SHIM_IDLE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Returns when it was last seen to work, by clock_now_ns(); 0: it does. */
+uint64_t idle_look(void);
+
+/* Whether it was idle at the last look, and nobody has passed since. */
+bool idle_is_still(void);
+
+#endif

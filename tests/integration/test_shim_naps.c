@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Programs that glaked puts to sleep by itself. */
+#include <stdlib.h>
+
+#include "tests/check_glake.h"
+#include "tests/harness/run.h"
+#include "tests/harness/world.h"
+
+static void begin(const char *tenant)
+{
+	static char config[512];
+	snprintf(config, sizeof(config),
+	         WORLD_CONFIG "warm_bytes = 0; min_awake_ms = 1000; "
+	                      "tenants = ({ name = \"default\"; %s });",
+	         tenant);
+	world_begin(.config = config, .devices = "1x64MiB", .speed = 5);
+}
+
+static void start(struct run *run)
+{
+	run_start(run, NULL, run_in_build("tests/shim/sleep"), "waits_long", NULL);
+	run_read(run, "ready");
+}
+
+static void use(struct run *run)
+{
+	run_continue(run);
+	run_read(run, "ready");
+}
+
+static void end(struct run *run)
+{
+	run_continue(run);
+	run_end_well(run);
+}
+
+START_TEST(a_program_that_is_idle_sleeps_and_wakes_when_it_works)
+{
+	struct run run;
+	begin("idle_ms = 4000;");
+	start(&run);
+	for (uint64_t i = 1; i <= 2; i++) {
+		world_wait_metric("sleeps_idle", i);
+		ck_assert_uint_eq(world_books().private_bytes, 0);
+		use(&run);
+		ck_assert_uint_gt(world_books().private_bytes, 0);
+	}
+	end(&run);
+}
+END_TEST
+
+/* Each needs the room of the other. */
+START_TEST(two_programs_take_turns_on_a_device_that_has_room_for_one)
+{
+	struct run a;
+	struct run b;
+	begin("on_pressure = \"sleep\";");
+	start(&a);
+	/* It is not yet known to be idle. */
+	usleep(1500000);
+	start(&b);
+	ck_assert_uint_eq(world_metric("sleeps_pressure"), 1);
+	for (uint64_t i = 2; i <= 5; i++) {
+		usleep(1500000);
+		use(i % 2 ? &b : &a);
+		ck_assert_uint_eq(world_metric("sleeps_pressure"), i);
+	}
+	end(&a);
+	end(&b);
+}
+END_TEST
