@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "tests/check_glake.h"
+#include "tests/harness/connection.h"
 #include "tests/harness/run.h"
 #include "tests/harness/world.h"
 
@@ -67,5 +68,29 @@ START_TEST(two_programs_take_turns_on_a_device_that_has_room_for_one)
 	}
 	end(&a);
 	end(&b);
+}
+END_TEST
+
+/* Nobody answers for it: the request is refused, in the end. */
+START_TEST(a_program_that_is_stopped_delays_a_request_and_no_more)
+{
+	struct run run;
+	struct fdlist fds;
+	uint64_t id;
+	begin("on_pressure = \"sleep\";");
+	int other = connection_hello(&harness);
+	fdlist_init(&fds);
+	start(&run);
+	usleep(1500000);
+	kill(run.pid, SIGSTOP);
+	uint64_t begin_ms = harness_now_ms();
+	int status = connection_alloc(other, 0, 40 * MIB, 1, &id, &fds);
+	ck_assert_int_eq(status, GLAKE__WIRE__STATUS__NO_DEVICE_MEMORY);
+	/* It was asked, and had ten seconds of glaked's to answer. */
+	ck_assert_uint_ge(harness_now_ms() - begin_ms, 1500);
+	kill(run.pid, SIGKILL);
+	run_end(&run);
+	fdlist_deinit(&fds);
+	connection_close(&other);
 }
 END_TEST
