@@ -5,7 +5,6 @@
 
 #include "glake_shim.h"
 #include "proto/clock.h"
-#include "shim/drain.h"
 #include "shim/gate.h"
 
 /* For those who are inside to leave. */
@@ -14,18 +13,18 @@
 static _Atomic uint64_t since_ns; /* 0: it works */
 static uint64_t worked_ns;        /* seen last */
 
-static bool has_work(void)
+static bool has_work(idle_wait_fn *wait)
 {
-	return gate_was_passed() || (since_ns == 0 && drain_gate.wait(NULL, LOOK_NS) != 0);
+	return gate_was_passed() || (since_ns == 0 && wait(NULL, LOOK_NS) != 0);
 }
 
-uint64_t idle_look(void)
+uint64_t idle_look(idle_wait_fn *wait)
 {
 	/* Nobody passes, and what is done cannot be asked for. */
 	if (gate_is_asleep()) {
 		return since_ns;
 	}
-	if (worked_ns == 0 || has_work()) {
+	if (worked_ns == 0 || has_work(wait)) {
 		worked_ns = clock_now_ns();
 		since_ns = 0;
 		gate_watch();

@@ -12,8 +12,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* As glake__gate.wait: it waits for what is submitted by now. */
+typedef int idle_wait_fn(void *user, uint64_t patience_ns);
+
 /* Returns when it was last seen to work, by clock_now_ns(); 0: it does. */
-uint64_t idle_look(void);
+uint64_t idle_look(idle_wait_fn *wait);
 
 /* Whether it was idle at the last look, and nobody has passed since. */
 bool idle_is_still(void);

@@ -3,6 +3,7 @@
 
 #include "glake_shim.h"
 #include "shim/context.h"
+#include "shim/drain.h"
 #include "shim/driver_usage.h"
 #include "shim/idle.h"
 #include "shim/order.h"
@@ -45,7 +46,7 @@ void report_program(struct connection *connection)
 		.n_owned = shim_count_of(SHIM_COUNT_owned),
 		.n_passed = shim_count_of(SHIM_COUNT_passed),
 		.driver = memory,
-		.idle_since_ns = idle_look(),
+		.idle_since_ns = idle_look(drain_gate.wait),
 	};
 	for (uint32_t i = 0; glake_device_at(connection->session, i, &device) == 0 &&
 	                     usage.n_driver < SHIM_MAX_DEVICES;
