@@ -36,8 +36,8 @@ OPEN = {"glake_model_open", "glake_model_open_shards", "glake_model_open_fds"}
 SEALS = {"glake_seal", "glake_seal_idle", "glake_weights_publish"}
 SEAL = SEALS | {"glake_unseal"}
 ASYNC = {"glake_alloc_async", "glake_free_async", "glake_stream_ends"}
-# Listed errors that no call here returns: the test that meets them or why none does, the functions.
 SLEEPS = {"glake_sleep", "glake_wake", "glake_sleep_session"}
+# Listed errors that no call here returns: the test that meets them or why none does, the functions.
 EXCUSES = {
     "-ENOMEM": ("malloc() fails", EVERY),
     "-ENOBUFS": ("the kernel has no memory for a packet", EVERY),
@@ -69,14 +69,13 @@ EXCUSES = {
                       OPEN | SEALS | SLEEPS | {"glake_block_publish"}),
     "-EPERM": ("GLAKE_DEDUP=off", SEALS),
     "-EMFILE": ("memory that is large enough to be cut", SEALS),
-    "GLAKE_E_OVER_QUOTA": ("memory that is large enough to be cut, and host memory",
-                           SEALS | {"glake_sleep", "glake_sleep_session"}),
+    "GLAKE_E_OVER_QUOTA": ("memory that is large enough to be cut, or a program under the shim",
+                           SEALS | {"glake_sleep_session"}),
     "GLAKE_E_VERSION": ("tests/unit/test_client_call.c", {"glake_connect"}),
     "GLAKE_E_CUDA": ("the driver gives addresses only where the window has none",
                      {"glake_reserve", "glake_unreserve"}),
-    "GLAKE_E_NO_DEVICE_MEMORY": ("glake-mover needs memory to compare",
-                                 SEALS | {"glake_block_publish", "glake_wake",
-                                          "glake_sleep_session"}),
+    "GLAKE_E_NO_DEVICE_MEMORY": ("glake-mover needs memory to compare, or a program under the shim",
+                                 SEALS | {"glake_block_publish", "glake_sleep_session"}),
 }
 
 
@@ -569,6 +568,8 @@ WRONG = [
      lambda w, x: (w.session, 1, sized(size=1), sized())),
     ("glake_seal_session", "-EINVAL", nothing, lambda w, x: (w.session, 1, None, sized(size=0))),
     ("glake_sleep", "-EINVAL", nothing, lambda w, x: (w.session, 1000, sized(size=0))),
+    ("glake_wake", "GLAKE_E_NO_DEVICE_MEMORY", lambda w: (w.asleep(), w.full_device()),
+     lambda w, x: (w.session, None)),
     ("glake_wake", "-EINVAL", nothing, lambda w, x: (w.session, sized(size=0))),
     ("glake_sleep_session", "GLAKE_E_NOT_FOUND", nothing,
      lambda w, x: (w.session, 1, None, ROW, None)),
@@ -695,7 +696,8 @@ class Errors(unittest.TestCase):
     def start_daemon(self):
         config = os.path.join(self.folder, "glaked.conf")
         with open(config, "w", encoding="utf-8") as file:
-            file.write(f'socket_path = "{self.socket}";\nwarm_bytes = "{WARM}";\n')
+            file.write(f'socket_path = "{self.socket}";\nwarm_bytes = "{WARM}";\n'
+                       "wake_wait_ms = 100;\n")
         environment = {name: value for name, value in os.environ.items()
                        if name != "CUDASIM_FAULT_FILE"}
         with open(os.path.join(self.folder, "log"), "wb") as log:
@@ -798,11 +800,13 @@ class Errors(unittest.TestCase):
     def no_quota(self, _):
         admin = World(self, self.socket, no_cuda=1)
         admin.ok(LIBRARY.glake_set_quota(admin.session, b"default", 0, 1))
+        admin.ok(LIBRARY.glake_set_host_quota(admin.session, b"default", 0, 1))
         admin.ok(LIBRARY.glake_set_max_sessions(admin.session, b"default", 1))
         try:
             yield
         finally:
             admin.ok(LIBRARY.glake_set_quota(admin.session, b"default", 0, 0))
+            admin.ok(LIBRARY.glake_set_host_quota(admin.session, b"default", 0, 0))
             admin.ok(LIBRARY.glake_set_max_sessions(admin.session, b"default", 0))
             admin.close()
 

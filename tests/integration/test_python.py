@@ -933,6 +933,95 @@ class SealsUnderTheShim(Case):
             self.assertEqual((result.stdout, result.stderr), (f"{4 * MIB} {expected}\n", ""))
 
 
+# What _torch_sleep.py uses of PyTorch.
+SLEEPY_PYTORCH = """
+import sys, types
+done = []
+torch = types.ModuleType("torch")
+torch.__file__ = "/nowhere/torch/__init__.py"
+torch.cuda = types.SimpleNamespace(
+    is_initialized=lambda: True, device_count=lambda: 1,
+    synchronize=lambda ordinal: done.append("synchronize"),
+    empty_cache=lambda: done.append("empty_cache"))
+sys.modules["torch"] = torch
+from glake import _torch_sleep
+"""
+
+
+class Sleep(Case):
+    def test_a_session_sleeps_and_wakes(self):
+        session = glake.default_session()
+        memory = Memory(session)
+        content = make(1, "int16", (MIB,))
+        ptr, = memory.holding(content)
+        self.assertFalse(session.is_asleep())
+        slept = session.sleep()
+        self.assertEqual((slept["private_bytes"], slept["stays"]), (2 * MIB, []))
+        self.assertTrue(session.is_asleep())
+        row, = glake.sleepers()
+        self.assertEqual((row["session"], row["pid"], row["state"], row["why"], row["private_bytes"]),
+                         (session.info()["session"], os.getpid(), "asleep", "itself", 2 * MIB))
+        self.assertEqual(glake.status()["devices"][0]["private_bytes"], 0)
+        self.assertEqual(session.wake()["private_bytes"], 2 * MIB)
+        self.assertFalse(session.is_asleep())
+        self.assertEqual(glake.sleepers(), [])
+        back = numpy.empty_like(content)
+        memory._call("cuMemcpyDtoH_v2", back.ctypes.data_as(ctypes.c_void_p), ctypes.c_uint64(ptr),
+                     ctypes.c_size_t(back.nbytes))
+        self.assertEqual(back.tobytes(), content.tobytes())
+
+    def test_only_programs_under_the_shim_are_asked(self):
+        session = glake.default_session()
+        with self.assertRaises(glake.Error) as caught:
+            glake.sleep_session(session.info()["session"])
+        self.assertEqual(caught.exception.code, -4003)
+        with self.assertRaises(glake.NotFoundError):
+            glake.sleep_session(1)
+
+    def run_torch(self, program, *command):
+        result = subprocess.run([*command, sys.executable, "-c", SLEEPY_PYTORCH + textwrap.dedent(program)],
+                                capture_output=True, text=True, timeout=60)
+        self.assertEqual((result.stdout, result.stderr), ("well\n", ""))
+
+    def test_pytorch_without_the_shim(self):
+        self.run_torch("""
+            import glake
+            glake.default_session().alloc(4 << 20)
+            assert _torch_sleep.sleep()["private_bytes"] == 4 << 20
+            assert done == ["synchronize", "empty_cache"]
+            assert glake.default_session().is_asleep()
+            assert _torch_sleep.wake()["private_bytes"] == 4 << 20
+            assert not glake.default_session().is_asleep()
+            print("well")
+        """)
+
+    def test_pytorch_under_the_shim(self):
+        self.run_torch("""
+            import ctypes, glake
+            cuda = ctypes.CDLL("libcuda.so.1")
+            def call(name, *arguments):
+                result = getattr(cuda, name)(*arguments)
+                assert result == 0, (name, result)
+            context, ptr, n_bytes = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_size_t(4 << 20)
+            call("cuInit", 0)
+            call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+            call("cuCtxSetCurrent", context)
+            call("cuMemAlloc_v2", ctypes.byref(ptr), n_bytes)
+            call("cuMemsetD8_v2", ptr, ctypes.c_ubyte(7), n_bytes)
+            for wakes_itself in (False, True):
+                assert _torch_sleep.sleep()["private_bytes"] == 4 << 20
+                assert [row["private_bytes"] for row in glake.sleepers()] == [4 << 20]
+                if not wakes_itself:
+                    assert _torch_sleep.wake()["private_bytes"] == 4 << 20
+                    assert glake.sleepers() == []
+                byte = ctypes.c_ubyte()
+                call("cuMemcpyDtoH_v2", ctypes.byref(byte), ptr, ctypes.c_size_t(1))
+                assert byte.value == 7
+                assert glake.sleepers() == []
+            print("well")
+        """, os.path.join(BUILD, "bin", "glake"), "run", "--")
+
+
 class Forks(Case):
     def test_a_child_gets_a_session_of_its_own(self):
         self.save()

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """For PyTorch: load_file() as in safetensors.torch, without a copy; seal() for modules that
 something else has loaded; publish() and attach() for modules that are ready to run;
-use_allocator() and mem_pool() for all other memory.
+use_allocator() and mem_pool() for all other memory; sleep() and wake() for a program that does nothing
+for a while.
 
 The tensors are views of the node's one copy of the weights, mapped read-only. PyTorch does not know
 that: writing to one in place is an illegal memory access. Clone what is to change, or unseal().
@@ -17,12 +18,13 @@ from ._torch_alloc import mem_pool, memory_stats, reset_peak_memory_stats, use_a
 from ._torch_devices import check_number, cuda_ordinal, start_cuda
 from ._torch_publish import Attached, attach, publish
 from ._torch_seal import seal, unseal
+from ._torch_sleep import sleep, wake
 from ._torch_tensors import as_tensor
 from .model import Model, Path, Progress
 from .session import DeviceLike, Session
 
 __all__ = ["Attached", "as_tensor", "attach", "load_file", "mem_pool", "memory_stats", "open_model",
-           "publish", "reset_peak_memory_stats", "seal", "unseal", "use_allocator"]
+           "publish", "reset_peak_memory_stats", "seal", "sleep", "unseal", "use_allocator", "wake"]
 
 
 def open_model(filename: Union[Path, Sequence[Path]], device: DeviceLike = "cuda", *,
