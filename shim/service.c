@@ -9,6 +9,7 @@
 #include "shim/capture.h"
 #include "shim/gate.h"
 #include "shim/graphmem.h"
+#include "shim/idle.h"
 #include "shim/order.h"
 #include "shim/record.h"
 #include "shim/report.h"
@@ -21,6 +22,8 @@
 #define REPORT_MS 2000
 /* What stitches asks glaked for little: what it reports would be old news in a picture over time. */
 #define STITCH_REPORT_MS 250
+/* Of a program that works: who wants its memory waits until it is known to be idle. */
+#define BUSY_REPORT_MS 250
 /* Another thread may be reading the packet that woke the service: let it. */
 #define LET_NS 100000
 /* It has, and the next packets will be its too. */
@@ -54,11 +57,16 @@ struct turns {
 	uint64_t away_ns; /* since when glaked has not been there; 0: it is */
 };
 
+static uint64_t report_ms(void)
+{
+	return idle_is_still() ? REPORT_MS : BUSY_REPORT_MS;
+}
+
 static void take_turn(struct connection *connection, struct turns *turns)
 {
 	uint64_t now_ns = clock_now_ns();
 	collect();
-	if (now_ns - turns->reported_ns >= REPORT_MS * 1000000ull) {
+	if (now_ns - turns->reported_ns >= report_ms() * 1000000ull) {
 		turns->reported_ns = now_ns;
 		report_program(connection);
 		record_flush();
@@ -97,7 +105,6 @@ static void await_packet(const struct connection *connection, int wait_ms)
 static void *serve(void *user)
 {
 	struct connection *connection = user;
-	const int period_ms = shim_policy()->stitches ? STITCH_REPORT_MS : REPORT_MS;
 	struct turns turns = {.reported_ns = clock_now_ns()};
 	bool is_over = false;
 	if (!turn_begin()) {
@@ -107,7 +114,8 @@ static void *serve(void *user)
 	turn_end();
 	while (!is_over) {
 		if (!connection->is_dead) {
-			await_packet(connection, period_ms);
+			await_packet(connection,
+			             shim_policy()->stitches ? STITCH_REPORT_MS : (int)report_ms());
 		}
 		if (!turn_begin()) {
 			return NULL;
