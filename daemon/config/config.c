@@ -317,10 +317,13 @@ static CONFIG_VALUE(sizes)
 	if (n_sizes == 0) {
 		return config_file_wrong(file, at, "%s is empty", config_setting_name(at));
 	}
-	sizes->bytes = calloc(n_sizes, sizeof(sizes->bytes[0]));
-	if (!sizes->bytes) {
+	uint64_t *bytes = calloc(n_sizes, sizeof(bytes[0]));
+	if (!bytes) {
 		return -ENOMEM;
 	}
+	/* The default, or nothing. */
+	free(sizes->bytes);
+	sizes->bytes = bytes;
 	sizes->n = n_sizes;
 	int result = 0;
 	for (unsigned i = 0; result == 0 && i < n_sizes; i++) {
