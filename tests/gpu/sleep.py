@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs sleep and wake: how fast, beside peers in the same run, and the same bits after many sleeps.
 
-    python3 tests/gpu/sleep.py [--gib 8] [--sealed-gb 16] [--sleeps 200] [--skip figures,peers,bits,restart] [--out FILE.json]
+    python3 tests/gpu/sleep.py [--gib 8] [--sealed-gb 16] [--sleeps 200] [--skip figures,peers,bits,restart,devices] [--out FILE.json]
 
 Figures: private memory in chunks of 32 MiB and of 2 MiB, sealed memory with and without a copy in host memory, a
 second sleeper of weights that are on the GPU. A wake is measured in the program: from its first launch to the end of
@@ -58,6 +58,12 @@ class Holder:
                 self.cuda.cuMemsetD32_v2(pointer, 1000 + i, ctypes.c_size_t(piece // 4))
                 self.pointers.append(pointer)
             self.tensors = []
+        elif kind == "both":
+            # Each piece is a sum of one on either GPU, so that copies between them are under way.
+            self.tensors = []
+            for i in range(n):
+                one = torch.full((piece // 8,), i, dtype=torch.int64, device=f"cuda:{i % 2}")
+                self.tensors.append(one + torch.arange(piece // 8, device=f"cuda:{1 - i % 2}").to(one.device))
         else:
             self.tensors = [torch.empty(piece // 8, dtype=torch.int64, device="cuda").random_(
                 generator=generator) for _ in range(n)]
@@ -435,6 +441,24 @@ def restart_of(options):
     daemon.stop()
 
 
+def devices_of(options):
+    """One program with memory on two GPUs: one wake brings back both."""
+    daemon = Daemon('mover_idle_ms = 0;\nhost_bytes = "16GiB";\n')
+    if len(daemon.ctl("status")["devices"]) > 1:
+        child = program(daemon, "Holder", "both", 4 * GIB, 32 * MIB)
+        child.ask("launch")
+        figures = Figures()
+        sleep_and_wake(daemon, child, figures, "4 GiB on two GPUs", options.rounds)
+        left = [device["private_bytes"] for device in daemon.ctl("status")["devices"]]
+        expect(all(left), f"awake again, with {left}")
+        child.end()
+        daemon.stop()
+        return figures
+    print("# devices: one GPU, skipped", flush=True)
+    daemon.stop()
+    return None
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--serve", nargs="+")
@@ -453,7 +477,8 @@ def main():
         serve(globals()[kind](*[int(a) if a.isdigit() else a for a in arguments]))
     skip = options.skip.split(",")
     figures = []
-    for name, part in (("figures", figures_of), ("peers", peers_of), ("bits", bits_of), ("restart", restart_of)):
+    for name, part in (("figures", figures_of), ("peers", peers_of), ("bits", bits_of), ("restart", restart_of),
+                       ("devices", devices_of)):
         if name in skip:
             continue
         try:
