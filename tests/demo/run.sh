@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # The demo. First act: four model servers that use glake, two models, one copy of every weight. Second act: two
-# programs that know nothing of glake load one model each by itself, and are made to share it.
+# programs that know nothing of glake load one model each by itself, and are made to share it. Third act: six such programs
+# take turns on a device that holds two.
 #   tests/demo/run.sh [BUILD]
 # On the first GPU if the machine has one, else on cudasim. DEMO_SCALE=N makes the models N times
 # deeper (300 MB each at 1), DEMO_PRIVATE_MIB is each server's private memory.
@@ -162,18 +163,28 @@ base_bytes=$(field "$sizes" base_bytes)
 shared_bytes=$(field "$sizes" shared_bytes)
 echo "each $(mib "$base_bytes"), equal in $(mib "$shared_bytes")"
 
-cat >"$work/glaked.conf" <<END
-socket_path = "$GLAKE_SOCKET";
-devices = [ 0 ];
-END
-setpriv --pdeathsig KILL "$build/bin/glaked" --config "$work/glaked.conf" \
-	>"$work/glaked.log" 2>&1 3>&- &
-daemon=$!
-for _ in $(seq 200); do
-	kill -0 "$daemon" 2>/dev/null || fail "glaked did not start"
-	! ctl status >/dev/null 2>&1 || break
-	sleep 0.05
-done
+# start_daemon LINE: with one more line of configuration.
+start_daemon()
+{
+	printf '%s\n' "socket_path = \"$GLAKE_SOCKET\";" 'devices = [ 0 ];' "$1" >"$work/glaked.conf"
+	setpriv --pdeathsig KILL "$build/bin/glaked" --config "$work/glaked.conf" \
+		>"$work/glaked.log" 2>&1 3>&- &
+	daemon=$!
+	for _ in $(seq 200); do
+		kill -0 "$daemon" 2>/dev/null || fail "glaked did not start"
+		! ctl status >/dev/null 2>&1 || break
+		sleep 0.05
+	done
+}
+
+end_daemon()
+{
+	kill -TERM "$daemon"
+	wait "$daemon" || fail "glaked ended with an error"
+	daemon=
+}
+
+start_daemon ""
 ctl status >/dev/null || fail "glaked does not answer"
 
 # ---- four servers -------------------------------------------------------------------------------
@@ -297,16 +308,41 @@ ctl dedup
 [ "$(dedup_of private_bytes)" -gt "$left" ] || fail "the writer has no copy"
 ctl --json dedup | grep -q "written to by the driver's API" || fail "nothing says why"
 
-# ---- the end ------------------------------------------------------------------------------------
+# ---- third act: more models than memory ----------------------------------------------------------
 say "both leave"
 # shellcheck disable=SC2086
 stop $engines
-kill -TERM "$daemon"
-wait "$daemon" || fail "glaked ended with an error"
-daemon=
-echo "private memory and mappings: all given back; glaked ended"
+total=$(status_of total_bytes)
+end_daemon
+
+say "six programs on a device that holds two of them: who is asked wakes, and who was idle for longest sleeps"
+start_daemon "reserve_bytes = $((total - base_bytes * 5 / 2 - 67108864)); pool = (); mover_idle_ms = 0; \
+	host_bytes = \"$((8 * base_bytes))\"; pressure = \"wait\"; wait_ms = 60000; min_awake_ms = 0; \
+	tenants = ( { name = \"default\"; on_pressure = \"sleep\"; } );"
+turns="one two three four five six"
+for name in $turns; do
+	start "$name" env ${sim_folder:+LD_LIBRARY_PATH=$sim_folder} \
+		"$build/bin/glake" run -- "$tools/engine" "$work/base.safetensors" forward
+	answer "$name" ready >/dev/null
+done
+for name in $turns; do
+	start_ms=$(date +%s%3N)
+	line=$(ask "$name" verify)
+	echo "$name, after $(($(date +%s%3N) - start_ms)) ms: $line"
+done
+echo
+ctl sleepers
+sleeps=$(ctl --json stats | tr -d ' \n' | sed -n 's/.*"name":"sleeps","value":\([0-9]*\).*/\1/p')
+[ "${sleeps:-0}" -ge 6 ] || fail "only ${sleeps:-0} sleeps: who made room?"
+
+# ---- the end ------------------------------------------------------------------------------------
+say "all leave"
+# shellcheck disable=SC2086
+stop $turns
+end_daemon
+echo "private memory, copies and mappings: all given back; glaked ended"
 
 printf '\n'
 echo "demo: servers=4 logical_bytes=$logical physical_bytes=$physical ratio=$ratio" \
 	"remap_ms=$remap_ms programs=2 sealed_logical_bytes=$sealed_logical" \
-	"sealed_physical_bytes=$sealed_physical backend=$backend OK"
+	"sealed_physical_bytes=$sealed_physical turns=6 sleeps=$sleeps backend=$backend OK"
