@@ -385,7 +385,7 @@ def bits_of(options):
         child.tell("compute", 0.5)
     for child in children:
         child.hear("compute")
-    n, n_busy, busy, seconds = 0, 0, {}, options.sleeps * 0.15 + 5
+    n, n_busy, busy, seconds = 0, 0, {}, options.sleeps * 0.35 + 5
     for child in children:
         child.tell("compute", seconds)
     end = time.monotonic() + seconds - 1
