@@ -239,11 +239,12 @@ void glake_disconnect(struct glake_session *session)
 		return;
 	}
 	session->is_forked = session->link.fork_generation != glake__fork_generation();
+	/* First, as calls that have entered the session may wait for what is asleep. */
+	glake__sleep_end(session);
 	if (!session->is_forked) {
 		glake__heap_wait_left(session);
 	}
 	session->is_closing = true;
-	glake__sleep_end(session);
 	if (session->end_models) {
 		session->end_models(session);
 	}

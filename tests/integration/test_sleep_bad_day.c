@@ -431,6 +431,22 @@ START_TEST_WITH(who_waits_for_it_asks_for_the_wake, .n = 2)
 }
 END_TEST
 
+/* A call that waits for the memory ends before its session does. */
+START_TEST(a_session_ends_while_a_thread_waits_for_its_memory)
+{
+	pthread_t thread;
+	sleeper = world_connect();
+	glake_ptr ptr = words_alloc(sleeper, 6 * MIB, 7);
+	have_gate();
+	fall_asleep(sleeper);
+	pthread_create(&thread, NULL, seal_it, &ptr);
+	await_wanted();
+	world_disconnect(sleeper);
+	pthread_join(thread, NULL);
+	ck_assert_uint_eq(world_books().private_bytes, 0);
+}
+END_TEST
+
 /* It calls no driver, takes no lock that the parent may have held, and leaves the parent's memory alone. */
 START_TEST(a_forked_child_ends_a_session_that_sleeps)
 {
