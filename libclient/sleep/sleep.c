@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "libclient/heap/async.h"
+#include "libclient/heap/heap.h"
 #include "libclient/link/dispatch.h"
 #include "libclient/link/error.h"
 #include "libclient/link/rpc.h"
@@ -323,12 +325,13 @@ static int sleep_now(struct glake_session *session, struct glake__sleeping *slee
 	return r;
 }
 
-/* Memory that the program does not use need not be copied. */
+/* Memory that the program does not use need not be copied. Its notices wait: a handler may wake the session. */
 static void give_up_warm(struct glake_session *session)
 {
+	glake__async_collect(session);
 	for (uint32_t i = 0; i < session->n_devices; i++) {
 		if (session->devices[i].public.ordinal >= 0) {
-			glake_trim(session, session->devices[i].public.index, 0);
+			glake__heap_trim(&session->devices[i], 0);
 		}
 	}
 }

@@ -447,6 +447,31 @@ START_TEST(a_session_ends_while_a_thread_waits_for_its_memory)
 }
 END_TEST
 
+/* The program's handler may call the library, and is called without a lock. */
+static void wake_by_notice(void *user, const struct glake_notice *notice)
+{
+	ck_assert_int_eq(notice->kind, GLAKE_NOTICE_MODEL_EVICTED);
+	assert_ok(glake_wake(user, NULL));
+	n_wanted++;
+}
+
+START_TEST(a_notice_that_comes_meanwhile_may_wake_it)
+{
+	struct glake_session *session = world_connect();
+	glake_ptr ptr = words_alloc(session, 6 * MIB, 7);
+	glake_set_notice_handler(session, wake_by_notice, session);
+	pthread_mutex_lock(&session->link.lock);
+	glake__notices_add(&session->link.notices, GLAKE_NOTICE_MODEL_EVICTED)->public.name =
+		strdup("model");
+	pthread_mutex_unlock(&session->link.lock);
+	assert_ok(glake_sleep(session, 1000, NULL));
+	ck_assert_uint_eq(n_wanted, 1);
+	ck_assert(!glake_is_asleep(session));
+	words_check(ptr, 6 * MIB, 7);
+	assert_ok(glake_free(session, ptr));
+}
+END_TEST
+
 /* It calls no driver, takes no lock that the parent may have held, and leaves the parent's memory alone. */
 START_TEST(a_forked_child_ends_a_session_that_sleeps)
 {
