@@ -68,10 +68,14 @@ static void add_stay(struct glake__asleep *asleep, const char *why, uint64_t n_b
 
 /* ---- holding ---------------------------------------------------------------------------------- */
 
-/* The place where a chunk is met first, of all ranges. */
+/* Each chunk has one such place. Our own are passed over: they come and go, and are not looked at. */
 static bool is_first_place(const struct glake__piece *piece)
 {
-	return piece->previous_mapping == NULL;
+	const struct glake__piece *at = piece->previous_mapping;
+	while (at && at->range->use->is_ours) {
+		at = at->previous_mapping;
+	}
+	return at == NULL;
 }
 
 struct count {

@@ -10,6 +10,7 @@
 #include "libclient/link/rpc.h"
 #include "libclient/link/session.h"
 #include "libclient/sleep/sleep.h"
+#include "libclient/space/errand.h"
 #include "libclient/space/grant.h"
 #include "libclient/space/map.h"
 #include "libclient/space/number.h"
@@ -490,5 +491,31 @@ START_TEST(a_forked_child_ends_a_session_that_sleeps)
 	assert_ok(glake_wake(scene.session, NULL));
 	scene_check(&scene);
 	scene_end(&scene);
+}
+END_TEST
+
+/* Work of the library's own, which has another mapping of it. */
+START_TEST(what_the_library_works_on_stays_and_is_counted)
+{
+	struct glake_session *session = world_connect();
+	struct glake__device *device = glake__session_device(session, 0);
+	glake_ptr ptr = words_alloc(session, 6 * MIB, 7);
+	glake_ptr other = words_alloc(session, 4 * MIB, 8);
+	struct glake__range *mirror;
+	glake__lock();
+	struct glake__range *range = glake__piece_at_locked(ptr)->range;
+	glake__unlock();
+	assert_ok(glake__errand_mirror(device, range, 0, 6 * MIB, GLAKE__ACCESS_READ, &mirror));
+	struct glake_slept slept = fall_asleep(session);
+	ck_assert_uint_eq(slept.private_bytes, 4 * MIB);
+	ck_assert_uint_eq(slept.n_stays, 1);
+	ck_assert_str_eq(slept.stays[0].why, "being worked on");
+	ck_assert_uint_eq(slept.stays[0].bytes, 6 * MIB);
+	words_check(ptr, 6 * MIB, 7);
+	assert_ok(glake_wake(session, NULL));
+	glake__errand_end(session, &mirror);
+	words_check(other, 4 * MIB, 8);
+	assert_ok(glake_free(session, ptr));
+	assert_ok(glake_free(session, other));
 }
 END_TEST
