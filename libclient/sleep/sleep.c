@@ -409,6 +409,7 @@ void glake__sleep_end(struct glake_session *session)
 {
 	struct glake__sleeping *sleeping = session->asleep;
 	if (sleeping && session->is_forked) {
+		glake__asleep_forget(&sleeping->memory);
 		drop(sleeping);
 		session->asleep = NULL;
 	} else if (sleeping) {

@@ -191,6 +191,11 @@ void glake__asleep_let(struct glake__asleep *asleep)
 	drop(asleep);
 }
 
+void glake__asleep_forget(struct glake__asleep *asleep)
+{
+	drop(asleep);
+}
+
 /* ---- unmapping -------------------------------------------------------------------------------- */
 
 static bool is_there(const struct glake__piece *piece)

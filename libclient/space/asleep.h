@@ -53,6 +53,8 @@ struct glake__asleep {
  */
 int glake__asleep_hold(struct glake__asleep *asleep, const struct glake_session *session);
 void glake__asleep_let(struct glake__asleep *asleep);
+/* In a forked child: free it, and nothing else. */
+void glake__asleep_forget(struct glake__asleep *asleep);
 
 /* Nobody uses it: unmap it everywhere, and give the library's handles back. 0 or GLAKE_E_CUDA: some is, and map() is due. */
 int glake__asleep_unmap(struct glake__asleep *asleep);
