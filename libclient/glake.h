@@ -701,12 +701,17 @@ struct glake_slept {
 
 /*
  * Have the session's memory on GPUs, private and sealed, copied to host memory of glaked, and give it to others. Its addresses
- * stay. Under the shim the program's work is waited for, and what the program submits next wakes it, by whatever thread. Without the
- * shim the caller sees to it that nothing uses the memory, and that nobody does before glake_wake(). Does nothing if it
- * sleeps. @timeout_ms: how long work under way is waited for. @slept_out may be NULL.
+ * stay. Does nothing if it sleeps. @timeout_ms: how long work under way is waited for. @slept_out may be NULL.
+ *
+ * Under the shim the program's work is waited for, and what the program submits next wakes it, by whatever thread. Without the
+ * shim the caller sees to it that nothing uses the memory, and that nobody uses, allocates, frees, maps, shares or seals memory
+ * of the session before glake_wake(): what is allocated may lie in pages that are asleep, and calls that change what is asleep
+ * wait until another thread wakes it.
+ *
  * Errors: session errors; request errors; -EBUSY (work that is queued does not end in time, or another thread does the same);
  * -EINVAL (*slept_out); GLAKE_E_NO_HOST_MEMORY; GLAKE_E_OVER_QUOTA; GLAKE_E_NO_FDS; GLAKE_E_MOVER; GLAKE_E_BUSY; GLAKE_E_CUDA; -ENOMEM. Then it
- * is awake.
+ * is awake; but if it failed late, and the memory could not be mapped again, it sleeps: glake_is_asleep() tells, and glake_wake()
+ * goes on there.
  */
 GLAKE_API int glake_sleep(struct glake_session *session, uint32_t timeout_ms,
                           struct glake_slept *slept_out);
@@ -715,7 +720,8 @@ GLAKE_API int glake_sleep(struct glake_session *session, uint32_t timeout_ms,
  * Get all of it back, at the same addresses. Blocks until glaked has room for it: see wake_wait_ms in operations.md. Does nothing if
  * the session is awake.
  * Errors: session errors; request errors; -EINVAL (*slept_out); GLAKE_E_NO_DEVICE_MEMORY, GLAKE_E_OVER_QUOTA, GLAKE_E_NO_FDS (it has waited
- * in vain); GLAKE_E_MOVER (what came back was something else); GLAKE_E_BUSY; GLAKE_E_CUDA; -EMFILE; -ENOMEM. Then it sleeps on.
+ * in vain); GLAKE_E_MOVER (what came back was something else); GLAKE_E_BUSY; GLAKE_E_CUDA; -EMFILE; -ENOMEM. Then it sleeps on, and the next
+ * call goes on there.
  */
 GLAKE_API int glake_wake(struct glake_session *session, struct glake_slept *slept_out);
 

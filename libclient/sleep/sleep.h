@@ -38,7 +38,8 @@ enum glake__sleep_why {
  * Put @session to sleep. The program's work is waited for, @patience_ns at most, with its new work held back for 20 ms at a time.
  * @progress (may be NULL) is called on this thread while glaked copies. Returns 0 and *slept_out; 0 too if it sleeps already.
  * -EBUSY: work did not end, others work on the memory, or another thread puts it to sleep; the gate's errors; GLAKE_E_CUDA;
- * request errors. Then it is awake. *slept_out need not have its size.
+ * request errors. Then it is awake, or what was unmapped could not be mapped again: glake__is_asleep() tells. *slept_out need
+ * not have its size.
  */
 int glake__sleep(struct glake_session *session, enum glake__sleep_why why, uint64_t patience_ns,
                  glake_progress_fn progress, void *user, struct glake_slept *slept_out);

@@ -321,7 +321,7 @@ START_TEST(what_is_not_copied_stays_awake)
 	struct scene scene;
 	scene_begin(&scene);
 	world_set_faults("glake-mover/*:*:fail=999");
-	ck_assert_int_lt(glake_sleep(scene.session, 1000, NULL), 0);
+	ck_assert_int_eq(glake_sleep(scene.session, 1000, NULL), GLAKE_E_MOVER);
 	world_set_faults(NULL);
 	scene_check(&scene);
 	/* Copies that were under way end by themselves, and so does the mover that failed. */
@@ -429,6 +429,27 @@ START_TEST_WITH(who_waits_for_it_asks_for_the_wake, .n = 2)
 	assert_ok(glake_wake(sleeper, NULL));
 	pthread_join(thread, NULL);
 	ck_assert(glake__space_is_valid());
+}
+END_TEST
+
+/* Nothing of it sleeps, since all of it is held at once. */
+START_TEST(what_others_work_on_keeps_all_awake)
+{
+	struct glake_session *session = world_connect();
+	glake_ptr ptr = words_alloc(session, 6 * MIB, 7);
+	glake_ptr other = words_alloc(session, 4 * MIB, 8);
+	struct glake__hold hold;
+	assert_ok(glake__hold_begin(&hold, ptr, 6 * MIB, false));
+	assert_fails(-EBUSY, "other threads", glake_sleep(session, 0, NULL));
+	ck_assert(!glake_is_asleep(session));
+	words_check(other, 4 * MIB, 8);
+	glake__hold_end(&hold);
+	fall_asleep(session);
+	assert_ok(glake_wake(session, NULL));
+	words_check(ptr, 6 * MIB, 7);
+	words_check(other, 4 * MIB, 8);
+	assert_ok(glake_free(session, ptr));
+	assert_ok(glake_free(session, other));
 }
 END_TEST
 
