@@ -949,6 +949,8 @@ from glake import _torch_sleep
 
 
 class Sleep(Case):
+    CONFIG = 'wake_wait_ms = 200; warm_bytes = "2MiB";'
+
     def test_a_session_sleeps_and_wakes(self):
         session = glake.default_session()
         memory = Memory(session)
@@ -978,6 +980,57 @@ class Sleep(Case):
         with self.assertRaises(glake.NotFoundError):
             glake.sleep_session(1)
 
+    def test_sealed_memory_sleeps_too_and_what_is_shared_stays(self):
+        with glake.connect() as session:
+            sealed = session.alloc(4 * MIB, zero=True)
+            glake.seal([(sealed, 4 * MIB)])
+            shared = session.alloc(2 * MIB)
+            name = (ctypes.c_uint64 * 6)()
+            _lib.check(_lib.library().glake_share(session.handle, ctypes.c_uint64(shared), name))
+            slept = session.sleep()
+            self.assertEqual((slept["private_bytes"], slept["shared_bytes"]), (0, 4 * MIB))
+            (stay,) = slept["stays"]
+            self.assertIn("other processes", stay["why"])
+            self.assertEqual(stay["bytes"], 2 * MIB)
+            self.assertEqual(session.sleep(timeout_ms=0)["shared_bytes"], 4 * MIB)
+            self.assertEqual(session.wake()["shared_bytes"], 4 * MIB)
+            self.assertEqual(session.wake()["shared_bytes"], 0)
+            self.assertEqual(Seals.read(self, session, sealed, 4 * MIB), bytes(4 * MIB))
+
+    def test_it_waits_for_room_and_can_be_asked_again(self):
+        with glake.connect() as session, glake.connect() as other:
+            ptr = session.alloc(64 * MIB, zero=True)
+            session.sleep()
+            taken = other.alloc(8 * (1 << 30) - 32 * MIB)
+            for _ in range(2):
+                with self.assertRaises(glake.OutOfMemoryError):
+                    session.wake()
+                self.assertTrue(session.is_asleep())
+            other.free(taken)
+            session.wake()
+            self.assertEqual(Seals.read(self, session, ptr, MIB), bytes(MIB))
+
+    def test_wrong_numbers_and_closed_sessions(self):
+        session = glake.connect()
+        for timeout_ms in (-1, 1 << 32):
+            with self.assertRaises(ValueError):
+                session.sleep(timeout_ms)
+        self.assertFalse(session.is_asleep())
+        session.sleep()
+        session.close()
+        for call in (session.sleep, session.wake, session.is_asleep):
+            with self.assertRaises(ValueError):
+                call()
+
+    def test_without_a_daemon_it_stays_awake(self):
+        session = glake.connect()
+        ptr = session.alloc(2 * MIB, zero=True)
+        self.stop_daemon(self.daemon)
+        with self.assertRaises(glake.GoneError):
+            session.sleep()
+        self.assertFalse(session.is_asleep())
+        self.assertEqual(Seals.read(self, session, ptr, 2 * MIB), bytes(2 * MIB))
+
     def run_torch(self, program, *command):
         result = subprocess.run([*command, sys.executable, "-c", SLEEPY_PYTORCH + textwrap.dedent(program)],
                                 capture_output=True, text=True, timeout=60)
@@ -992,6 +1045,27 @@ class Sleep(Case):
             assert glake.default_session().is_asleep()
             assert _torch_sleep.wake()["private_bytes"] == 4 << 20
             assert not glake.default_session().is_asleep()
+            print("well")
+        """)
+
+    def test_what_dies_meanwhile_is_freed_by_the_wake(self):
+        """Its end would wait for the wake, on the thread that wakes."""
+        self.run_torch("""
+            import glake
+            for name in ("utils", "utils.dlpack"):
+                sys.modules["torch." + name] = types.ModuleType("torch." + name)
+            torch.utils, torch.Tensor = sys.modules["torch.utils"], object
+            torch.UntypedStorage = object
+            from glake import _torch_seal
+            session = glake.default_session()
+            home = types.SimpleNamespace(session=session, ordinal=0, ptr=session.alloc(200 << 20))
+            _torch_sleep.sleep()
+            _torch_seal._dead.append(home)
+            _torch_seal._free_dead()
+            assert _torch_seal._dead == [home]
+            assert _torch_sleep.wake()["private_bytes"] == 200 << 20
+            assert _torch_seal._dead == []
+            assert session.usage()["live_bytes"] == 0
             print("well")
         """)
 

@@ -63,17 +63,26 @@ _dead: List[_Home] = []
 
 
 def _free_dead() -> None:
-    while _dead:
-        home = _dead.pop()
-        try:
-            torch.cuda.synchronize(home.ordinal)
-        except Exception:  # noqa: B902
-            # A stream is being captured, or the context is lost: the next call tries again.
-            _dead.append(home)
-            return
-        # A closed session has taken its memory along.
-        if home.session._handle:
+    later: List[_Home] = []
+    try:
+        while _dead:
+            home = _dead.pop()
+            # A closed session has taken its memory along.
+            if not home.session._handle:
+                continue
+            if home.session.is_asleep():
+                # free() would wait for the wake: glake.torch.wake() comes here again.
+                later.append(home)
+                continue
+            try:
+                torch.cuda.synchronize(home.ordinal)
+            except Exception:  # noqa: B902
+                # A stream is being captured, or the context is lost: the next call tries again.
+                later.append(home)
+                return
             home.session.free(home.ptr)
+    finally:
+        _dead.extend(later)
 
 
 @DELETER

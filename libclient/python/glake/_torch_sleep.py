@@ -8,6 +8,7 @@ thread waits in a call that submits nothing to the GPU: what it submits afterwar
 from __future__ import annotations
 
 import gc
+import sys
 from typing import Any, Dict, List, Optional
 
 import torch
@@ -29,6 +30,13 @@ def _empty() -> None:
     for ordinal in range(torch.cuda.device_count()):
         torch.cuda.synchronize(ordinal)
     torch.cuda.empty_cache()
+
+
+def _free_dead() -> None:
+    """Homes of glake.torch.seal() whose last tensor died while they were asleep."""
+    seals: Any = sys.modules.get("glake._torch_seal")
+    if seals:
+        seals._free_dead()
 
 
 def _ask_shim(wakes: bool) -> Optional[Dict[str, Any]]:
@@ -95,5 +103,7 @@ def sleep(timeout_ms: int = 5000) -> Dict[str, Any]:
 def wake() -> Dict[str, Any]:
     """All of it comes back. Waits until glaked has room. Does nothing if this process is awake."""
     report = _ask_shim(True)
-    return _sum([report] if report is not None else
+    woke = _sum([report] if report is not None else
                 [session.wake() for session in _own_sessions()])
+    _free_dead()
+    return woke
