@@ -356,7 +356,7 @@ static void copy_more(struct sleep_wake *wake)
 
 static void reserve(struct sleep_wake *wake);
 
-static const struct location *at_of(const struct sleep_wake *wake)
+static struct location *at_of(const struct sleep_wake *wake)
 {
 	return wake->sleeper->holder->all->locations[wake->step / 2];
 }
@@ -410,10 +410,14 @@ static void refuse(struct sleep_wake *wake, enum status status)
 	fail(wake, status, text);
 }
 
-/* The places may be fewer by now: their holder has given some up. What is not taken is released. */
+/*
+ * The chunks come in the order of the places. These may be fewer by now: their holder has given some up. What is not taken is
+ * released.
+ */
 static void on_chunks(void *user, enum status status, struct chunk *chunks, size_t n_chunks)
 {
 	struct sleep_wake *wake = user;
+	size_t k = 0;
 	wake->alloc = NULL;
 	if (status != STATUS_OK) {
 		refuse(wake, status);
@@ -421,12 +425,15 @@ static void on_chunks(void *user, enum status status, struct chunk *chunks, size
 	}
 	for (size_t i = 0; i < wake->n_places; i++) {
 		struct place *place = &wake->places[i];
-		for (size_t k = 0; k < n_chunks && lacks_there(wake, place); k++) {
-			if (chunks[k].at && chunks[k].bytes == place->slept->bytes) {
-				chunk_move(&place->chunk, &chunks[k]);
-				place->state = PLACE_GRANTED;
-			}
+		if (!lacks_there(wake, place)) {
+			continue;
 		}
+		while (k < n_chunks && chunks[k].bytes != place->slept->bytes) {
+			k++;
+		}
+		assert(k < n_chunks);
+		chunk_move(&place->chunk, &chunks[k++]);
+		place->state = PLACE_GRANTED;
 	}
 	wake->step++;
 	keep(wake);
@@ -453,7 +460,7 @@ static enum status ask(struct sleep_wake *wake, bool *is_asked_out)
 		return STATUS_OK;
 	}
 	*is_asked_out = true;
-	const struct alloc_wanted wanted = {.at = holder->all->locations[wake->step / 2],
+	const struct alloc_wanted wanted = {.at = at_of(wake),
 	                                    .tenant = holder->tenant,
 	                                    .uid = holder->peer.owner,
 	                                    .use = wake->step % 2 == 1 ? CHUNK_LOADING
