@@ -287,15 +287,21 @@ static void on_copied(struct digest_job *job, const struct digest *digest)
 	let(wake);
 }
 
+/* The mover has the chunk no more, and nobody wants it. */
+static void end_copy(struct place *place)
+{
+	place->wake->n_out--;
+	place->state = PLACE_GRANTED;
+	chunk_release(&place->chunk);
+}
+
 static void on_not_copied(struct mover_job *job, enum status status, const char *error)
 {
 	struct place *place = container_of(job, struct place, job.job);
 	struct sleep_wake *wake = place->wake;
 	keep(wake);
 	if (job->id == 0) {
-		wake->n_out--;
-		place->state = PLACE_GRANTED;
-		chunk_release(&place->chunk);
+		end_copy(place);
 	}
 	if (wake->sleeper) {
 		fail(wake, status, error);
@@ -308,9 +314,7 @@ static void on_copy_gone(struct mover_job *job)
 	struct place *place = container_of(job, struct place, job.job);
 	struct sleep_wake *wake = place->wake;
 	keep(wake);
-	wake->n_out--;
-	place->state = PLACE_GRANTED;
-	chunk_release(&place->chunk);
+	end_copy(place);
 	let(wake);
 }
 
