@@ -686,6 +686,12 @@ GLAKE_API int glake_unseal(glake_ptr ptr, uint64_t bytes);
 
 #define GLAKE_MAX_STAYS_SLEPT 16
 
+/* What stays on the GPU while a program sleeps, and why. */
+struct glake_stay {
+	const char *why; /* static in struct glake_slept */
+	uint64_t bytes;
+};
+
 struct glake_slept {
 	size_t size;            /* set by the caller */
 	uint64_t private_bytes; /* that have left the GPUs, or came back */
@@ -693,10 +699,7 @@ struct glake_slept {
 	uint64_t took_ns;
 	uint64_t held_ns; /* of it: until all work of the program had ended */
 	uint32_t n_stays;
-	struct {
-		const char *why; /* static */
-		uint64_t bytes;
-	} stays[GLAKE_MAX_STAYS_SLEPT]; /* what stays on the GPU, by reason */
+	struct glake_stay stays[GLAKE_MAX_STAYS_SLEPT]; /* by reason */
 };
 
 /*

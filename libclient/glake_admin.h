@@ -346,12 +346,6 @@ GLAKE_API int glake_seal_session(struct glake_session *session, uint64_t id,
                                  const struct glake_seal_options *options,
                                  struct glake_seal_report *report);
 
-/* What stays on the GPU while a program sleeps, and why. */
-struct glake_stay {
-	const char *why;
-	uint64_t bytes;
-};
-
 struct glake_sleep_options {
 	size_t size; /* set by the caller */
 	int wakes;   /* nonzero: it is to wake */

@@ -393,7 +393,7 @@ int glake__rpc_sleep_copy(struct glake_session *session, const uint64_t *ids, si
 }
 
 int glake__rpc_sleep_enter(struct glake_session *session, uint32_t why,
-                           const struct glake__rpc_stay *stays, size_t n_stays)
+                           const struct glake_stay *stays, size_t n_stays)
 {
 	Glake__Wire__SleepEnter enter = GLAKE__WIRE__SLEEP_ENTER__INIT;
 	Glake__Wire__SleepStay rows[GLAKE_MAX_STAYS];
@@ -401,7 +401,7 @@ int glake__rpc_sleep_enter(struct glake_session *session, uint32_t why,
 	for (size_t i = 0; i < n_stays; i++) {
 		glake__wire__sleep_stay__init(&rows[i]);
 		rows[i].why = (char *)stays[i].why;
-		rows[i].bytes = stays[i].n_bytes;
+		rows[i].bytes = stays[i].bytes;
 		list[i] = &rows[i];
 	}
 	enter.why = (Glake__Wire__SleepWhy)why;

@@ -78,14 +78,9 @@ int glake__rpc_chunk_open(struct glake_session *session, const struct glake__chu
 
 /* Copies of chunks and blocks, 1 .. GLAKE_MAX_SLEPT, in host memory. Blocks until all are there. */
 int glake__rpc_sleep_copy(struct glake_session *session, const uint64_t *ids, size_t n_ids);
-/* What stays, and why: borrowed. */
-struct glake__rpc_stay {
-	const char *why;
-	uint64_t n_bytes;
-};
 /* All that has copies is unmapped. @n_stays is GLAKE_MAX_STAYS at most. */
 int glake__rpc_sleep_enter(struct glake_session *session, uint32_t why,
-                           const struct glake__rpc_stay *stays, size_t n_stays);
+                           const struct glake_stay *stays, size_t n_stays);
 /* All of it is wanted back. Blocks for long. GLAKE_E_BAD_REQUEST: nothing is asleep. */
 int glake__rpc_sleep_leave(struct glake_session *session, bool keeps_copies);
 

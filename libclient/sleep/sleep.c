@@ -32,8 +32,7 @@ struct glake__sleeping {
 	bool is_told; /* glaked knows that all of it is unmapped, as far as that is so */
 };
 
-_Static_assert(GLAKE__MAX_STAYS == GLAKE_MAX_STAYS && GLAKE_MAX_STAYS == GLAKE_MAX_STAYS_SLEPT,
-               "what is reported");
+_Static_assert(GLAKE_MAX_STAYS == GLAKE_MAX_STAYS_SLEPT, "what is reported");
 
 /* ---- reports ---------------------------------------------------------------------------------- */
 
@@ -48,10 +47,7 @@ static void describe(const struct glake__sleeping *sleeping, uint64_t began_ns, 
 		.held_ns = held_ns,
 		.n_stays = (uint32_t)memory->n_stays,
 	};
-	for (size_t i = 0; i < memory->n_stays; i++) {
-		slept_out->stays[i].why = memory->stays[i].why;
-		slept_out->stays[i].bytes = memory->stays[i].n_bytes;
-	}
+	memcpy(slept_out->stays, memory->stays, sizeof(memory->stays));
 }
 
 /* ---- holding ---------------------------------------------------------------------------------- */
@@ -161,12 +157,8 @@ static int copy_all(struct glake_session *session, const struct glake__sleeping 
 static int enter(struct glake_session *session, struct glake__sleeping *sleeping)
 {
 	const struct glake__asleep *memory = &sleeping->memory;
-	struct glake__rpc_stay stays[GLAKE__MAX_STAYS];
-	for (size_t i = 0; i < memory->n_stays; i++) {
-		stays[i] = (struct glake__rpc_stay){memory->stays[i].why, memory->stays[i].n_bytes};
-	}
 	int r = memory->n_chunks > 0 ? glake__rpc_sleep_enter(session, (uint32_t)sleeping->why,
-	                                                      stays, memory->n_stays)
+	                                                      memory->stays, memory->n_stays)
 	                             : 0;
 	sleeping->is_told = r == 0;
 	return r;

@@ -58,12 +58,12 @@ static void add_stay(struct glake__asleep *asleep, const char *why, uint64_t n_b
 	while (i < asleep->n_stays && strcmp(asleep->stays[i].why, why) != 0) {
 		i++;
 	}
-	if (i == GLAKE__MAX_STAYS) {
+	if (i == GLAKE_MAX_STAYS_SLEPT) {
 		i--;
 	}
 	asleep->n_stays = i < asleep->n_stays ? asleep->n_stays : i + 1;
 	asleep->stays[i].why = why;
-	asleep->stays[i].n_bytes += n_bytes;
+	asleep->stays[i].bytes += n_bytes;
 }
 
 /* ---- holding ---------------------------------------------------------------------------------- */

@@ -26,13 +26,6 @@ struct glake__asleep_chunk {
 	bool keeps_handle;          /* the library's own, when it is mapped */
 };
 
-/* What stays where it is, and why. */
-struct glake__stay {
-	const char *why; /* static */
-	uint64_t n_bytes;
-};
-#define GLAKE__MAX_STAYS 16u
-
 struct glake__asleep {
 	struct glake__asleep_chunk *chunks; /* owned */
 	size_t n_chunks;
@@ -40,7 +33,7 @@ struct glake__asleep {
 	size_t n_pieces;
 	uint64_t private_bytes;
 	uint64_t shared_bytes; /* of blocks */
-	struct glake__stay stays[GLAKE__MAX_STAYS];
+	struct glake_stay stays[GLAKE_MAX_STAYS_SLEPT];
 	size_t n_stays;
 };
 
