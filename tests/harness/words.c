@@ -73,3 +73,17 @@ struct glake_sealed words_seal(glake_ptr ptr, uint64_t n_bytes)
 	assert_ok(glake_seal(&span, 1, &sealed));
 	return sealed;
 }
+
+struct glake_slept words_fall_asleep(struct glake_session *session)
+{
+	struct glake_slept slept = {.size = sizeof(slept)};
+	assert_ok(glake_sleep(session, 1000, &slept));
+	ck_assert(glake_is_asleep(session));
+	return slept;
+}
+
+uint64_t words_device_bytes(void)
+{
+	struct books books = world_books();
+	return books.private_bytes + books.block_bytes;
+}

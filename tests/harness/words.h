@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory whose words tell where they are and of which content (a number), and sealing it. By `drv`, after
+ * Memory whose words tell where they are and of which content (a number), sealing it, and having it asleep. By `drv`, after
  * words_open_driver().
  *
  * Owner: one Check test. Threads: any.
@@ -24,5 +24,11 @@ glake_ptr words_alloc(struct glake_session *session, uint64_t n_bytes, uint64_t 
 bool words_can_write(glake_ptr ptr);
 
 struct glake_sealed words_seal(glake_ptr ptr, uint64_t n_bytes);
+
+/* All of @session's memory that can leaves the device. */
+struct glake_slept words_fall_asleep(struct glake_session *session);
+
+/* In glaked's books, private and of blocks. */
+uint64_t words_device_bytes(void);
 
 #endif

@@ -13,30 +13,16 @@ static void begin(void)
 }
 BEGIN_EACH(begin)
 
-static uint64_t device_bytes(void)
-{
-	struct books books = world_books();
-	return books.private_bytes + books.block_bytes;
-}
-
-static struct glake_slept fall_asleep(struct glake_session *session)
-{
-	struct glake_slept slept = {.size = sizeof(slept)};
-	assert_ok(glake_sleep(session, 1000, &slept));
-	ck_assert(glake_is_asleep(session));
-	return slept;
-}
-
 START_TEST(private_memory_leaves_and_comes_back)
 {
 	struct glake_session *session = world_connect();
 	glake_ptr first = words_alloc(session, 6 * MIB, 7);
 	glake_ptr second = words_alloc(session, 34 * MIB, 8);
-	struct glake_slept slept = fall_asleep(session);
+	struct glake_slept slept = words_fall_asleep(session);
 	ck_assert_uint_eq(slept.private_bytes, 40 * MIB);
 	ck_assert_uint_eq(slept.shared_bytes, 0);
 	ck_assert_uint_eq(slept.n_stays, 0);
-	ck_assert_uint_eq(device_bytes(), 0);
+	ck_assert_uint_eq(words_device_bytes(), 0);
 	slept.size = sizeof(slept);
 	assert_ok(glake_wake(session, &slept));
 	ck_assert_uint_eq(slept.private_bytes, 40 * MIB);
@@ -45,7 +31,7 @@ START_TEST(private_memory_leaves_and_comes_back)
 	words_check(second, 34 * MIB, 8);
 	ck_assert(words_can_write(first));
 	ck_assert(glake__space_is_valid());
-	ck_assert_uint_eq(device_bytes(), 40 * MIB);
+	ck_assert_uint_eq(words_device_bytes(), 40 * MIB);
 	assert_ok(glake_free(session, first));
 	assert_ok(glake_free(session, second));
 }
@@ -60,18 +46,18 @@ START_TEST_WITH(sealed_memory_is_found_again, .n = 2)
 	glake_ptr second = words_alloc(two, 6 * MIB, 7);
 	words_seal(first, 6 * MIB);
 	words_seal(second, 6 * MIB);
-	struct glake_slept slept = fall_asleep(one);
+	struct glake_slept slept = words_fall_asleep(one);
 	ck_assert_uint_eq(slept.shared_bytes, 6 * MIB);
-	ck_assert_uint_eq(device_bytes(), 6 * MIB);
+	ck_assert_uint_eq(words_device_bytes(), 6 * MIB);
 	words_check(second, 6 * MIB, 7);
 	if (_i > 0) {
-		fall_asleep(two);
+		words_fall_asleep(two);
 		assert_ok(glake_evict(one, NULL, NULL, NULL));
-		ck_assert_uint_eq(device_bytes(), 0);
+		ck_assert_uint_eq(words_device_bytes(), 0);
 		assert_ok(glake_wake(two, NULL));
 	}
 	assert_ok(glake_wake(one, NULL));
-	ck_assert_uint_eq(device_bytes(), 6 * MIB);
+	ck_assert_uint_eq(words_device_bytes(), 6 * MIB);
 	words_check(first, 6 * MIB, 7);
 	words_check(second, 6 * MIB, 7);
 	ck_assert(!words_can_write(first));
@@ -85,8 +71,8 @@ START_TEST(nothing_is_lost_when_a_session_ends_asleep)
 {
 	struct glake_session *session = world_connect();
 	words_alloc(session, 6 * MIB, 7);
-	fall_asleep(session);
+	words_fall_asleep(session);
 	world_disconnect(session);
-	ck_assert_uint_eq(device_bytes(), 0);
+	ck_assert_uint_eq(words_device_bytes(), 0);
 }
 END_TEST

@@ -30,20 +30,6 @@ static void begin(void)
 }
 BEGIN_EACH(begin)
 
-static uint64_t device_bytes(void)
-{
-	struct books books = world_books();
-	return books.private_bytes + books.block_bytes;
-}
-
-static struct glake_slept fall_asleep(struct glake_session *session)
-{
-	struct glake_slept slept = {.size = sizeof(slept)};
-	assert_ok(glake_sleep(session, 1000, &slept));
-	ck_assert(glake_is_asleep(session));
-	return slept;
-}
-
 /* ---- memory of each kind ---------------------------------------------------------------------- */
 
 struct scene {
@@ -199,9 +185,9 @@ START_TEST(memory_of_each_kind_leaves_and_comes_back)
 {
 	struct scene scene;
 	scene_begin(&scene);
-	uint64_t n_bytes = device_bytes();
+	uint64_t n_bytes = words_device_bytes();
 	for (int i = 0; i < 3; i++) {
-		struct glake_slept slept = fall_asleep(scene.session);
+		struct glake_slept slept = words_fall_asleep(scene.session);
 		ck_assert_uint_eq(slept.private_bytes, n_bytes - 4 * MIB);
 		ck_assert_uint_eq(slept.shared_bytes, 4 * MIB);
 		ck_assert_uint_eq(slept.n_stays, 0);
@@ -265,7 +251,7 @@ START_TEST_WITH(what_cannot_be_mapped_sleeps_on, .n = 3)
 	bool has_failed = true;
 	scene_begin(&scene);
 	for (; has_failed; time++) {
-		fall_asleep(scene.session);
+		words_fall_asleep(scene.session);
 		set_fault(call, time);
 		has_failed = fails_at(call, time, glake_wake(scene.session, NULL));
 		world_set_own_faults("");
@@ -303,13 +289,13 @@ START_TEST(a_session_ends_while_half_of_it_is_mapped)
 	for (int i = 0; i < 4; i++) {
 		words_alloc(session, 6 * MIB, 7);
 	}
-	fall_asleep(session);
+	words_fall_asleep(session);
 	world_set_own_faults("cuMemMap:3:fail=999");
 	ck_assert_int_eq(glake_wake(session, NULL), GLAKE_E_CUDA);
 	world_set_own_faults("");
 	world_disconnect(session);
 	ck_assert(glake__space_is_valid());
-	ck_assert_uint_eq(device_bytes(), 0);
+	ck_assert_uint_eq(words_device_bytes(), 0);
 }
 END_TEST
 
@@ -343,7 +329,7 @@ START_TEST(without_room_it_sleeps_on)
 	struct glake_session *other = world_connect();
 	glake_ptr ptr;
 	scene_begin(&scene);
-	fall_asleep(scene.session);
+	words_fall_asleep(scene.session);
 	assert_ok(glake_alloc(other, 0, DEVICE_BYTES - 16 * MIB, 0, &ptr));
 	for (int i = 0; i < 2; i++) {
 		ck_assert_int_eq(glake_wake(scene.session, NULL), GLAKE_E_NO_DEVICE_MEMORY);
@@ -363,7 +349,7 @@ START_TEST_WITH(without_glaked_nothing_hangs, .n = 2)
 	glake_ptr ptr = words_alloc(session, 6 * MIB, 7);
 	bool is_asleep = _i > 0;
 	if (is_asleep) {
-		fall_asleep(session);
+		words_fall_asleep(session);
 	}
 	harness_kill(&harness);
 	int r = is_asleep ? glake_wake(session, NULL) : glake_sleep(session, 1000, NULL);
@@ -422,7 +408,7 @@ START_TEST_WITH(who_waits_for_it_asks_for_the_wake, .n = 2)
 	sleeper = world_connect();
 	glake_ptr ptr = words_alloc(sleeper, 6 * MIB, 7);
 	have_gate();
-	fall_asleep(sleeper);
+	words_fall_asleep(sleeper);
 	ck_assert_uint_eq(n_wanted, 0);
 	pthread_create(&thread, NULL, waiters[_i], &ptr);
 	await_wanted();
@@ -444,7 +430,7 @@ START_TEST(what_others_work_on_keeps_all_awake)
 	ck_assert(!glake_is_asleep(session));
 	words_check(other, 4 * MIB, 8);
 	glake__hold_end(&hold);
-	fall_asleep(session);
+	words_fall_asleep(session);
 	assert_ok(glake_wake(session, NULL));
 	words_check(ptr, 6 * MIB, 7);
 	words_check(other, 4 * MIB, 8);
@@ -460,7 +446,7 @@ START_TEST(a_session_ends_while_a_thread_waits_for_its_memory)
 	sleeper = world_connect();
 	glake_ptr ptr = words_alloc(sleeper, 6 * MIB, 7);
 	have_gate();
-	fall_asleep(sleeper);
+	words_fall_asleep(sleeper);
 	pthread_create(&thread, NULL, seal_it, &ptr);
 	await_wanted();
 	world_disconnect(sleeper);
@@ -500,7 +486,7 @@ START_TEST(a_forked_child_ends_a_session_that_sleeps)
 	int status;
 	struct scene scene;
 	scene_begin(&scene);
-	fall_asleep(scene.session);
+	words_fall_asleep(scene.session);
 	pid_t child = fork();
 	if (child == 0) {
 		bool is_refused = glake_wake(scene.session, NULL) == GLAKE_E_FORKED;
@@ -527,7 +513,7 @@ START_TEST(what_the_library_works_on_stays_and_is_counted)
 	struct glake__range *range = glake__piece_at_locked(ptr)->range;
 	glake__unlock();
 	assert_ok(glake__errand_mirror(device, range, 0, 6 * MIB, GLAKE__ACCESS_READ, &mirror));
-	struct glake_slept slept = fall_asleep(session);
+	struct glake_slept slept = words_fall_asleep(session);
 	ck_assert_uint_eq(slept.private_bytes, 4 * MIB);
 	ck_assert_uint_eq(slept.n_stays, 1);
 	ck_assert_str_eq(slept.stays[0].why, "being worked on");
