@@ -16,7 +16,7 @@
 #include "proto/cleanup.h"
 #include "proto/clock.h"
 
-/* Between two tries to find a moment without work, and without others at work on the memory. */
+/* Between two tries to find a moment without work, and without others at work on the memory: at first, and at most. */
 #define PAUSE_NS 20000000u
 #define MAX_PAUSE_NS 320000000u
 /* Others that work on some of the memory end within this, mostly. */
@@ -70,30 +70,35 @@ static int hold(struct glake__sleeping *sleeping, const struct glake_session *se
 	return r == -EBUSY ? glake__fail(-EBUSY, "other threads work on the memory") : r;
 }
 
-/* With all held, nothing of the program's is under way, and its new work waits. */
-static int hold_and_close(struct glake__sleeping *sleeping, const struct glake_session *session)
+/* With all held, nothing of the program's is under way, and its new work waits; for @held_ns, or as short as can be. */
+static int hold_and_close(struct glake__sleeping *sleeping, const struct glake_session *session,
+                          uint64_t held_ns)
 {
 	int r = hold(sleeping, session);
 	if (r == 0) {
-		r = glake__gate_close_soon(UINT64_MAX);
+		r = held_ns == 0 ? glake__gate_close_soon(UINT64_MAX)
+		                 : glake__gate_close(UINT64_MAX, held_ns);
 		if (r < 0) {
 			glake__asleep_let(&sleeping->memory);
 		}
 	}
-	return r;
+	return r == -EAGAIN ? -EBUSY : r;
 }
 
-/* The same, until @patience_ns are over. */
+/*
+ * The same, until @patience_ns are over. A program that always has work queued is held back until it ends, longer each
+ * time. It has as long a pause before that: the work may wait for a thread that is held back.
+ */
 static int find_moment(struct glake__sleeping *sleeping, const struct glake_session *session,
                        uint64_t patience_ns)
 {
 	const uint64_t end_ns = clock_now_ns() + patience_ns;
 	uint64_t pause_ns = PAUSE_NS;
-	int r = hold_and_close(sleeping, session);
+	int r = hold_and_close(sleeping, session, 0);
 	while (r == -EBUSY && clock_now_ns() < end_ns) {
 		clock_sleep_ns(pause_ns);
+		r = hold_and_close(sleeping, session, pause_ns);
 		pause_ns = pause_ns < MAX_PAUSE_NS ? 2 * pause_ns : pause_ns;
-		r = hold_and_close(sleeping, session);
 	}
 	return r;
 }

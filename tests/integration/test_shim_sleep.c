@@ -228,6 +228,16 @@ START_TEST(threads_that_launch_lose_nothing)
 }
 END_TEST
 
+/* Its work never ends by itself for longer than a moment: its next kernel is held back. */
+START_TEST(a_device_that_never_rests_is_no_reason)
+{
+	struct run run;
+	start(&run, "saturates");
+	put_to_sleep(&run);
+	end(&run);
+}
+END_TEST
+
 /* ---- while there is no room: it is refused now and then, and asked for again ---- */
 
 static void start_waiting(struct run *run, const char *scenario, int *other_out)

@@ -36,6 +36,7 @@
 static CUcontext ctx;
 static CUstream stream;
 static CUfunction add;
+static CUfunction last;
 static uint32_t seen[MAX_BYTES / 4];
 
 static void start(void)
@@ -47,6 +48,7 @@ static void start(void)
 	must_ok(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
 	must_ok(cuModuleLoadData(&module, spin_image_of(cuDeviceGetName)));
 	must_ok(cuModuleGetFunction(&add, module, "add"));
+	must_ok(cuModuleGetFunction(&last, module, "last"));
 }
 
 static void say(const char *line)
@@ -330,6 +332,43 @@ static void busy(void)
 	expect_all();
 }
 
+/* Two threads queue the next kernel before the last one has ended. */
+static void *launch_without_a_gap(void *argument)
+{
+	uint64_t ns = 60000000;
+	void *params[] = {&ns};
+	CUstream mine;
+	CUevent ends[2];
+	(void)argument;
+	must_ok(cuCtxSetCurrent(ctx));
+	must_ok(cuStreamCreate(&mine, CU_STREAM_NON_BLOCKING));
+	must_ok(cuEventCreate(&ends[0], CU_EVENT_DISABLE_TIMING));
+	must_ok(cuEventCreate(&ends[1], CU_EVENT_DISABLE_TIMING));
+	for (unsigned i = 0; !is_over; i++) {
+		must_ok(cuEventSynchronize(ends[i % 2]));
+		must_ok(cuLaunchKernel(last, 1, 1, 1, 1, 1, 1, 0, mine, params, NULL));
+		must_ok(cuEventRecord(ends[i % 2], mine));
+	}
+	must_ok(cuStreamSynchronize(mine));
+	return NULL;
+}
+
+static void saturates(void)
+{
+	pthread_t threads[2];
+	start();
+	alloc(6 * MIB);
+	for (int i = 0; i < 2; i++) {
+		must(pthread_create(&threads[i], NULL, launch_without_a_gap, NULL) == 0);
+	}
+	wait_for_line();
+	is_over = true;
+	for (int i = 0; i < 2; i++) {
+		must(pthread_join(threads[i], NULL) == 0);
+	}
+	expect_all();
+}
+
 /* ---- there is no room for it to wake ---------------------------------------------------------- */
 
 static void *launch_once(void *argument)
@@ -466,7 +505,7 @@ int main(int argc, char **argv)
 		{"threadless", threadless}, {"captures", captures},   {"busy", busy},
 		{"exits", exits},           {"waits", waits},         {"handles", handles},
 		{"waits_long", waits_long}, {"cancels", cancels},     {"forks", forks},
-		{"executes", executes},
+		{"executes", executes},     {"saturates", saturates},
 	};
 	return run_scenario(argc, argv, scenarios, sizeof(scenarios) / sizeof(scenarios[0]));
 }
