@@ -19,6 +19,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -229,6 +230,50 @@ class Worker:
             import numpy
             return numpy.asarray(product(given)).tobytes()
         return step
+
+    def make_static(self):
+        """Code of nvcc's, which links the runtime statically; its memory comes and goes."""
+        folder = tempfile.mkdtemp(prefix="glake-static-")
+        source, library = os.path.join(folder, "step.cu"), os.path.join(folder, "step.so")
+        with open(source, "w", encoding="ascii") as file:
+            file.write(STATIC_SOURCE)
+        clean = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
+        subprocess.run(["nvcc", "-O2", "-arch=native", "-cudart", "static", "-shared", "-Xcompiler", "-fPIC", "-o", library,
+                        source], check=True, env=clean)
+        code, out = ctypes.CDLL(library), (ctypes.c_float * STATIC_N)()
+
+        def step():
+            error = code.step(out)
+            assert error == 0, f"the runtime says {error}"
+            return bytes(out)
+        return step
+
+
+STATIC_N = 1 << 20
+STATIC_SOURCE = f"enum {{ N = {STATIC_N} }};" + r"""
+static float *kept;
+static __global__ void add(float *to, const float *from, float by)
+{
+	int i = blockIdx.x * blockDim.x + threadIdx.x;
+	to[i] = to[i] * 0.5f + from[i] + by;
+}
+extern "C" int step(float *out)
+{
+	float *fresh = 0;
+	if (!kept) {
+		cudaMalloc(&kept, N * sizeof(float));
+		cudaMemset(kept, 0, N * sizeof(float));
+		add<<<N / 256, 256>>>(kept, kept, 3);
+	}
+	cudaMalloc(&fresh, N * sizeof(float));
+	cudaMemset(fresh, 0, N * sizeof(float));
+	for (int i = 0; i < 50; i++)
+		add<<<N / 256, 256>>>(fresh, kept, i);
+	cudaMemcpy(out, fresh, N * sizeof(float), cudaMemcpyDeviceToHost);
+	cudaFree(fresh);
+	return cudaGetLastError();
+}
+"""
 
 
 # ---- outside -------------------------------------------------------------------------------------
@@ -468,7 +513,7 @@ def main():
     parser.add_argument("--ready-seconds", type=float, default=15)
     parser.add_argument("--sleeps", type=int, default=200)
     parser.add_argument("--kills", type=int, default=4)
-    parser.add_argument("--kinds", default="eager,graph,train,compile,threads,cupy,jax")
+    parser.add_argument("--kinds", default="eager,graph,train,compile,threads,static,cupy,jax")
     parser.add_argument("--skip", default="")
     parser.add_argument("--out")
     options = parser.parse_args()
