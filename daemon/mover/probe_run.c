@@ -88,14 +88,30 @@ static void slot_deinit(struct probe_slot *slot, const struct cudrv *drv)
 	*slot = (struct probe_slot){0};
 }
 
+/* Accepts one that is made in part. */
 static void lane_deinit(struct probe_lane *lane, const struct cudrv *drv)
 {
+	const CUstream streams[] = {lane->stream, lane->back_stream, lane->check_stream};
 	for (unsigned i = 0; i < PROBES_AT_ONCE; i++) {
 		slot_deinit(&lane->slots[i], drv);
 	}
-	drv->cuMemFree(lane->scratch);
-	drv->cuStreamDestroy(lane->check_stream);
-	drv->cuStreamDestroy(lane->stream);
+	for (unsigned i = 0; i < N_SCRATCHES; i++) {
+		const struct probe_scratch *scratch = &lane->scratches[i];
+		if (scratch->address) {
+			drv->cuMemFree(scratch->address);
+		}
+		if (scratch->filled) {
+			drv->cuEventDestroy(scratch->filled);
+		}
+		if (scratch->compared) {
+			drv->cuEventDestroy(scratch->compared);
+		}
+	}
+	for (unsigned i = 0; i < sizeof(streams) / sizeof(streams[0]); i++) {
+		if (streams[i]) {
+			drv->cuStreamDestroy(streams[i]);
+		}
+	}
 	*lane = (struct probe_lane){0};
 }
 
@@ -103,7 +119,7 @@ void probe_lanes_deinit(struct probe_lanes *lanes)
 {
 	struct fault fault;
 	for (unsigned i = 0; i < DEVICE_MAX; i++) {
-		if (lanes->lanes[i].stream &&
+		if (lanes->lanes[i].is_made &&
 		    device_enter(&lanes->devices->devices[i], &fault) == 0) {
 			lane_deinit(&lanes->lanes[i], lanes->devices->drv);
 		}
@@ -133,37 +149,45 @@ static int make_slot(struct probe_slot *slot, const struct cudrv *drv, struct fa
 /* What is copied next goes before checks. */
 static CUresult make_streams(struct probe_lane *lane, const struct cudrv *drv)
 {
+	CUstream *const streams[] = {&lane->stream, &lane->back_stream, &lane->check_stream};
 	int lowest;
 	int highest;
 	CUresult result = drv->cuCtxGetStreamPriorityRange(&lowest, &highest);
-	if (result == CUDA_SUCCESS) {
-		result = drv->cuStreamCreateWithPriority(&lane->stream, CU_STREAM_NON_BLOCKING,
-		                                         highest);
-	}
-	if (result != CUDA_SUCCESS) {
-		lane->stream = NULL;
-		return result;
-	}
-	result = drv->cuStreamCreateWithPriority(&lane->check_stream, CU_STREAM_NON_BLOCKING,
-	                                         lowest);
-	if (result != CUDA_SUCCESS) {
-		drv->cuStreamDestroy(lane->stream);
-		*lane = (struct probe_lane){0};
+	for (unsigned i = 0; i < 3 && result == CUDA_SUCCESS; i++) {
+		result = drv->cuStreamCreateWithPriority(streams[i], CU_STREAM_NON_BLOCKING,
+		                                         i == 0 ? highest : lowest);
+		*streams[i] = result == CUDA_SUCCESS ? *streams[i] : NULL;
 	}
 	return result;
+}
+
+static CUresult make_event(const struct cudrv *drv, CUevent *event_out)
+{
+	CUresult result = drv->cuEventCreate(event_out, CU_EVENT_DISABLE_TIMING);
+	*event_out = result == CUDA_SUCCESS ? *event_out : NULL;
+	return result;
+}
+
+static CUresult make_scratch(struct probe_scratch *scratch, const struct cudrv *drv)
+{
+	CUresult result = drv->cuMemAlloc(&scratch->address, SCRATCH_BYTES);
+	scratch->address = result == CUDA_SUCCESS ? scratch->address : 0;
+	if (result == CUDA_SUCCESS) {
+		result = make_event(drv, &scratch->filled);
+	}
+	return result == CUDA_SUCCESS ? make_event(drv, &scratch->compared) : result;
 }
 
 /* Whole or not at all. The scratch memory is there before the device is full. */
 static CUresult make_lane(struct probe_lane *lane, const struct cudrv *drv)
 {
 	CUresult result = make_streams(lane, drv);
-	if (result == CUDA_SUCCESS) {
-		result = drv->cuMemAlloc(&lane->scratch, SCRATCH_BYTES);
-		if (result != CUDA_SUCCESS) {
-			drv->cuStreamDestroy(lane->check_stream);
-			drv->cuStreamDestroy(lane->stream);
-			*lane = (struct probe_lane){0};
-		}
+	for (unsigned i = 0; i < N_SCRATCHES && result == CUDA_SUCCESS; i++) {
+		result = make_scratch(&lane->scratches[i], drv);
+	}
+	lane->is_made = result == CUDA_SUCCESS;
+	if (!lane->is_made) {
+		lane_deinit(lane, drv);
 	}
 	return result;
 }
@@ -171,7 +195,7 @@ static CUresult make_lane(struct probe_lane *lane, const struct cudrv *drv)
 static int need_lane(struct probe_run *run, unsigned i_slot, struct fault *fault)
 {
 	const struct cudrv *drv = run->device->drv;
-	CUresult result = run->lane->stream ? CUDA_SUCCESS : make_lane(run->lane, drv);
+	CUresult result = run->lane->is_made ? CUDA_SUCCESS : make_lane(run->lane, drv);
 	if (result != CUDA_SUCCESS) {
 		return device_fault(drv, result, "preparing the device", fault);
 	}
@@ -351,32 +375,51 @@ static int start_digest(struct probe_run *run, struct fault *fault)
 
 /* ---- copies --------------------------------------------------------------------------------- */
 
+/* Read the piece at @host back, and compare it with the one at @chunk, while the next is read. */
+static CUresult queue_piece(struct probe_run *run, CUdeviceptr host, CUdeviceptr chunk,
+                            uint64_t n_bytes)
+{
+	const struct cudrv *drv = run->device->drv;
+	struct probe_lane *lane = run->lane;
+	const struct probe_scratch *scratch = &lane->scratches[lane->next_scratch++ % N_SCRATCHES];
+	CUresult result = drv->cuStreamWaitEvent(lane->back_stream, scratch->compared, 0);
+	if (result == CUDA_SUCCESS) {
+		result = drv->cuMemcpyDtoDAsync(scratch->address, host, n_bytes, lane->back_stream);
+	}
+	if (result == CUDA_SUCCESS) {
+		result = drv->cuEventRecord(scratch->filled, lane->back_stream);
+	}
+	if (result == CUDA_SUCCESS) {
+		result = drv->cuStreamWaitEvent(lane->check_stream, scratch->filled, 0);
+	}
+	if (result == CUDA_SUCCESS) {
+		result = queue_compare(run, lane->check_stream, scratch->address, chunk, n_bytes,
+		                       &run->slot->host_words->differs);
+	}
+	return result == CUDA_SUCCESS ? drv->cuEventRecord(scratch->compared, lane->check_stream)
+	                              : result;
+}
+
 /*
  * What was written is read back over the link the other way, and compared with its source. Meanwhile the next copies go out: so
- * that has a stream of its own. It comes in pieces to memory of the GPU, since a kernel that reads over the link takes
+ * that has streams of its own. It comes in pieces to memory of the GPU, since a kernel that reads over the link takes
  * twice as long.
  */
 static CUresult queue_check(struct probe_run *run, CUdeviceptr host)
 {
-	const struct cudrv *drv = run->device->drv;
-	const CUstream stream = run->lane->check_stream;
-	const CUdeviceptr scratch = run->lane->scratch;
 	const uint64_t n_bytes = run->probe.chunk_bytes;
+	const CUdeviceptr chunk = run->views[0].address;
 	CUresult result = CUDA_SUCCESS;
 	for (uint64_t at = 0; result == CUDA_SUCCESS && at < n_bytes; at += SCRATCH_BYTES) {
 		uint64_t n_piece = n_bytes - at < SCRATCH_BYTES ? n_bytes - at : SCRATCH_BYTES;
-		result = drv->cuMemcpyDtoDAsync(scratch, host + at, n_piece, stream);
-		if (result == CUDA_SUCCESS) {
-			result = queue_compare(run, stream, scratch, run->views[0].address + at,
-			                       n_piece, &run->slot->host_words->differs);
-		}
+		result = queue_piece(run, host + at, chunk + at, n_piece);
 	}
 	return result;
 }
 
-/* The stream of the checks goes on behind the copy, and the next copies beside them: the last step of a digest is slow. */
+/* @then goes on behind the copy, and the next copies beside it: the last step of a digest is slow. */
 static CUresult queue_copy_to(struct probe_run *run, CUdeviceptr to, CUdeviceptr from,
-                              uint64_t n_bytes)
+                              uint64_t n_bytes, CUstream then)
 {
 	const struct cudrv *drv = run->device->drv;
 	const struct probe_lane *lane = run->lane;
@@ -384,15 +427,15 @@ static CUresult queue_copy_to(struct probe_run *run, CUdeviceptr to, CUdeviceptr
 	if (result == CUDA_SUCCESS) {
 		result = drv->cuEventRecord(run->slot->written, lane->stream);
 	}
-	return result == CUDA_SUCCESS
-	               ? drv->cuStreamWaitEvent(lane->check_stream, run->slot->written, 0)
-	               : result;
+	return result == CUDA_SUCCESS ? drv->cuStreamWaitEvent(then, run->slot->written, 0)
+	                              : result;
 }
 
 static CUresult queue_copy_out(struct probe_run *run, CUdeviceptr host)
 {
 	const CUdeviceptr chunk = run->views[0].address;
-	CUresult result = queue_copy_to(run, host, chunk, run->probe.chunk_bytes);
+	CUresult result = queue_copy_to(run, host, chunk, run->probe.chunk_bytes,
+	                                run->lane->back_stream);
 	if (result == CUDA_SUCCESS) {
 		result = queue_digest(run, run->lane->check_stream, chunk,
 		                      &run->slot->host_words->digest);
@@ -405,7 +448,7 @@ static CUresult queue_copy_in(struct probe_run *run, CUdeviceptr host)
 {
 	const CUdeviceptr chunk = run->views[0].address;
 	const uint64_t n_bytes = digest_n_leaves(run->probe.content_bytes) * DIGEST_LEAF_BYTES;
-	CUresult result = queue_copy_to(run, chunk, host, n_bytes);
+	CUresult result = queue_copy_to(run, chunk, host, n_bytes, run->lane->check_stream);
 	return result == CUDA_SUCCESS ? queue_digest(run, run->lane->check_stream, chunk,
 	                                             &run->slot->host_words->digest)
 	                              : result;
@@ -475,8 +518,10 @@ static CUstream last_stream(const struct probe_run *run)
 
 static void await_streams(const struct probe_run *run)
 {
-	run->device->drv->cuStreamSynchronize(run->lane->stream);
-	run->device->drv->cuStreamSynchronize(run->lane->check_stream);
+	const struct cudrv *drv = run->device->drv;
+	drv->cuStreamSynchronize(run->lane->stream);
+	drv->cuStreamSynchronize(run->lane->back_stream);
+	drv->cuStreamSynchronize(run->lane->check_stream);
 }
 
 int probe_start(struct probe_lanes *lanes, struct probe_run *run, unsigned i_slot,

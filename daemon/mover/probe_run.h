@@ -45,10 +45,22 @@ struct probe_slot {
 	struct probe_words *host_words; /* pinned; NULL = not made yet */
 };
 
+/* What is read back comes here in pieces: one comes while the other is compared. */
+#define N_SCRATCHES 2u
+
+struct probe_scratch {
+	CUdeviceptr address;
+	CUevent filled;
+	CUevent compared;
+};
+
 struct probe_lane {
-	CUstream stream;       /* NULL = not made yet */
-	CUstream check_stream; /* looks at what was copied, behind slot.written; with the above */
-	CUdeviceptr scratch;   /* to there; with the above */
+	bool is_made;          /* the following, all of it */
+	CUstream stream;       /* copies */
+	CUstream back_stream;  /* reads back what was copied out, behind slot.written */
+	CUstream check_stream; /* looks at what was copied, and at what was read back */
+	struct probe_scratch scratches[N_SCRATCHES];
+	unsigned next_scratch;
 	struct probe_slot slots[PROBES_AT_ONCE];
 };
 
