@@ -269,7 +269,7 @@ static bool is_still_row(const struct glake__number *number, const struct glake_
 	size_t i = 0;
 	glake__lock();
 	const struct glake__piece *at = number->row->first;
-	while (at && i < n && at->chunk == parts[i].chunk) {
+	while (at && i < n && at->chunk == parts[i].chunk && at->chunk->handle == parts[i].handle) {
 		at = at->next;
 		i++;
 	}
@@ -310,7 +310,7 @@ static bool is_hole(const struct glake__change *change)
 
 /*
  * The place is looked up when the change begins: it may be given back meanwhile. From then on nobody holds the chunks,
- * which are about to get a place. -EAGAIN: one was replaced before that.
+ * which are about to get a place. -EAGAIN: before that one was replaced, or slept, and so has another handle.
  */
 static int map_row(struct glake__number *number, const struct glake__site *site,
                    const struct glake__part *parts, size_t n)

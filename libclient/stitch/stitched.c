@@ -39,7 +39,6 @@ static size_t list_parts_locked(const struct glake__range *home,
 				.n_bytes = piece->n_bytes,
 				.access = is_block ? GLAKE__ACCESS_READ : GLAKE__ACCESS_WRITE,
 				.fd = -1,
-				.handle = chunk->handle,
 			};
 		}
 	}

@@ -439,6 +439,32 @@ START_TEST(what_others_work_on_keeps_all_awake)
 }
 END_TEST
 
+static void *map_it(void *user)
+{
+	const struct scene *scene = user;
+	map_number(scene->nowhere, scene->third, 2 * MIB, true);
+	return NULL;
+}
+
+/* It is mapped by the handle of after the wake. */
+START_TEST(memory_that_sleeps_is_mapped_when_it_is_awake)
+{
+	pthread_t thread;
+	struct scene scene;
+	scene_begin(&scene);
+	have_gate();
+	words_fall_asleep(scene.session);
+	pthread_create(&thread, NULL, map_it, &scene);
+	await_wanted();
+	assert_ok(glake_wake(scene.session, NULL));
+	pthread_join(thread, NULL);
+	words_check(scene.third, 2 * MIB, 6);
+	unmap_number(scene.third, 2 * MIB);
+	scene_check(&scene);
+	scene_end(&scene);
+}
+END_TEST
+
 /* A call that waits for the memory ends before its session does. */
 START_TEST(a_session_ends_while_a_thread_waits_for_its_memory)
 {
