@@ -35,11 +35,13 @@ void glake__sleep_follow(struct glake_session *session, glake__sleep_ask_fn *ask
 	follow(session);
 }
 
+/* If the program ends, or can start no thread, glaked has not failed. */
 static Glake__Wire__Status status_of(int error)
 {
 	return error == -EPERM || error == GLAKE_E_NO_PERMISSION
 	               ? GLAKE__WIRE__STATUS__NO_PERMISSION
-	       : error == -EBUSY || error == GLAKE_E_BUSY ? GLAKE__WIRE__STATUS__BUSY
+	       : error == -EBUSY || error == GLAKE_E_BUSY || error == -ESHUTDOWN || error == -EAGAIN
+	               ? GLAKE__WIRE__STATUS__BUSY
 	       : error == -ENOMEM || error == GLAKE_E_NO_HOST_MEMORY
 	               ? GLAKE__WIRE__STATUS__NO_HOST_MEMORY
 	       : error == GLAKE_E_OVER_QUOTA       ? GLAKE__WIRE__STATUS__OVER_QUOTA

@@ -273,6 +273,18 @@ START_TEST(exit_waits_for_nobody)
 }
 END_TEST
 
+START_TEST(a_program_that_ends_is_busy)
+{
+	struct run run;
+	start(&run, "lingers");
+	put_to_sleep(&run);
+	wake(&run);
+	go_on(&run);
+	ck_busy(&run, "cannot be held back");
+	end(&run);
+}
+END_TEST
+
 START_TEST(a_signal_ends_it)
 {
 	struct run run;

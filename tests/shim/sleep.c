@@ -407,6 +407,16 @@ static void exits(void)
 	exit(0);
 }
 
+/* It ends slowly. */
+static void lingers(void)
+{
+	start();
+	alloc(2 * MIB);
+	atexit(wait_for_line);
+	wait_for_line();
+	exit(0);
+}
+
 static void wait_until_woken(void)
 {
 	_Atomic CUresult result = CUDA_ERROR_UNKNOWN;
@@ -505,7 +515,7 @@ int main(int argc, char **argv)
 		{"threadless", threadless}, {"captures", captures},   {"busy", busy},
 		{"exits", exits},           {"waits", waits},         {"handles", handles},
 		{"waits_long", waits_long}, {"cancels", cancels},     {"forks", forks},
-		{"executes", executes},     {"saturates", saturates},
+		{"executes", executes},     {"saturates", saturates}, {"lingers", lingers},
 	};
 	return run_scenario(argc, argv, scenarios, sizeof(scenarios) / sizeof(scenarios[0]));
 }
