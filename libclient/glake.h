@@ -711,7 +711,8 @@ struct glake_slept {
  * of the session before glake_wake(): what is allocated may lie in pages that are asleep, and calls that change what is asleep
  * wait until another thread wakes it.
  *
- * Errors: session errors; request errors; -EBUSY (work that is queued does not end in time, or another thread does the same);
+ * Errors: session errors; request errors; -EBUSY (work that is queued does not end in time, another thread does the same, or
+ * under the shim another thread wants to work while copies are still being made);
  * -EINVAL (*slept_out); GLAKE_E_NO_HOST_MEMORY; GLAKE_E_OVER_QUOTA; GLAKE_E_NO_FDS; GLAKE_E_MOVER; GLAKE_E_BUSY; GLAKE_E_CUDA; -ENOMEM. Then it
  * is awake; but if it failed late, and the memory could not be mapped again, it sleeps: glake_is_asleep() tells, and glake_wake()
  * goes on there.

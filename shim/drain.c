@@ -338,6 +338,12 @@ static void want_awake(void *user)
 	sleep_is_wanted();
 }
 
+static bool is_awake_wanted(void *user)
+{
+	(void)user;
+	return sleep_is_awaited();
+}
+
 const struct glake__gate drain_gate = {
 	.close = close_gate,
 	.open = open_gate,
@@ -348,6 +354,7 @@ const struct glake__gate drain_gate = {
 	.sleep = fall_asleep,
 	.wake = wake_up,
 	.wanted = want_awake,
+	.is_wanted = is_awake_wanted,
 };
 
 /* ---- captures begin --------------------------------------------------------------------------- */

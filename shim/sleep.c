@@ -59,6 +59,11 @@ void sleep_is_wanted(void)
 	}
 }
 
+bool sleep_is_awaited(void)
+{
+	return gate_is_wanted() || is_library_waiting;
+}
+
 void sleep_init(void)
 {
 	sem_init(&kicks, 0, 0);
@@ -201,11 +206,6 @@ static void follow(const struct sleeper *me, struct ask ask)
 
 /* ---- the sleeper ------------------------------------------------------------------------------ */
 
-static bool is_wanted(void)
-{
-	return gate_is_wanted() || is_library_waiting;
-}
-
 /* True: there is nothing to do any more, and no sleeper from now on. */
 static bool is_over(struct connection *connection)
 {
@@ -244,7 +244,7 @@ static void *sleep_and_wake(void *user)
 	while (!is_over(me.connection)) {
 		if (has_wish(me.connection)) {
 			follow(&me, ask_look(&me.connection->sleep_ask));
-		} else if (is_wanted()) {
+		} else if (sleep_is_awaited()) {
 			pause_ms = wake_or_pause(&me, pause_ms);
 		} else {
 			await_kick();

@@ -40,6 +40,8 @@
 #ifndef GLAKE_SHIM_SLEEP_H
 #define GLAKE_SHIM_SLEEP_H
 
+#include <stdbool.h>
+
 #include "shim/connection.h"
 
 /* Before the library's gate is set. */
@@ -51,10 +53,12 @@ void sleep_init(void);
  *        sleeper; -EBUSY: another session sleeps; -ESHUTDOWN: the program ends; -ENOMEM.
  * leave: all memory of @session is back, or nothing has left. Those at the gate go on. Nothing, if it is not the one that sleeps.
  * is_wanted: a thread of the library waits for memory that is asleep. Cheap, once it was said.
+ * is_awaited: a thread waits, there or at the gate.
  */
 int sleep_enter(struct glake_session *session);
 void sleep_leave(const struct glake_session *session);
 void sleep_is_wanted(void);
+bool sleep_is_awaited(void);
 
 /* ---- wishes of glaked ------------------------------------------------------------------------- */
 

@@ -103,11 +103,33 @@ void rpc_sleep_enter(struct session *session, const request_t *request, struct f
 	}
 }
 
+/* A SleepCopy that is under way is refused: its process goes on working. Returns whether there was one. */
+static bool end_copy(struct session *session)
+{
+	struct pending *pending;
+	list_for_each (pending, &session->pending, link) {
+		struct sleep_request *operation = container_of(pending, struct sleep_request,
+		                                               pending);
+		if (pending->cancel == cancel_sleep_request && operation->batch) {
+			sleep_batch_cancel(operation->batch);
+			on_done(operation, STATUS_BUSY, "the program goes on working");
+			return true;
+		}
+	}
+	return false;
+}
+
 void rpc_sleep_leave(struct session *session, const request_t *request, struct fdlist *fds)
 {
-	struct sleeper *sleeper = session->holder->sleeper;
 	bool keeps_copies = request->sleep_leave->keeps_copies;
-	if (!sleeper) {
+	bool has_ended = !keeps_copies && end_copy(session);
+	struct sleeper *sleeper = session->holder->sleeper;
+	if (session->state == SESSION_CLOSING) {
+		return;
+	}
+	if (!sleeper && has_ended) {
+		rpc_answer_ok(session, request->id);
+	} else if (!sleeper) {
 		rpc_refuse(session, request->id, STATUS_BAD_REQUEST, "the session does not sleep");
 	} else if (sleeper->state == SLEEPER_COPIED) {
 		if (!keeps_copies) {

@@ -495,6 +495,18 @@ bool glake__call_is_done(struct glake__link *link, const struct glake__call *cal
 	return is_done;
 }
 
+/* Another thread may read the answer meanwhile: then it is found at the next look. */
+bool glake__call_await(struct glake__link *link, const struct glake__call *call, unsigned ms)
+{
+	cleanup_cancel int cancel = cancel_disable();
+	glake__link_poll(link);
+	if (!glake__call_is_done(link, call)) {
+		await(link, POLLIN, ms);
+		glake__link_poll(link);
+	}
+	return glake__call_is_done(link, call);
+}
+
 void glake__call_end(struct glake__link *link, struct glake__call *call)
 {
 	if (call->id == 0) {

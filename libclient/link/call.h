@@ -48,6 +48,9 @@ int glake__call_wait(struct glake__link *link, struct glake__call *call, glake_p
 /* Whether its wait returns at once. glake__link_poll() looks for answers. */
 bool glake__call_is_done(struct glake__link *link, const struct glake__call *call);
 
+/* The same, after a wait of some @ms at most for that. */
+bool glake__call_await(struct glake__link *link, const struct glake__call *call, unsigned ms);
+
 /* Free the answer and its fds. A call still under way is waited for. Safe to repeat. */
 void glake__call_end(struct glake__link *link, struct glake__call *call);
 

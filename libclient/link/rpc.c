@@ -9,6 +9,11 @@
 #include "proto/cleanup.h"
 #include "proto/clock.h"
 #include "libclient/link/call.h"
+#include "libclient/link/resume.h"
+#include "libclient/link/socket.h"
+
+/* Between two looks whether an answer is still wanted. */
+#define UNWANTED_MS 1u
 
 /* ---- hello ------------------------------------------------------------------------------------ */
 
@@ -381,15 +386,62 @@ int glake__rpc_chunk_free(struct glake_session *session, const uint64_t *ids, si
 	return call_plain(session, &request);
 }
 
-int glake__rpc_sleep_copy(struct glake_session *session, const uint64_t *ids, size_t n_ids)
+static void forget_copies(struct glake_session *session)
 {
+	Glake__Wire__SleepLeave leave = GLAKE__WIRE__SLEEP_LEAVE__INIT;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_SLEEP_LEAVE;
+	request.sleep_leave = &leave;
+	glake__call_forget(&session->link, &request);
+}
+
+/* A glaked that is stopped is found by its silence, as in any call: it is asked for a sign of life. */
+static void await_copies(struct glake_session *session, const struct glake__call *call,
+                         bool (*is_unwanted)(void))
+{
+	uint64_t asked_ns = clock_now_ns();
+	while (!is_unwanted() && !glake__call_await(&session->link, call, UNWANTED_MS)) {
+		if (clock_now_ns() - asked_ns >= glake__patience.silence_ms * 1000000ull) {
+			glake__rpc_ping(session);
+			asked_ns = clock_now_ns();
+		}
+	}
+	if (!glake__call_is_done(&session->link, call)) {
+		forget_copies(session);
+	}
+}
+
+static int copy_unless(struct glake_session *session, Glake__Wire__Request *request,
+                       bool (*is_unwanted)(void))
+{
+	struct glake__call call;
+	int r = glake__call_start(&session->link, &call, request,
+	                          GLAKE__WIRE__ANSWER__BODY__NOT_SET, NULL, 0);
+	if (r == 0) {
+		await_copies(session, &call, is_unwanted);
+		r = glake__call_wait(&session->link, &call, NULL, NULL);
+		glake__call_end(&session->link, &call);
+	}
+	return r;
+}
+
+int glake__rpc_sleep_copy(struct glake_session *session, const uint64_t *ids, size_t n_ids,
+                          bool (*is_unwanted)(void))
+{
+	cleanup_cancel int cancel = cancel_disable();
 	Glake__Wire__SleepCopy copy = GLAKE__WIRE__SLEEP_COPY__INIT;
 	copy.ids = (uint64_t *)ids;
 	copy.n_ids = n_ids;
 	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_SLEEP_COPY;
 	request.sleep_copy = &copy;
-	return call_plain(session, &request);
+	if (!is_unwanted) {
+		return call_plain(session, &request);
+	}
+	int r = copy_unless(session, &request, is_unwanted);
+	return r == GLAKE_E_GONE && glake__resume(&session->link, true) == 0
+	               ? copy_unless(session, &request, is_unwanted)
+	               : r;
 }
 
 int glake__rpc_sleep_enter(struct glake_session *session, uint32_t why,

@@ -76,8 +76,13 @@ struct glake__chunk_names {
 int glake__rpc_chunk_open(struct glake_session *session, const struct glake__chunk_names *names,
                           uint64_t *sizes_out, uint32_t *device_out, struct fdlist *fds);
 
-/* Copies of chunks and blocks, 1 .. GLAKE_MAX_SLEPT, in host memory. Blocks until all are there. */
-int glake__rpc_sleep_copy(struct glake_session *session, const uint64_t *ids, size_t n_ids);
+/*
+ * Copies of chunks and blocks, 1 .. GLAKE_MAX_SLEPT, in host memory. Blocks until all are there; or until @is_unwanted, which
+ * is asked all the time and may be NULL, says so: then no copies of this session are left, and the result is an error unless
+ * all were there by then.
+ */
+int glake__rpc_sleep_copy(struct glake_session *session, const uint64_t *ids, size_t n_ids,
+                          bool (*is_unwanted)(void));
 /* All that has copies is unmapped. @n_stays is GLAKE_MAX_STAYS at most. */
 int glake__rpc_sleep_enter(struct glake_session *session, uint32_t why,
                            const struct glake_stay *stays, size_t n_stays);

@@ -21,6 +21,8 @@
 #define MAX_PAUSE_NS 320000000u
 /* Others that work on some of the memory end within this, mostly. */
 #define HOLD_TRIES 1000u
+/* Copies that were given up are out of the mover's hands within this, mostly. */
+#define COPY_TRIES 25u
 /* Restarts of glaked in the moment of a wake. */
 #define MAP_TRIES 3u
 
@@ -115,10 +117,11 @@ static int list_ids(struct glake__sleeping *sleeping)
 
 /* ---- the gate --------------------------------------------------------------------------------- */
 
-/* It is closed. If it falls asleep, it opens without letting anybody pass. */
+/* It is closed. If it falls asleep, it opens without letting anybody pass. wake_gate() is due in any case. */
 static int let_gate_sleep(struct glake_session *session)
 {
 	const struct glake__gate *gate = &glake__space.gate;
+	glake__space.n_asleep++;
 	int r = gate->sleep ? gate->sleep(gate->user, session) : 0;
 	glake__gate_open();
 	return r < 0 ? glake__fail(r, "the program's work cannot be held back") : 0;
@@ -127,12 +130,43 @@ static int let_gate_sleep(struct glake_session *session)
 static void wake_gate(struct glake_session *session)
 {
 	const struct glake__gate *gate = &glake__space.gate;
+	glake__space.n_asleep--;
 	if (gate->wake) {
 		gate->wake(gate->user, session);
 	}
 }
 
+static bool is_gate_wanted(void)
+{
+	const struct glake__gate *gate = &glake__space.gate;
+	return gate->is_wanted && gate->is_wanted(gate->user);
+}
+
 /* ---- with glaked ------------------------------------------------------------------------------ */
+
+/*
+ * As long as copies are made, nothing of the program's has changed. So it goes on as soon as it wants to; but not if somebody has
+ * asked from outside, who would never get what he wants of a program that always works.
+ */
+static bool yields(const struct glake__sleeping *sleeping)
+{
+	return sleeping->why != GLAKE__SLEEP_ASKED;
+}
+
+/* A copy that was given up may be in the mover's hands still: then its chunk is busy. */
+static int copy_batch(struct glake_session *session, const struct glake__sleeping *sleeping,
+                      size_t first, size_t n)
+{
+	bool (*is_unwanted)(void) = yields(sleeping) ? is_gate_wanted : NULL;
+	int r = glake__rpc_sleep_copy(session, sleeping->ids + first, n, is_unwanted);
+	for (unsigned i = 0; r == GLAKE_E_BUSY && i < COPY_TRIES &&
+	                     !(yields(sleeping) && is_gate_wanted());
+	     i++) {
+		clock_sleep_ns(PAUSE_NS);
+		r = glake__rpc_sleep_copy(session, sleeping->ids + first, n, is_unwanted);
+	}
+	return yields(sleeping) && is_gate_wanted() ? glake__fail(-EBUSY, "it works again") : r;
+}
 
 static int copy_all(struct glake_session *session, const struct glake__sleeping *sleeping,
                     glake_progress_fn progress, void *user)
@@ -149,7 +183,7 @@ static int copy_all(struct glake_session *session, const struct glake__sleeping 
 		       (n_bytes == 0 || !progress || n_bytes < 4ull << 30)) {
 			n_bytes += memory->chunks[i++].chunk->n_bytes;
 		}
-		r = glake__rpc_sleep_copy(session, sleeping->ids + first, i - first);
+		r = copy_batch(session, sleeping, first, i - first);
 		done += n_bytes;
 		if (r == 0 && progress) {
 			progress(user, done, total);
@@ -275,7 +309,6 @@ static bool bring_back(struct glake_session *session, struct glake__sleeping *sl
 static void set_asleep(struct glake_session *session, struct glake__sleeping *sleeping)
 {
 	session->asleep = sleeping;
-	glake__space.n_asleep++;
 }
 
 /* All is held, and the gate asleep. Returns whether @sleeping is asleep. */
@@ -363,7 +396,6 @@ int glake__sleep(struct glake_session *session, enum glake__sleep_why why, uint6
 static void end_sleep(struct glake_session *session, struct glake__sleeping *sleeping)
 {
 	session->asleep = NULL;
-	glake__space.n_asleep--;
 	glake__asleep_let(&sleeping->memory);
 	drop(sleeping);
 }

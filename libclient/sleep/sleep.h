@@ -8,7 +8,8 @@
  *   unmap   all of it
  *   enter   glaked gives the memory to others
  *
- * A step that fails is undone, and the session is awake as before. To wake is the same backwards; if glaked has no room, the session
+ * While copies are made nothing has changed. So if the program wants to work again, the sleep is given up there; but not one that
+ * an operator has asked for. A step that fails is undone, and the session is awake as before. To wake is the same backwards; if glaked has no room, the session
  * sleeps on. If it has, and the driver fails to map the memory, the session sleeps on as well, and the next wake
  * goes on there.
  *
@@ -37,7 +38,8 @@ enum glake__sleep_why {
 /*
  * Put @session to sleep. The program's work is waited for, @patience_ns at most, with its new work held back for 20 ms at a time.
  * @progress (may be NULL) is called on this thread while glaked copies. Returns 0 and *slept_out; 0 too if it sleeps already.
- * -EBUSY: work did not end, others work on the memory, or another thread puts it to sleep; the gate's errors; GLAKE_E_CUDA;
+ * -EBUSY: work did not end, others work on the memory, another thread puts it to sleep, or it works again (never, if
+ * @why is ASKED); the gate's errors; GLAKE_E_CUDA;
  * request errors. Then it is awake, or what was unmapped could not be mapped again: glake__is_asleep() tells. *slept_out need
  * not have its size.
  */

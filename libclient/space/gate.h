@@ -7,6 +7,7 @@
 #ifndef GLAKE_LIBCLIENT_GATE_H
 #define GLAKE_LIBCLIENT_GATE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "glake.h"
@@ -33,7 +34,8 @@
  * sleep() is called by the thread that has closed the gate: from then on nobody passes, whoever opens it, until wake() of the same
  * session, which any thread calls, and which does nothing without a sleep(). Otherwise it returns a negative error, and nothing has changed. wanted() says that a thread of the
  * library waits for memory that is asleep: it should be woken, by another thread. It may be called often, and does not wait.
- * All three may be NULL.
+ * is_wanted() tells whether a thread, of the library or at the gate, waits for that.
+ * All four may be NULL.
  *
  * release_primary() gives back a primary context that the library has retained while others could end: it may be
  * the last user, so whoever notes things about the context has to know.
@@ -50,6 +52,7 @@ struct glake__gate {
 	int (*sleep)(void *user, struct glake_session *session);
 	void (*wake)(void *user, struct glake_session *session);
 	void (*wanted)(void *user);
+	bool (*is_wanted)(void *user);
 };
 
 /*

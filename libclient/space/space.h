@@ -35,7 +35,7 @@ struct glake__space {
 	uint64_t n_errands;            /* of them, ever */
 	uint64_t n_ids;                /* given out by glake__next_id_locked() */
 	uint64_t n_mappings;           /* ever: the last one's number (range.h) */
-	_Atomic unsigned n_asleep;     /* sessions whose memory is (asleep.h) */
+	_Atomic unsigned n_asleep;     /* sessions whose memory is (asleep.h), or falls asleep */
 	uint64_t readers
 		[GLAKE__MAX_DEVICES]; /* of each device, those that read its private memory */
 };

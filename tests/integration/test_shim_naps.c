@@ -50,6 +50,28 @@ START_TEST(a_program_that_is_idle_sleeps_and_wakes_when_it_works)
 }
 END_TEST
 
+/* Copies are made: a mover that does not move holds nobody up, since nothing of the program's has changed. */
+START_TEST(a_program_that_works_again_goes_on_before_it_has_fallen_asleep)
+{
+	struct run run;
+	begin("idle_ms = 4000;");
+	world_start_mover();
+	start(&run);
+	pid_t mover = world_running_mover();
+	kill(mover, SIGSTOP);
+	while (world_books().charged_host_bytes == 0) {
+		usleep(1000);
+	}
+	use(&run);
+	ck_assert_uint_eq(world_metric("sleeps"), 0);
+	ck_assert_uint_gt(world_books().private_bytes, 0);
+	kill(mover, SIGCONT);
+	world_wait_metric("sleeps_idle", 1);
+	use(&run);
+	end(&run);
+}
+END_TEST
+
 /* Each needs the room of the other. */
 START_TEST(two_programs_take_turns_on_a_device_that_has_room_for_one)
 {
