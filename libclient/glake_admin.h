@@ -61,6 +61,12 @@ struct glake_host_status {
 	uint64_t private_bytes;   /* of sessions */
 	uint64_t copy_bytes;      /* of chunks for copies of what is elsewhere */
 	uint64_t used_copy_bytes; /* of copy_bytes: copies */
+	/* Of used_copy_bytes, each copy once. The rest is being made, or read. */
+	uint64_t sleep_copy_bytes;  /* programs that sleep, or are about to, have them */
+	uint64_t model_copy_bytes;  /* only models in host memory alone have them */
+	uint64_t cached_copy_bytes; /* nobody has them: they go when room is wanted */
+	uint64_t
+		slept_bytes; /* what those of sleep_copy_bytes stand for: each as often as a program has it */
 };
 
 struct glake_status {
@@ -233,6 +239,7 @@ struct glake_model_row {
 	const char *reload_reason; /* why each open loads it again; "" = opens reuse it */
 	uint64_t part_bytes; /* of its blocks, each divided by the number of its places in models */
 	int is_published;    /* by a program: its name is the key */
+	uint64_t copied_bytes; /* of span_bytes: of chunks that host memory has a copy of */
 };
 
 typedef int (*glake_model_fn)(void *user, const struct glake_model_row *row);
@@ -395,6 +402,9 @@ struct glake_sleeper_row {
 	uint64_t woke_ns;  /* and the last wake, waiting aside; 0 = it has not */
 	uint32_t n_stays;
 	const struct glake_stay *stays;
+	uint64_t woke_waited_ms; /* that wake waited so long for room */
+	uint64_t
+		gpu_bytes; /* of shared_bytes: of blocks that are on the GPU, for others or as cache */
 };
 
 typedef int (*glake_sleeper_fn)(void *user, const struct glake_sleeper_row *row);

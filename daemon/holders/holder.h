@@ -156,7 +156,8 @@ struct holder_usage {
 struct holder_sleep {
 	uint64_t n_sleeps;
 	uint64_t slept_ns;         /* the last sleep took glaked, */
-	uint64_t woke_ns;          /* and the last wake, waiting aside */
+	uint64_t woke_ns;          /* and the last wake, waiting aside, */
+	uint64_t woke_waited_ms;   /* which was so long */
 	uint64_t awake_since_ms;   /* the last wake; 0: it never slept */
 	uint64_t refused_since_ms; /* no room since then to wake; 0: not refused yet */
 	bool is_told;              /* of that, an operator */

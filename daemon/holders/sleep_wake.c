@@ -170,6 +170,7 @@ static void commit(struct sleep_wake *wake)
 		}
 	}
 	holder->sleep.woke_ns = uv_hrtime() - wake->began_ns;
+	holder->sleep.woke_waited_ms = wake->waited_ms;
 	holder->sleep.awake_since_ms = uv_now(holder->all->loop);
 	holder->sleep.refused_since_ms = 0;
 	holder->sleep.is_told = false;
@@ -491,6 +492,10 @@ static void reserve(struct sleep_wake *wake)
 	if (status != STATUS_OK) {
 		refuse(wake, status);
 	} else if (!is_asked && wake->sleeper) {
+		const struct holder *holder = wake->sleeper->holder;
+		uint64_t since_ms = holder->sleep.refused_since_ms;
+		/* Those wakes counted that were refused before it. */
+		wake->waited_ms = since_ms ? uv_now(holder->all->loop) - since_ms : wake->waited_ms;
 		wake->began_ns = uv_hrtime();
 		copy_more(wake);
 	}

@@ -63,7 +63,7 @@ static void describe_device(const struct rpc_context *rpc, const struct device *
 }
 
 static void describe_node(const struct location *at, uint64_t used_copy_bytes,
-                          Glake__Wire__HostStatus *row)
+                          const struct copies_use *use, Glake__Wire__HostStatus *row)
 {
 	glake__wire__host_status__init(row);
 	row->node = at->number;
@@ -73,6 +73,10 @@ static void describe_node(const struct location *at, uint64_t used_copy_bytes,
 	row->private_bytes = at->use_bytes[CHUNK_PRIVATE];
 	row->copy_bytes = at->use_bytes[CHUNK_COPIES];
 	row->used_copy_bytes = used_copy_bytes;
+	row->sleep_copy_bytes = use->bytes[COPY_USE_SLEEP];
+	row->model_copy_bytes = use->bytes[COPY_USE_MODEL];
+	row->cached_copy_bytes = use->bytes[COPY_USE_CACHE];
+	row->slept_bytes = use->slept_bytes;
 }
 
 void rpc_status_get(struct session *session, const request_t *request, struct fdlist *fds)
@@ -119,7 +123,8 @@ void rpc_status_get(struct session *session, const request_t *request, struct fd
 	}
 	body.devices = list;
 	for (uint32_t i = 0; i < rpc->nodes->n; i++) {
-		describe_node(&rpc->nodes->at[i], rpc->copies->nodes[i].used_bytes, &hosts[i]);
+		describe_node(&rpc->nodes->at[i], rpc->copies->nodes[i].used_bytes,
+		              &rpc->copies->use[i], &hosts[i]);
 		host_list[i] = &hosts[i];
 		body.n_hosts++;
 	}
@@ -525,6 +530,7 @@ static void describe_model(const struct session *session, const struct model *mo
 	row->content_bytes = model->content_bytes;
 	row->unique_bytes = model->parts.unique_bytes;
 	row->part_bytes = (uint64_t)(model->parts.part_bytes + 0.5);
+	row->copied_bytes = model->parts.copied_bytes;
 	row->n_tensors = model->n_tensors;
 	row->n_blocks = model->n_blocks;
 	row->n_open = is_complete ? model->n_holders : 0;
@@ -550,7 +556,8 @@ void rpc_model_list(struct session *session, const request_t *request, struct fd
 		}
 		Glake__Wire__ModelInfo next;
 		/* As may_describe(). */
-		if (!store_look_at_parts(model, &n_steps) && page.n_rows > 0) {
+		if (!store_look_at_parts(rpc_of(session)->store, model, &n_steps) &&
+		    page.n_rows > 0) {
 			page.next = page.last;
 			break;
 		}

@@ -149,6 +149,8 @@ void rpc_sleep_leave(struct session *session, const request_t *request, struct f
 /* ---- the list --------------------------------------------------------------------------------- */
 
 #define PAGE_ROWS 64u
+/* Things that sleep are looked at for one page, and those of one row. */
+#define PAGE_SLEPT 16384
 
 struct sleeper_row {
 	Glake__Wire__SleepStay stays[GLAKE_MAX_STAYS];
@@ -166,6 +168,21 @@ static uint32_t place_of(const struct sleeper *sleeper)
 		         sleep_wake_waited_ms(other->wake) > waited_ms;
 	}
 	return place;
+}
+
+/* Of its blocks that the GPU has, for others or as cache: they need no copy back. */
+static uint64_t gpu_bytes(struct store *store, const struct sleeper *sleeper, size_t *n_steps)
+{
+	uint64_t bytes = 0;
+	const struct slept *slept;
+	list_for_each (slept, &sleeper->slept, link) {
+		++*n_steps;
+		if (slept->is_block && store_find_block(store, sleeper->holder->realm, slept->at,
+		                                        &slept->copy->key.digest)) {
+			bytes += slept->bytes;
+		}
+	}
+	return bytes;
 }
 
 static void describe(const struct sleeper *sleeper, struct sleeper_row *place,
@@ -198,6 +215,7 @@ static void describe(const struct sleeper *sleeper, struct sleeper_row *place,
 	row->n_sleeps = holder->sleep.n_sleeps;
 	row->slept_ns = holder->sleep.slept_ns;
 	row->woke_ns = holder->sleep.woke_ns;
+	row->woke_waited_ms = holder->sleep.woke_waited_ms;
 }
 
 /* In the order of ids, as pages go. */
@@ -209,6 +227,7 @@ void rpc_sleeper_list(struct session *session, const request_t *request, struct 
 	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__SleeperListAnswer body = GLAKE__WIRE__SLEEPER_LIST_ANSWER__INIT;
 	struct rpc_page page = {.rows = rows, .list = list, .max_rows = PAGE_ROWS};
+	size_t n_steps = 0;
 	struct holder *holder;
 	list_for_each (holder, &rpc_of(session)->holders.list, link) {
 		struct sleeper *sleeper = holder->sleeper;
@@ -217,7 +236,12 @@ void rpc_sleeper_list(struct session *session, const request_t *request, struct 
 		    sleeper->state == SLEEPER_COPIED || !rpc_may_act(session, holder->realm)) {
 			continue;
 		}
+		if (n_steps > PAGE_SLEPT) {
+			page.next = page.last;
+			break;
+		}
 		describe(sleeper, &places[page.n_rows], &next);
+		next.gpu_bytes = gpu_bytes(rpc_of(session)->store, sleeper, &n_steps);
 		if (!rpc_page_add(&page, holder->id, &next.base)) {
 			break;
 		}

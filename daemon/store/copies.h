@@ -53,6 +53,22 @@ enum copy_state {
 	COPY_N_STATES,
 };
 
+/* What a copy that is THERE is for. */
+enum copy_use {
+	COPY_USE_NONE,  /* it is not THERE */
+	COPY_USE_SLEEP, /* a program that sleeps, or is about to, has it: it is parked */
+	COPY_USE_MODEL, /* models have it that are in host memory alone, and nobody else */
+	COPY_USE_CACHE, /* nobody has it */
+	COPY_USE_HELD,  /* somebody else: it is being read, or was just made */
+	N_COPY_USES,
+};
+
+/* Of the copies on one node. */
+struct copies_use {
+	uint64_t bytes[N_COPY_USES]; /* of NONE: 0 */
+	uint64_t slept_bytes; /* that programs have there, each copy as often as it is parked */
+};
+
 struct copy_making;
 
 struct copy {
@@ -61,6 +77,7 @@ struct copy {
 	struct list link; /* link: copies.order, while THERE and it may go: longest unused first */
 	struct realm *realm; /* owned reference */
 	enum copy_state state;
+	enum copy_use use; /* as it is in copies.use */
 	bool is_found;
 	uint64_t content_bytes;
 	uint64_t bytes;
@@ -128,7 +145,7 @@ struct copies {
 	bool is_closing;
 	struct extents *nodes; /* owned: one for each NUMA node */
 	size_t n_nodes;
-	uint64_t *loose_bytes; /* owned: by node, of copies.order */
+	struct copies_use *use; /* owned: by node */
 	struct copy *table;
 	struct list order;
 	struct list parked;         /* of copy.parked: what the next glaked is to have */

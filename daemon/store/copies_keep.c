@@ -20,6 +20,43 @@ void copies_set_state(struct copy *copy, enum copy_state state)
 	copy->state = state;
 }
 
+/* ---- what it is for --------------------------------------------------------------------------- */
+
+static bool may_go(const struct copy *copy)
+{
+	return copy->n_held == copy->n_offered;
+}
+
+static enum copy_use use_of(const struct copy *copy)
+{
+	return copy->state != COPY_THERE ? COPY_USE_NONE
+	       : copy->n_parked > 0      ? COPY_USE_SLEEP
+	       : !may_go(copy)           ? COPY_USE_HELD
+	       : copy->n_offered > 0     ? COPY_USE_MODEL
+	                                 : COPY_USE_CACHE;
+}
+
+struct copies_use *copies_use_at(const struct copies *copies, const struct copy *copy)
+{
+	return &copies->use[copy->in - copies->nodes];
+}
+
+static void set_use(struct copies *copies, struct copy *copy, enum copy_use use)
+{
+	if (copy->use != COPY_USE_NONE) {
+		copies_use_at(copies, copy)->bytes[copy->use] -= copy->bytes;
+	}
+	if (use != COPY_USE_NONE) {
+		copies_use_at(copies, copy)->bytes[use] += copy->bytes;
+	}
+	copy->use = use;
+}
+
+void copies_count_use(struct copies *copies, struct copy *copy)
+{
+	set_use(copies, copy, use_of(copy));
+}
+
 /* ---- the table -------------------------------------------------------------------------------- */
 
 static struct copy_key key_of(const struct realm *realm, const struct digest *digest)
@@ -78,25 +115,6 @@ struct copy *copies_new(struct copies *copies, const struct copy_wanted *wanted)
 	return copy;
 }
 
-static uint64_t *loose_bytes_of(const struct copies *copies, const struct copy *copy)
-{
-	return &copies->loose_bytes[copy->in - copies->nodes];
-}
-
-static void enter_order(struct copies *copies, struct copy *copy)
-{
-	list_insert(&copies->order, &copy->link);
-	*loose_bytes_of(copies, copy) += copy->bytes;
-}
-
-static void leave_order(struct copies *copies, struct copy *copy)
-{
-	if (!list_is_empty(&copy->link)) {
-		list_remove(&copy->link);
-		*loose_bytes_of(copies, copy) -= copy->bytes;
-	}
-}
-
 void copies_free(struct copies *copies, struct copy *copy)
 {
 	assert(copy->n_held == 0 && copy->n_parked == 0);
@@ -104,7 +122,8 @@ void copies_free(struct copies *copies, struct copy *copy)
 	if (copy->state == COPY_THERE) {
 		copies->bytes -= copy->bytes;
 	}
-	leave_order(copies, copy);
+	list_remove(&copy->link);
+	set_use(copies, copy, COPY_USE_NONE);
 	if (copy->extent) {
 		extent_release(copy->in, copy->extent);
 	}
@@ -122,21 +141,17 @@ struct mover_host copies_place(const struct copy *copy, int fd)
 
 /* ---- who needs it ----------------------------------------------------------------------------- */
 
-static bool may_go(const struct copy *copy)
-{
-	return copy->n_held == copy->n_offered;
-}
-
 /* Its holders have changed. It is cache, or somebody needs it. */
 static void settle(struct copies *copies, struct copy *copy)
 {
 	if (!may_go(copy)) {
-		leave_order(copies, copy);
+		list_remove(&copy->link);
 	} else if (list_is_empty(&copy->link)) {
 		/* The built-in tenant has no limits, so this cannot be refused. */
 		charge_move(&copy->extent->charge, payer_alone(copies->store->cache));
-		enter_order(copies, copy);
+		list_insert(&copies->order, &copy->link);
 	}
+	copies_count_use(copies, copy);
 }
 
 void copies_written(struct copies *copies, struct copy *copy, const struct digest *digest)
@@ -146,6 +161,7 @@ void copies_written(struct copies *copies, struct copy *copy, const struct diges
 	copies_set_state(copy, COPY_THERE);
 	copies->bytes += copy->bytes;
 	copy->n_held = 1;
+	copies_count_use(copies, copy);
 }
 
 void copies_use(struct copies *copies, struct copy *copy)
@@ -195,6 +211,8 @@ void copies_let_offered(struct copies *copies, struct copy *copy)
 	copy->n_held--;
 	if (copy->n_held == 0 && !copy->is_found) {
 		copies_free(copies, copy);
+	} else {
+		copies_count_use(copies, copy);
 	}
 }
 
@@ -346,8 +364,9 @@ void copies_evict(struct copies *copies, const struct realm *realm)
 uint64_t copies_room_bytes(const struct copies *copies, size_t i_node)
 {
 	const struct extents *node = &copies->nodes[i_node];
+	const struct copies_use *use = &copies->use[i_node];
 	return location_room_bytes(node->at) + node->at->use_bytes[CHUNK_COPIES] -
-	       node->used_bytes + copies->loose_bytes[i_node];
+	       node->used_bytes + use->bytes[COPY_USE_MODEL] + use->bytes[COPY_USE_CACHE];
 }
 
 uint64_t copies_most_bytes(const struct copies *copies)
@@ -396,10 +415,10 @@ int copies_init(struct copies *copies, struct store *store, struct mover_link *m
 	list_init(&copies->orders);
 	list_init(&copies->writing);
 	copies->nodes = calloc(n_nodes ? n_nodes : 1, sizeof(copies->nodes[0]));
-	copies->loose_bytes = calloc(n_nodes ? n_nodes : 1, sizeof(copies->loose_bytes[0]));
-	if (!copies->nodes || !copies->loose_bytes) {
+	copies->use = calloc(n_nodes ? n_nodes : 1, sizeof(copies->use[0]));
+	if (!copies->nodes || !copies->use) {
 		free(copies->nodes);
-		free(copies->loose_bytes);
+		free(copies->use);
 		return -ENOMEM;
 	}
 	for (size_t i = 0; i < n_nodes; i++) {
@@ -433,5 +452,5 @@ void copies_deinit(struct copies *copies)
 		extents_deinit(&copies->nodes[i]);
 	}
 	free(copies->nodes);
-	free(copies->loose_bytes);
+	free(copies->use);
 }

@@ -89,6 +89,8 @@ int copies_park(struct copies *copies, struct copy *copy, struct user *user)
 		note_copy(store, copy);
 	}
 	copy->n_parked++;
+	copies_use_at(copies, copy)->slept_bytes += copy->bytes;
+	copies_count_use(copies, copy);
 	return 0;
 }
 
@@ -96,9 +98,11 @@ void copies_unpark(struct copies *copies, struct copy *copy)
 {
 	struct store *store = copies->store;
 	assert(copy->n_parked > 0);
+	copies_use_at(copies, copy)->slept_bytes -= copy->bytes;
 	if (--copy->n_parked > 0) {
 		return;
 	}
+	copies_count_use(copies, copy);
 	list_remove(&copy->parked);
 	if (copy->id && store->watch) {
 		store->watch->copy_gone(store->watcher, copy);
@@ -169,6 +173,8 @@ struct copy *copies_adopt(struct copies *copies, uint64_t id, const struct copy_
 	copies->bytes += copy->bytes;
 	copy->n_held = 1;
 	copy->n_parked = 1;
+	copies_use_at(copies, copy)->slept_bytes += copy->bytes;
+	copies_count_use(copies, copy);
 	extent_chunk_parking(extent)->n_copies++;
 	list_insert(&copies->parked, &copy->parked);
 	return copy;

@@ -35,6 +35,9 @@ void copies_hide(struct copies *copies, struct copy *copy);
 /* All of it was written: it is THERE, as @digest says, and held once. */
 void copies_written(struct copies *copies, struct copy *copy, const struct digest *digest);
 void copies_set_state(struct copy *copy, enum copy_state state);
+/* Who holds it has changed, or it is parked no more or for the first time: count it for what it is there for. */
+void copies_count_use(struct copies *copies, struct copy *copy);
+struct copies_use *copies_use_at(const struct copies *copies, const struct copy *copy);
 
 /*
  * The copy on one of @nodes (bits: 1 << its index) that nobody has used for longest goes, of those that may; and a model that only host memory

@@ -73,8 +73,9 @@ struct model_key {
 	struct digest digest; /* of the file_ids, or of the key */
 };
 
-/* What it has in common with others. */
+/* What it has in common with others, and in host memory. */
 struct model_parts {
+	uint64_t copied_bytes; /* of its places' chunks, if host memory has a copy */
 	uint64_t unique_bytes; /* of chunks that only this model keeps */
 	double part_bytes; /* of its chunks, each divided by the places of manifests that name it */
 };

@@ -226,7 +226,7 @@ int store_publish(struct store *store, struct model *draft, struct payer payer, 
  * Bring model.parts up to date. Walks its places, *@n_steps at most, and subtracts them. Returns false if these were too
  * few: then the parts are as before, and the next call goes on.
  */
-bool store_look_at_parts(struct model *model, size_t *n_steps);
+bool store_look_at_parts(const struct store *store, struct model *model, size_t *n_steps);
 
 /* ---- models of which only host memory has the blocks: store_demote.c ---- */
 

@@ -44,9 +44,9 @@ void store_model_leave_demoted(struct model *model)
 	}
 }
 
-static struct copy *copy_of(const struct store *store, const struct block *block)
+struct copy *store_copy_of(const struct store *store, const struct block *block)
 {
-	return block->state == BLOCK_SHARED
+	return block && store->copies && block->state == BLOCK_SHARED
 	               ? copies_find(store->copies, block->realm, &block->key.digest)
 	               : NULL;
 }
@@ -55,14 +55,14 @@ bool store_demote(struct store *store, struct model *model, uint64_t *freed_byte
 {
 	bool is_there = may_be_demoted(store, model);
 	for (size_t i = 0; is_there && i < model->n_blocks; i++) {
-		is_there = copy_of(store, model->blocks[i].block) != NULL;
+		is_there = store_copy_of(store, model->blocks[i].block) != NULL;
 	}
 	if (!is_there) {
 		return false;
 	}
 	for (size_t i = 0; i < model->n_blocks; i++) {
 		struct model_block *place = &model->blocks[i];
-		place->copy = copy_of(store, place->block);
+		place->copy = store_copy_of(store, place->block);
 		copies_hold(store->copies, place->copy);
 	}
 	log_info("moved model '%s' of realm %s from device %u to host memory", model->name,

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "daemon/base/text.h"
+#include "daemon/store/copies.h"
 #include "proto/cleanup.h"
 
 /*
@@ -375,19 +376,22 @@ bool store_has_damaged(const struct model *model)
 	return false;
 }
 
-static void add_part(struct model_parts *parts, const struct block *block)
+static void add_part(const struct store *store, struct model_parts *parts,
+                     const struct model_block *place)
 {
-	parts->unique_bytes += block->n_manifests == 1 ? block->chunk.bytes : 0;
-	parts->part_bytes += (double)block->chunk.bytes / block->n_manifests;
+	const struct block *block = place->block;
+	const struct copy *copy = place->copy ? place->copy : store_copy_of(store, block);
+	parts->copied_bytes += copy ? copy->bytes : 0;
+	if (block) {
+		parts->unique_bytes += block->n_manifests == 1 ? block->chunk.bytes : 0;
+		parts->part_bytes += (double)block->chunk.bytes / block->n_manifests;
+	}
 }
 
-bool store_look_at_parts(struct model *model, size_t *n_steps)
+bool store_look_at_parts(const struct store *store, struct model *model, size_t *n_steps)
 {
 	for (; model->parts_place<model->n_blocks && * n_steps> 0; --*n_steps) {
-		const struct block *block = model->blocks[model->parts_place++].block;
-		if (block) {
-			add_part(&model->parts_so_far, block);
-		}
+		add_part(store, &model->parts_so_far, &model->blocks[model->parts_place++]);
 	}
 	if (model->parts_place < model->n_blocks) {
 		return false;

@@ -88,6 +88,8 @@ void store_model_leave_idle(struct store *store, struct model *model);
 
 /* ---- store_demote.c --------------------------------------------------------------------------- */
 
+/* THERE. NULL: host memory has none, or @block is NULL. */
+struct copy *store_copy_of(const struct store *store, const struct block *block);
 /* If host memory has all of the idle @model. Returns whether. *freed_bytes_out: that become free. */
 bool store_demote(struct store *store, struct model *model, uint64_t *freed_bytes_out);
 /* Harmless if it is not DEMOTED. */

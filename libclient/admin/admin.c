@@ -62,6 +62,10 @@ static void take_host(struct glake_host_status *to, const Glake__Wire__HostStatu
 		.private_bytes = from->private_bytes,
 		.copy_bytes = from->copy_bytes,
 		.used_copy_bytes = from->used_copy_bytes,
+		.sleep_copy_bytes = from->sleep_copy_bytes,
+		.model_copy_bytes = from->model_copy_bytes,
+		.cached_copy_bytes = from->cached_copy_bytes,
+		.slept_bytes = from->slept_bytes,
 	};
 }
 
@@ -487,6 +491,7 @@ static int show_models(const Glake__Wire__Answer *answer, const struct list *lis
 			.reload_reason = TEXT(from->reload_reason),
 			.part_bytes = from->part_bytes,
 			.is_published = from->is_published,
+			.copied_bytes = from->copied_bytes,
 		};
 		r = list->row.model(list->user, &row);
 	}
@@ -644,6 +649,8 @@ static int show_sleeper(const Glake__Wire__SleeperInfo *from, const struct list 
 		.n_sleeps = from->n_sleeps,
 		.slept_ns = from->slept_ns,
 		.woke_ns = from->woke_ns,
+		.woke_waited_ms = from->woke_waited_ms,
+		.gpu_bytes = from->gpu_bytes,
 		.n_stays = (uint32_t)from->n_stays,
 		.stays = stays,
 	};

@@ -66,6 +66,10 @@ static const struct field host_fields[] = {
 	FIELD(ROW, private_bytes, U64, BYTES, NULL),
 	FIELD(ROW, copy_bytes, U64, BYTES, NULL),
 	FIELD(ROW, used_copy_bytes, U64, BYTES, NULL),
+	FIELD(ROW, sleep_copy_bytes, U64, BYTES, NULL),
+	FIELD(ROW, model_copy_bytes, U64, BYTES, NULL),
+	FIELD(ROW, cached_copy_bytes, U64, BYTES, NULL),
+	FIELD(ROW, slept_bytes, U64, BYTES, NULL),
 };
 
 #undef ROW

@@ -28,6 +28,7 @@ static const struct field model_fields[] = {
 	FIELD(ROW, pinned, BOOL, PLAIN, "PINNED"),
 	FIELD(ROW, idle_ms, U64, MS, "IDLE"),
 	FIELD(ROW, is_published, BOOL, PLAIN, "PUBLISHED"),
+	FIELD(ROW, copied_bytes, U64, BYTES, NULL),
 	FIELD(ROW, reload_reason, TEXT, PLAIN, "LOADED AGAIN"),
 };
 

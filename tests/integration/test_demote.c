@@ -24,20 +24,26 @@ static void begin_with(const char *config)
 
 static int take_status(void *user, const struct glake_status *status)
 {
-	*(uint64_t *)user = status->n_hosts > 0 ? status->hosts[0].used_copy_bytes : 0;
+	*(struct glake_host_status *)user = status->hosts[0];
 	return 0;
+}
+
+static struct glake_host_status host(void)
+{
+	struct glake_host_status host = {.node = 0};
+	assert_ok(glake_get_status(eye, take_status, &host));
+	return host;
 }
 
 static uint64_t copy_bytes(void)
 {
-	uint64_t bytes = 0;
-	assert_ok(glake_get_status(eye, take_status, &bytes));
-	return bytes;
+	return host().used_copy_bytes;
 }
 
 struct wanted {
 	const char *name;
 	char state[16];
+	uint64_t copied_bytes;
 };
 
 static int take_model(void *user, const struct glake_model_row *row)
@@ -45,17 +51,23 @@ static int take_model(void *user, const struct glake_model_row *row)
 	struct wanted *wanted = user;
 	if (strstr(row->name, wanted->name)) {
 		snprintf(wanted->state, sizeof(wanted->state), "%s", row->state);
+		wanted->copied_bytes = row->copied_bytes;
 	}
 	return 0;
+}
+
+static const struct wanted *find(const char *name)
+{
+	static struct wanted wanted;
+	wanted = (struct wanted){.name = name};
+	assert_ok(glake_list_models(eye, take_model, &wanted));
+	return &wanted;
 }
 
 /* "" = there is none. */
 static const char *state_of(const char *name)
 {
-	static struct wanted wanted;
-	wanted = (struct wanted){.name = name};
-	assert_ok(glake_list_models(eye, take_model, &wanted));
-	return wanted.state;
+	return find(name)->state;
 }
 
 static struct glake_model *open_model(const char *path)
@@ -111,6 +123,29 @@ START_TEST(an_evicted_model_comes_back_from_host_memory)
 	check(path, 1);
 	ck_assert_uint_eq(world_metric("blocks_copied"), 1);
 	ck_assert_uint_eq(world_metric("models_demoted"), 2);
+}
+END_TEST
+
+/* A copy that nobody needs is cache; of a demoted model it is all that there is. */
+START_TEST(the_tier_and_the_model_tell_what_host_memory_has)
+{
+	begin_with(CONFIG);
+	const char *path = world_write_model("one.safetensors", N_BYTES, 1);
+	struct glake_model *model = open_model(path);
+	world_wait_metric("blocks_copied", 1);
+	ck_assert_uint_eq(find("one.safetensors")->copied_bytes, N_BYTES);
+	ck_assert_uint_eq(host().cached_copy_bytes, N_BYTES);
+	glake_model_close(model);
+	evict_by_pressure();
+	ck_assert_uint_eq(find("one.safetensors")->copied_bytes, N_BYTES);
+	ck_assert_uint_eq(host().model_copy_bytes, N_BYTES);
+	ck_assert_uint_eq(host().cached_copy_bytes, 0);
+	check(path, 1);
+	ck_assert_uint_eq(host().model_copy_bytes, 0);
+	ck_assert_uint_eq(host().cached_copy_bytes, N_BYTES);
+	assert_ok(glake_evict(eye, NULL, NULL, NULL));
+	ck_assert_uint_eq(host().cached_copy_bytes, 0);
+	ck_assert_uint_eq(copy_bytes(), 0);
 }
 END_TEST
 

@@ -37,6 +37,61 @@ START_TEST(private_memory_leaves_and_comes_back)
 }
 END_TEST
 
+static int take_host(void *user, const struct glake_status *status)
+{
+	*(struct glake_host_status *)user = status->hosts[0];
+	return 0;
+}
+
+static struct glake_host_status host(void)
+{
+	struct glake_host_status host = {.node = 0};
+	assert_ok(glake_get_status(eye, take_host, &host));
+	ck_assert_uint_eq(host.sleep_copy_bytes + host.model_copy_bytes + host.cached_copy_bytes,
+	                  host.used_copy_bytes);
+	return host;
+}
+
+static int add_gpu_bytes(void *user, const struct glake_sleeper_row *row)
+{
+	*(uint64_t *)user += row->gpu_bytes;
+	return 0;
+}
+
+static uint64_t asleep_gpu_bytes(void)
+{
+	uint64_t bytes = 0;
+	assert_ok(glake_list_sleepers(eye, add_gpu_bytes, &bytes));
+	return bytes;
+}
+
+/* A copy is there once, whoever has it, and each who sleeps has it whole. */
+START_TEST(the_host_tier_tells_what_its_copies_stand_for)
+{
+	struct glake_session *one = world_connect();
+	struct glake_session *two = world_connect();
+	words_seal(words_alloc(one, 6 * MIB, 7), 6 * MIB);
+	words_seal(words_alloc(two, 6 * MIB, 7), 6 * MIB);
+	words_alloc(two, 4 * MIB, 8);
+	words_fall_asleep(one);
+	ck_assert_uint_eq(host().sleep_copy_bytes, 6 * MIB);
+	ck_assert_uint_eq(host().slept_bytes, 6 * MIB);
+	/* The other one has it on the GPU. */
+	ck_assert_uint_eq(asleep_gpu_bytes(), 6 * MIB);
+	words_fall_asleep(two);
+	ck_assert_uint_eq(host().sleep_copy_bytes, 10 * MIB);
+	ck_assert_uint_eq(host().slept_bytes, 16 * MIB);
+	assert_ok(glake_evict(eye, NULL, NULL, NULL));
+	ck_assert_uint_eq(asleep_gpu_bytes(), 0);
+	assert_ok(glake_wake(two, NULL));
+	ck_assert_uint_eq(host().sleep_copy_bytes, 6 * MIB);
+	ck_assert_uint_eq(host().slept_bytes, 6 * MIB);
+	assert_ok(glake_wake(one, NULL));
+	ck_assert_uint_eq(host().slept_bytes, 0);
+	ck_assert_uint_eq(host().cached_copy_bytes, 6 * MIB);
+}
+END_TEST
+
 /* The other session has the block: it is neither copied back nor held twice. */
 START_TEST_WITH(sealed_memory_is_found_again, .n = 2)
 {

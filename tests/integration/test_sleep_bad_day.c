@@ -322,6 +322,12 @@ START_TEST(what_is_not_copied_stays_awake)
 }
 END_TEST
 
+static int take_sleeper(void *user, const struct glake_sleeper_row *row)
+{
+	*(struct glake_sleeper_row *)user = *row;
+	return 0;
+}
+
 /* Others have the GPU: the wake says so after wake_wait_ms, and the next one succeeds when they have gone. */
 START_TEST(without_room_it_sleeps_on)
 {
@@ -339,6 +345,14 @@ START_TEST(without_room_it_sleeps_on)
 	assert_ok(glake_free(other, ptr));
 	assert_ok(glake_wake(scene.session, NULL));
 	scene_check(&scene);
+	/* Who looks later sees what that wake cost: it was refused twice, each time after wake_wait_ms. */
+	words_fall_asleep(scene.session);
+	struct glake_sleeper_row row = {.session = 0};
+	assert_ok(glake_list_sleepers(eye, take_sleeper, &row));
+	ck_assert_uint_eq(row.n_sleeps, 2);
+	ck_assert_uint_gt(row.woke_ns, 0);
+	ck_assert_uint_ge(row.woke_waited_ms, 2 * 300);
+	assert_ok(glake_wake(scene.session, NULL));
 	scene_end(&scene);
 }
 END_TEST

@@ -465,7 +465,7 @@ START_TEST(a_block_is_withdrawn_in_steps)
 	ck_assert_ptr_eq(find("b"), models[1]);
 	/* And so a listing looks at one. */
 	n_steps = 0;
-	for (n_calls = 0; !store_look_at_parts(models[1], &n_steps); n_calls++) {
+	for (n_calls = 0; !store_look_at_parts(&store, models[1], &n_steps); n_calls++) {
 		ck_assert_uint_eq(models[1]->parts.unique_bytes, 0);
 		ck_assert_uint_eq(n_steps, 0);
 		n_steps = 64;

@@ -127,7 +127,9 @@ class DeviceStatus(Structure):
 class HostStatus(Structure):
     _fields_ = [("node", c_uint32), ("total_bytes", c_uint64), ("limit_bytes", c_uint64),
                 ("physical_bytes", c_uint64), ("private_bytes", c_uint64),
-                ("copy_bytes", c_uint64), ("used_copy_bytes", c_uint64)]
+                ("copy_bytes", c_uint64), ("used_copy_bytes", c_uint64),
+                ("sleep_copy_bytes", c_uint64), ("model_copy_bytes", c_uint64),
+                ("cached_copy_bytes", c_uint64), ("slept_bytes", c_uint64)]
 
 
 class Status(Structure):
@@ -193,7 +195,8 @@ class ModelRow(Structure):
                 ("device", c_uint32), ("span_bytes", c_uint64), ("content_bytes", c_uint64),
                 ("unique_bytes", c_uint64), ("n_tensors", c_uint64), ("n_blocks", c_uint64),
                 ("n_open", c_uint32), ("pinned", c_int), ("idle_ms", c_uint64),
-                ("reload_reason", c_char_p), ("part_bytes", c_uint64), ("is_published", c_int)]
+                ("reload_reason", c_char_p), ("part_bytes", c_uint64), ("is_published", c_int),
+                ("copied_bytes", c_uint64)]
 
 
 class BlockRow(Structure):
@@ -244,7 +247,8 @@ class SleeperRow(Structure):
                 ("private_bytes", c_uint64), ("shared_bytes", c_uint64),
                 ("stays_bytes", c_uint64), ("place", c_uint32), ("waiting_ms", c_uint64),
                 ("n_sleeps", c_uint64), ("slept_ns", c_uint64), ("woke_ns", c_uint64),
-                ("n_stays", c_uint32), ("stays", POINTER(Stay))]
+                ("n_stays", c_uint32), ("stays", POINTER(Stay)), ("woke_waited_ms", c_uint64),
+                ("gpu_bytes", c_uint64)]
 
 
 STATUS_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(Status))
