@@ -161,6 +161,7 @@ extern const struct ctl_command ctl_status, ctl_stats;  /* look.c */
 extern const struct ctl_command ctl_top;                /* top.c */
 extern const struct ctl_command ctl_events;             /* events.c */
 extern const struct ctl_command ctl_doctor;             /* doctor.c */
+extern const struct ctl_command ctl_tiers;              /* tiers.c */
 extern const struct ctl_command ctl_map;                /* map_command.c */
 extern const struct ctl_command ctl_metrics;            /* metrics_command.c */
 extern const struct ctl_command ctl_completion;         /* completion.c */

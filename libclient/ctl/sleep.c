@@ -223,28 +223,45 @@ const struct ctl_command ctl_wake = {
 
 /* ---- who sleeps ------------------------------------------------------------------------------- */
 
-#define ROW struct glake_sleeper_row
+#define ROW struct sleeper
 
-static const struct field sleeper_fields[] = {
-	FIELD(ROW, session, U64, PLAIN, "SESSION"),
-	FIELD(ROW, pid, U32, PLAIN, "PID"),
-	FIELD(ROW, uid, U32, PLAIN, NULL),
-	FIELD(ROW, program, TEXT, PLAIN, "PROGRAM"),
-	FIELD(ROW, tenant, TEXT, PLAIN, "TENANT"),
-	FIELD(ROW, realm, TEXT, PLAIN, NULL),
-	FIELD(ROW, state, TEXT, PLAIN, "STATE"),
-	FIELD(ROW, why, TEXT, PLAIN, "WHY"),
-	FIELD(ROW, asleep_ms, U64, MS, "FOR"),
-	FIELD(ROW, private_bytes, U64, BYTES, "PRIVATE"),
-	FIELD(ROW, shared_bytes, U64, BYTES, "SHARED"),
-	FIELD(ROW, stays_bytes, U64, BYTES, "STAYS"),
-	FIELD(ROW, place, U32, PLAIN, "PLACE"),
-	FIELD(ROW, waiting_ms, U64, MS, "WAITING"),
-	FIELD(ROW, n_sleeps, U64, PLAIN, "SLEEPS"),
-	FIELD(ROW, slept_ns, U64, PLAIN, NULL),
-	FIELD(ROW, woke_ns, U64, PLAIN, NULL),
+struct sleeper {
+	struct glake_sleeper_row of;
+	uint64_t woke_ms; /* FIELD_NONE: it has not woken yet; the same holds for the next */
+	uint64_t waited_ms;
 };
 
+#define OF(member, type_, style_, title_) \
+	{ \
+		.key = #member, .offset = offsetof(ROW, of.member), .type = FIELD_##type_, \
+		.style = FIELD_##style_, .title = title_ \
+	}
+
+static const struct field sleeper_fields[] = {
+	OF(session, U64, PLAIN, "SESSION"),
+	OF(pid, U32, PLAIN, "PID"),
+	OF(uid, U32, PLAIN, NULL),
+	OF(program, TEXT, PLAIN, "PROGRAM"),
+	OF(tenant, TEXT, PLAIN, "TENANT"),
+	OF(realm, TEXT, PLAIN, NULL),
+	OF(state, TEXT, PLAIN, "STATE"),
+	OF(why, TEXT, PLAIN, "WHY"),
+	OF(asleep_ms, U64, MS, "FOR"),
+	OF(private_bytes, U64, BYTES, "PRIVATE"),
+	OF(shared_bytes, U64, BYTES, "SHARED"),
+	OF(gpu_bytes, U64, BYTES, NULL),
+	OF(stays_bytes, U64, BYTES, "STAYS"),
+	OF(place, U32, PLAIN, "PLACE"),
+	OF(waiting_ms, U64, MS, "WAITING"),
+	OF(n_sleeps, U64, PLAIN, "SLEEPS"),
+	OF(slept_ns, U64, PLAIN, NULL),
+	OF(woke_ns, U64, PLAIN, NULL),
+	OF(woke_waited_ms, U64, MS, NULL),
+	FIELD(ROW, woke_ms, MAYBE, MS, "LAST WAKE"),
+	FIELD(ROW, waited_ms, MAYBE, MS, "WAITED"),
+};
+
+#undef OF
 #undef ROW
 #define ROW struct glake_stay
 
@@ -261,7 +278,12 @@ static int add_sleeper(void *list, const struct glake_sleeper_row *row)
 	for (uint32_t i = 0; i < row->n_stays; i++) {
 		json_array_append_new(stays, field_object(FIELDS(row_stay_fields), &row->stays[i]));
 	}
-	return ctl_list_add_more(list, row, "stays", stays);
+	const struct sleeper sleeper = {
+		.of = *row,
+		.woke_ms = row->woke_ns > 0 ? row->woke_ns / 1000000 : FIELD_NONE,
+		.waited_ms = row->woke_ns > 0 ? row->woke_waited_ms : FIELD_NONE,
+	};
+	return ctl_list_add_more(list, &sleeper, "stays", stays);
 }
 
 static int fill_sleepers(struct ctl *ctl, struct ctl_list *list)

@@ -18,6 +18,7 @@ void snapshot_deinit(struct snapshot *snapshot)
 	rows_deinit(&snapshot->sessions);
 	rows_deinit(&snapshot->tenants);
 	rows_deinit(&snapshot->models);
+	rows_deinit(&snapshot->sleepers);
 	rows_deinit(&snapshot->uses);
 	rows_deinit(&snapshot->metrics);
 	rows_deinit(&snapshot->histograms);
@@ -98,9 +99,8 @@ static int take_tenant(void *user, const struct glake_tenant_row *of)
 		return -ENOMEM;
 	}
 	row->devices = keep(snapshot, of->devices, of->n_devices * sizeof(*of->devices));
-	row->n_hosts = 0;
-	row->hosts = NULL;
-	return row->devices && keep_text(snapshot, &row->name) ? 0 : -ENOMEM;
+	row->hosts = keep(snapshot, of->hosts, of->n_hosts * sizeof(*of->hosts));
+	return row->devices && row->hosts && keep_text(snapshot, &row->name) ? 0 : -ENOMEM;
 }
 
 static int take_model(void *user, const struct glake_model_row *of)
@@ -110,6 +110,22 @@ static int take_model(void *user, const struct glake_model_row *of)
 	return row && keep_text(snapshot, &row->name) && keep_text(snapshot, &row->realm) &&
 	                       keep_text(snapshot, &row->state) &&
 	                       keep_text(snapshot, &row->reload_reason)
+	               ? 0
+	               : -ENOMEM;
+}
+
+static int take_sleeper(void *user, const struct glake_sleeper_row *of)
+{
+	struct snapshot *snapshot = user;
+	struct glake_sleeper_row *row = copy_row(&snapshot->sleepers, of, sizeof(*row));
+	if (!row) {
+		return -ENOMEM;
+	}
+	row->n_stays = 0;
+	row->stays = NULL;
+	return keep_text(snapshot, &row->program) && keep_text(snapshot, &row->tenant) &&
+	                       keep_text(snapshot, &row->realm) &&
+	                       keep_text(snapshot, &row->state) && keep_text(snapshot, &row->why)
 	               ? 0
 	               : -ENOMEM;
 }
@@ -138,6 +154,13 @@ static int by_id(const void *a, const void *b)
 	return compare(left->session, right->session);
 }
 
+static int by_session(const void *a, const void *b)
+{
+	const struct glake_sleeper_row *left = a;
+	const struct glake_sleeper_row *right = b;
+	return compare(left->session, right->session);
+}
+
 static int by_model(const void *a, const void *b)
 {
 	const struct snapshot_use *left = a;
@@ -163,6 +186,13 @@ static void sort_uses(struct rows *uses)
 static int list_uses(struct glake_session *session, struct snapshot *snapshot)
 {
 	int err = glake_list_uses(session, take_use, snapshot);
+	return err == GLAKE_E_BAD_REQUEST ? 0 : err;
+}
+
+/* The same. */
+static int list_sleepers(struct glake_session *session, struct snapshot *snapshot)
+{
+	int err = glake_list_sleepers(session, take_sleeper, snapshot);
 	return err == GLAKE_E_BAD_REQUEST ? 0 : err;
 }
 
@@ -201,6 +231,7 @@ int snapshot_take(struct ctl *ctl, struct snapshot *snapshot)
 	err = err ? err : glake_list_tenants(session, take_tenant, snapshot);
 	err = err ? err : glake_list_models(session, take_model, snapshot);
 	err = err ? err : list_uses(session, snapshot);
+	err = err ? err : list_sleepers(session, snapshot);
 	err = err ? err : glake_get_stats(session, take_metric, snapshot);
 	err = err ? err : glake_get_histograms(session, take_histogram, snapshot);
 	if (err) {
@@ -208,6 +239,7 @@ int snapshot_take(struct ctl *ctl, struct snapshot *snapshot)
 		return err;
 	}
 	rows_sort(&snapshot->sessions, by_id);
+	rows_sort(&snapshot->sleepers, by_session);
 	sort_uses(&snapshot->uses);
 	return 0;
 }
@@ -216,6 +248,12 @@ const struct glake_session_row *snapshot_session(const struct snapshot *snapshot
 {
 	const struct glake_session_row key = {.session = id};
 	return rows_find(&snapshot->sessions, &key, by_id);
+}
+
+const struct glake_sleeper_row *snapshot_sleeper(const struct snapshot *snapshot, uint64_t session)
+{
+	const struct glake_sleeper_row key = {.session = session};
+	return rows_find(&snapshot->sleepers, &key, by_session);
 }
 
 size_t snapshot_uses_of(const struct snapshot *snapshot, uint64_t model)

@@ -31,6 +31,7 @@ struct snapshot {
 	struct rows sessions;       /* struct glake_session_row by id, without glakectl's own */
 	struct rows tenants;        /* struct glake_tenant_row */
 	struct rows models;         /* struct glake_model_row */
+	struct rows sleepers;       /* struct glake_sleeper_row by session, without what stays */
 	struct rows uses;           /* struct snapshot_use, by model, then by session; each once */
 	struct rows metrics;        /* struct snapshot_metric */
 	struct rows histograms;     /* struct glake_histogram */
@@ -43,6 +44,8 @@ void snapshot_deinit(struct snapshot *snapshot);
 
 /* NULL: there is none of that id. */
 const struct glake_session_row *snapshot_session(const struct snapshot *snapshot, uint64_t id);
+/* NULL: that session does not sleep. */
+const struct glake_sleeper_row *snapshot_sleeper(const struct snapshot *snapshot, uint64_t session);
 /* Which of the uses is the first of @model; if it has none, the first behind. */
 size_t snapshot_uses_of(const struct snapshot *snapshot, uint64_t model);
 

@@ -31,6 +31,8 @@ static struct {
 	char call[256]; /* the last steering call with its arguments */
 	const char *name;
 	bool is_old;
+	bool has_woken;   /* the sleeper, before it slept again */
+	bool has_demoted; /* a model that only host memory has, besides */
 	bool stitches;    /* the session with memory */
 	uint64_t n_crowd; /* sessions and models besides, by size */
 	uint64_t kept_fds;
@@ -168,7 +170,11 @@ int glake_get_status(struct glake_session *session, glake_status_fn row, void *u
 	                                                   .physical_bytes = 3 * GIB,
 	                                                   .private_bytes = GIB,
 	                                                   .copy_bytes = 2 * GIB,
-	                                                   .used_copy_bytes = GIB},
+	                                                   .used_copy_bytes = GIB,
+	                                                   .sleep_copy_bytes = GIB / 2,
+	                                                   .model_copy_bytes = GIB / 8,
+	                                                   .cached_copy_bytes = GIB / 4,
+	                                                   .slept_bytes = 4 * GIB},
 		.hosts_lacking = "node 0: CUDA_ERROR_INVALID_VALUE",
 	};
 	return fake.error ? fake.error : row(user, &status);
@@ -291,14 +297,17 @@ int glake_list_tenants(struct glake_session *session, glake_tenant_fn row, void 
 {
 	const struct glake_tenant_device devices[] = {
 		{.device = 0, .used_bytes = GIB, .quota_bytes = 2 * GIB, .peak_bytes = GIB},
-		{.device = 1},
+		{.device = 1, .used_bytes = GIB / 2},
 	};
+	const struct glake_tenant_device host = {.device = 1, .used_bytes = 5 * GIB};
 	struct glake_tenant_row tenant = {
 		.name = "default",
 		.n_sessions = 2,
 		.priority = -5,
 		.n_devices = 2,
 		.devices = devices,
+		.n_hosts = 1,
+		.hosts = &host,
 	};
 	return fake.error ? fake.error : row(user, &tenant);
 }
@@ -315,8 +324,18 @@ int glake_list_models(struct glake_session *session, glake_model_fn row, void *u
 		.span_bytes = 4 * GIB,
 		.n_open = 2,
 		.part_bytes = 3 * GIB,
+		.copied_bytes = GIB,
+	};
+	const struct glake_model_row demoted = {
+		.id = 10,
+		.name = "demoted",
+		.realm = "uid:0",
+		.state = "host",
+		.span_bytes = 2 * GIB,
+		.copied_bytes = 2 * GIB,
 	};
 	int err = fake.error ? fake.error : row(user, &model);
+	err = err || !fake.has_demoted ? err : row(user, &demoted);
 	return err ? err : list_crowd_models(row, user);
 }
 
@@ -418,20 +437,24 @@ int glake_list_sleepers(struct glake_session *session, glake_sleeper_fn row, voi
 	static const struct glake_stay stays[] = {{"memory has a handle", 2 * MIB}};
 	const struct glake_sleeper_row sleeper = {
 		.session = 1,
-		.pid = 1234,
-		.program = "server",
+		.pid = 100,
+		.program = fake.name,
 		.tenant = "default",
 		.realm = "r",
 		.state = "asleep",
 		.why = "asked",
 		.asleep_ms = 1000,
 		.private_bytes = GIB,
+		.shared_bytes = 3 * GIB,
+		.gpu_bytes = 2 * GIB,
+		.woke_ns = fake.has_woken ? 340000000 : 0,
+		.woke_waited_ms = fake.has_woken ? 62000 : 0,
 		.stays_bytes = 2 * MIB,
 		.n_sleeps = 1,
 		.n_stays = 1,
 		.stays = stays,
 	};
-	return fake.error ? fake.error : row(user, &sleeper);
+	return fake.error ? fake.error : fake.is_old ? GLAKE_E_BAD_REQUEST : row(user, &sleeper);
 }
 
 int glake_set_quota(struct glake_session *session, const char *tenant, uint32_t device,
@@ -727,7 +750,7 @@ START_TEST(every_command_has_help_without_a_daemon)
 		"status", "stats",      "sessions", "fragmentation", "dedup",    "tenants",
 		"models", "blocks",     "events",   "load",          "pin",      "unpin",
 		"evict",  "quota",      "sleep",    "wake",          "sleepers", "seal",
-		"doctor", "completion", "metrics",  "top",           "map",
+		"doctor", "completion", "metrics",  "top",           "map",      "tiers",
 	};
 	fake.connect_error = GLAKE_E_GONE;
 	ck_assert_int_eq(run("--help"), 0);
@@ -985,6 +1008,22 @@ START_TEST(programs_are_put_to_sleep_by_pid_session_or_tenant)
 }
 END_TEST
 
+START_TEST(sleepers_tell_what_their_last_wake_cost)
+{
+	ck_assert_int_eq(run("sleepers"), 0);
+	assert_contains(out_text, "LAST WAKE  WAITED\n");
+	assert_contains(out_text, "        -       -\n");
+	fake.has_woken = true;
+	ck_assert_int_eq(run("sleepers"), 0);
+	assert_contains(out_text, "     340 ms  1m 02s\n");
+	json_t *document = run_json("sleepers --json");
+	json_t *row = json_array_get(json_object_get(document, "sleepers"), 0);
+	ck_assert_int_eq(json_integer_value(json_object_get(row, "woke_waited_ms")), 62000);
+	ck_assert_int_eq(json_integer_value(json_object_get(row, "woke_ns")), 340000000);
+	json_decref(document);
+}
+END_TEST
+
 START_TEST(lists_have_their_columns_and_keys)
 {
 	static const struct {
@@ -1012,6 +1051,65 @@ START_TEST(lists_have_their_columns_and_keys)
 		ck_assert_ptr_nonnull(json_object_get(row, cases[i].member));
 		json_decref(document);
 	}
+}
+END_TEST
+
+static uint64_t number(const json_t *document, const char *list, size_t i, const char *key)
+{
+	const json_t *row = json_array_get(json_object_get(document, list), i);
+	ck_assert_msg(json_is_integer(json_object_get(row, key)), "%s %zu %s", list, i, key);
+	return (uint64_t)json_integer_value(json_object_get(row, key));
+}
+
+static bool is_null(const json_t *document, const char *list, size_t i, const char *key)
+{
+	return json_is_null(
+		json_object_get(json_array_get(json_object_get(document, list), i), key));
+}
+
+/* Each byte that exists is in one column of its tier. */
+START_TEST(tiers_say_where_the_bytes_are)
+{
+	fake.has_demoted = true;
+	json_t *document = run_json("tiers --json");
+	ck_assert_uint_eq(number(document, "tiers", 0, "shared_bytes"), 2 * GIB);
+	ck_assert_uint_eq(number(document, "tiers", 0, "cached_bytes"), GIB);
+	ck_assert_uint_eq(number(document, "tiers", 0, "saved_bytes"), 4 * GIB);
+	ck_assert(is_null(document, "tiers", 0, "asleep_bytes"));
+	/* Nobody tells what is free of it. */
+	ck_assert(is_null(document, "tiers", 1, "free_bytes"));
+	ck_assert_uint_eq(number(document, "tiers", 2, "number"), 1);
+	ck_assert_uint_eq(number(document, "tiers", 2, "private_bytes"), GIB);
+	ck_assert_uint_eq(number(document, "tiers", 2, "asleep_bytes"), GIB / 2);
+	ck_assert_uint_eq(number(document, "tiers", 2, "demoted_bytes"), GIB / 8);
+	ck_assert_uint_eq(number(document, "tiers", 2, "cached_bytes"), GIB / 4);
+	ck_assert_uint_eq(number(document, "tiers", 2, "moving_bytes"), GIB / 8);
+	ck_assert_uint_eq(number(document, "tiers", 2, "ready_bytes"), GIB);
+	ck_assert_uint_eq(number(document, "tiers", 2, "free_bytes"), 13 * GIB);
+	ck_assert_uint_eq(number(document, "tiers", 2, "needs_bytes"), 4 * GIB);
+	ck_assert_uint_eq(number(document, "tiers", 2, "saved_bytes"), 7 * GIB / 2);
+	ck_assert_uint_eq(number(document, "tenants", 0, "gpu_bytes"), 3 * GIB / 2);
+	ck_assert_uint_eq(number(document, "tenants", 0, "host_bytes"), 5 * GIB);
+	ck_assert_uint_eq(number(document, "tenants", 0, "n_sleepers"), 1);
+	ck_assert_uint_eq(number(document, "tenants", 0, "asleep_bytes"), 4 * GIB);
+	ck_assert_uint_eq(number(document, "programs", 0, "gpu_bytes"), 20 * GIB);
+	ck_assert_uint_eq(number(document, "programs", 0, "host_bytes"), 2 * GIB);
+	ck_assert_uint_eq(number(document, "programs", 0, "both_bytes"), 2 * GIB);
+	ck_assert_uint_eq(json_array_size(json_object_get(document, "programs")), 1);
+	ck_assert_uint_eq(number(document, "models", 0, "gpu_bytes"), 3 * GIB);
+	ck_assert_uint_eq(number(document, "models", 0, "both_bytes"), GIB);
+	ck_assert_uint_eq(number(document, "models", 1, "gpu_bytes"), 0);
+	ck_assert_uint_eq(number(document, "models", 1, "host_bytes"), 2 * GIB);
+	json_decref(document);
+	ck_assert_int_eq(run("tiers"), 0);
+	assert_contains(out_text, "SAVED");
+	assert_contains(out_text, "HOST ONLY");
+	assert_contains(out_text, "asleep");
+	assert_contains(out_text, "demoted");
+	/* Without sleepers it still tells the rest. */
+	fake.is_old = true;
+	ck_assert_int_eq(run("tiers"), 0);
+	ck_assert_ptr_null(strstr(out_text, "asleep"));
 }
 END_TEST
 
@@ -1523,9 +1621,9 @@ END_TEST
 START_TEST(foreign_names_are_escaped_everywhere)
 {
 	static const char *const commands[] = {"status", "sessions", "fragmentation", "models",
-	                                       "events"};
+	                                       "events", "sleepers", "tiers"};
 	fake.name = "\033]0;owned\a\xff";
-	for (size_t i = 0; i < 5; i++) {
+	for (size_t i = 0; i < 7; i++) {
 		char line[64];
 		ck_assert_int_eq(run(commands[i]), 0);
 		assert_contains(out_text, "\\x1b]0;owned\\x07\\xff");
