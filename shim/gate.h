@@ -131,6 +131,12 @@ static inline bool gate_is_asleep(void)
 	return atomic_load_explicit(&gate.state, memory_order_relaxed) & GATE_ASLEEP;
 }
 
+/* exit() has begun: a gate that is asleep lets calls fail. */
+static inline bool gate_is_ending(void)
+{
+	return atomic_load_explicit(&gate.state, memory_order_relaxed) & GATE_ENDING;
+}
+
 /*
  * Close it, and wait until everybody is out. One closer at a time; others wait for their turn.
  * 0: it is closed, until gate_open() by the same thread, which is not cancelled (cleanup.h). -ETIMEDOUT: not within @timeout_ns; it is open.

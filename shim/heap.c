@@ -146,17 +146,34 @@ bool heap_share(const struct heap_facts *facts, struct glake_share *share_out)
 
 /* ---- freeing ---------------------------------------------------------------------------------- */
 
+static void note_released(const struct glake__allocation *was)
+{
+	int64_t n_taken = (int64_t)was->n_capacity;
+	if (!was->is_parked) {
+		shim_count_add(SHIM_COUNT_live_bytes, -(int64_t)was->n_bytes);
+	}
+	pool_note(was->tag.pool, was->is_parked ? 0 : -n_taken,
+	          was->is_parked && was->is_pooled ? 0 : -n_taken);
+}
+
+bool heap_release_asleep(struct glake__allocation *allocation)
+{
+	const struct glake__allocation was = *allocation;
+	struct connection *connection = was.tag.connection;
+	if (!glake__sleep_free(connection->session, allocation)) {
+		return false;
+	}
+	note_released(&was);
+	connection_unref(connection);
+	return true;
+}
+
 void heap_release(struct glake__allocation *allocation)
 {
 	const struct glake__allocation was = *allocation;
 	struct connection *connection = was.tag.connection;
-	int64_t n_taken = (int64_t)was.n_capacity;
 	glake__heap_release(connection->session, allocation);
-	if (!was.is_parked) {
-		shim_count_add(SHIM_COUNT_live_bytes, -(int64_t)was.n_bytes);
-	}
-	pool_note(was.tag.pool, was.is_parked ? 0 : -n_taken,
-	          was.is_parked && was.is_pooled ? 0 : -n_taken);
+	note_released(&was);
 	if (connection->is_dead) {
 		/* Allocations use the current connection only: warm memory here is of no use. */
 		int index = glake_device_index(connection->session, was.ordinal);

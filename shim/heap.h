@@ -63,6 +63,8 @@ bool heap_share(const struct heap_facts *facts, struct glake_share *share_out);
 
 /* Give a claimed allocation back, parked or not. Nothing uses it any more. */
 void heap_release(struct glake__allocation *allocation);
+/* The same of one that is asleep, which stays so otherwise. False: that wants it awake; it is still the caller's. */
+bool heap_release_asleep(struct glake__allocation *allocation);
 
 /* Free memory of a pool in stream order, if another free there waits for an event. False: it takes the steps below. */
 bool heap_join(CUdeviceptr address, const struct glake_stream *stream);

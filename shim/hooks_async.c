@@ -11,9 +11,11 @@
 #include "shim/alloc_result.h"
 #include "shim/capture.h"
 #include "shim/driver_usage.h"
+#include "shim/gate.h"
 #include "shim/graphmem.h"
 #include "shim/order.h"
 #include "shim/record.h"
+#include "shim/sleep.h"
 
 /* A free that has to wait does so for no longer, and looks that often. */
 #define WAIT_NS 1000000000ull
@@ -272,7 +274,7 @@ static bool joins(const struct calls *calls, CUdeviceptr address, CUstream handl
  * A program may free memory of cuMemAlloc() in stream order too. On a captured stream that is an
  * error, which the driver reports, and memory of graphs alone can be freed.
  */
-static CUresult free_async(const struct calls *calls, CUdeviceptr address, CUstream stream)
+static CUresult free_awake(const struct calls *calls, CUdeviceptr address, CUstream stream)
 {
 	struct glake__allocation *allocation = NULL;
 	if (address && joins(calls, address, stream)) {
@@ -297,6 +299,15 @@ static CUresult free_async(const struct calls *calls, CUdeviceptr address, CUstr
 	}
 	shim_count(SHIM_COUNT_freed);
 	return CUDA_SUCCESS;
+}
+
+/* Of a program that sleeps all streams have come to their end. */
+static CUresult free_async(const struct calls *calls, CUdeviceptr address, CUstream stream)
+{
+	if (sleep_free(address)) {
+		return CUDA_SUCCESS;
+	}
+	return gate_pass() ? free_awake(calls, address, stream) : CUDA_ERROR_DEINITIALIZED;
 }
 
 CUresult shim_cuMemFreeAsync(CUdeviceptr address, CUstream stream)

@@ -6,10 +6,12 @@
 #include "shim/capture.h"
 #include "shim/driver_usage.h"
 #include "shim/fault.h"
+#include "shim/gate.h"
 #include "shim/graphmem.h"
 #include "shim/order.h"
 #include "shim/quiesce.h"
 #include "shim/record.h"
+#include "shim/sleep.h"
 
 static bool owns_alloc(void)
 {
@@ -152,7 +154,7 @@ static CUresult free_by_driver(CUdeviceptr address)
  * Like the driver, wait for all work that may use the memory. If @address is not the start of an
  * allocation of ours, the driver frees it or returns its error.
  */
-CUresult shim_cuMemFree_v2(CUdeviceptr address)
+static CUresult free_awake(CUdeviceptr address)
 {
 	struct glake__allocation *allocation = address && !shim_is_forked()
 	                                               ? glake__heap_claim(address)
@@ -174,4 +176,12 @@ CUresult shim_cuMemFree_v2(CUdeviceptr address)
 	}
 	capture_free_probes();
 	return CUDA_SUCCESS;
+}
+
+CUresult shim_cuMemFree_v2(CUdeviceptr address)
+{
+	if (sleep_free(address)) {
+		return CUDA_SUCCESS;
+	}
+	return gate_pass() ? free_awake(address) : CUDA_ERROR_DEINITIALIZED;
 }

@@ -14,9 +14,11 @@
 #include "shim/capture.h"
 #include "shim/gate.h"
 #include "shim/graphmem.h"
+#include "shim/heap.h"
 #include "shim/idle.h"
 #include "shim/may.h"
 #include "shim/order.h"
+#include "shim/record.h"
 #include "shim/shim.h"
 #include "shim/turn.h"
 
@@ -328,6 +330,27 @@ void sleep_leave(const struct glake_session *session)
 		kick();
 	}
 	pthread_mutex_unlock(&lock);
+}
+
+/* ---- freeing ---------------------------------------------------------------------------------- */
+
+bool sleep_free(CUdeviceptr address)
+{
+	struct glake__allocation *allocation = NULL;
+	if (address && gate_is_asleep() && !gate_is_ending()) {
+		allocation = glake__heap_claim(address);
+	}
+	if (!allocation) {
+		return false;
+	}
+	int ordinal = allocation->ordinal;
+	if (graphmem_has(allocation) || !heap_release_asleep(allocation)) {
+		glake__heap_unclaim(allocation);
+		return false;
+	}
+	shim_count(SHIM_COUNT_freed);
+	record_free(ordinal, address, 0);
+	return true;
 }
 
 /* ---- wishes of glaked ------------------------------------------------------------------------- */

@@ -42,6 +42,7 @@
 
 #include <stdbool.h>
 
+#include "proto/cudrv.h"
 #include "shim/connection.h"
 
 /* Before the library's gate is set. */
@@ -59,6 +60,12 @@ int sleep_enter(struct glake_session *session);
 void sleep_leave(const struct glake_session *session);
 void sleep_is_wanted(void);
 bool sleep_is_awaited(void);
+
+/*
+ * cuMemFree() and its like of a process that sleeps: all work is done, so the copies go, and it sleeps on. False: it is awake, or
+ * to be woken for that; nothing has happened.
+ */
+bool sleep_free(CUdeviceptr address);
 
 /* ---- wishes of glaked ------------------------------------------------------------------------- */
 

@@ -754,6 +754,35 @@ void glake__heap_release(struct glake_session *session, struct glake__allocation
 	}
 }
 
+bool glake__heap_release_part(struct glake__allocation *allocation)
+{
+	struct glake__backing *backing = allocation->is_pooled ? NULL : allocation->backing;
+	glake__lock();
+	bool is_part = backing && allocation->block && backing->slab->n_used > 1;
+	if (is_part) {
+		glake__slab_give(&backing->device->heap->bins, allocation->block);
+	}
+	glake__unlock();
+	return is_part;
+}
+
+struct glake__range *glake__heap_range_of(const struct glake__allocation *allocation)
+{
+	return allocation->is_pooled || allocation->block ? NULL : allocation->backing->range;
+}
+
+void glake__heap_release_gone(struct glake_session *session, struct glake__allocation *allocation,
+                              struct glake__chunk *dead)
+{
+	struct glake__backing *backing = allocation->backing;
+	glake__lock();
+	remove_live(backing);
+	glake__unlock();
+	backing->next = NULL;
+	glake__backing_give_back(session, backing);
+	glake__grant_return(session, dead);
+}
+
 int glake__heap_free(struct glake_session *session, glake_ptr ptr)
 {
 	glake__lock();

@@ -106,6 +106,16 @@ struct glake__backing *glake__heap_backing_locked(const struct glake_session *se
 /* Release the allocation of @session at @ptr. Blocks. -EINVAL, or the driver's error. */
 int glake__heap_free(struct glake_session *session, glake_ptr ptr);
 
+/* ---- of a session that sleeps ---- */
+
+/* Release a claimed allocation if it shares its backing with others that stay: only the books know. */
+bool glake__heap_release_part(struct glake__allocation *allocation);
+/* The range that a claimed allocation has alone, or NULL. */
+struct glake__range *glake__heap_range_of(const struct glake__allocation *allocation);
+/* Release such a one; its range is a hole already, and had @dead. Blocks. */
+void glake__heap_release_gone(struct glake_session *session, struct glake__allocation *allocation,
+                              struct glake__chunk *dead);
+
 /*
  * Take a live backing that is one allocation out of the books, to make it a block. NULL with the
  * error set (-EINVAL). put_back undoes it and cannot fail.

@@ -105,14 +105,22 @@ static int find_moment(struct glake__sleeping *sleeping, const struct glake_sess
 	return r;
 }
 
-static int list_ids(struct glake__sleeping *sleeping)
+static void note_ids(struct glake__sleeping *sleeping)
 {
 	const struct glake__asleep *memory = &sleeping->memory;
-	sleeping->ids = calloc(memory->n_chunks + 1, sizeof(*sleeping->ids));
-	for (size_t i = 0; sleeping->ids && i < memory->n_chunks; i++) {
+	for (size_t i = 0; i < memory->n_chunks; i++) {
 		sleeping->ids[i] = memory->chunks[i].chunk->id;
 	}
-	return sleeping->ids ? 0 : glake__fail(-ENOMEM, "out of memory");
+}
+
+static int list_ids(struct glake__sleeping *sleeping)
+{
+	sleeping->ids = calloc(sleeping->memory.n_chunks + 1, sizeof(*sleeping->ids));
+	if (!sleeping->ids) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	note_ids(sleeping);
+	return 0;
 }
 
 /* ---- the gate --------------------------------------------------------------------------------- */
@@ -159,9 +167,8 @@ static int copy_batch(struct glake_session *session, const struct glake__sleepin
 {
 	bool (*is_unwanted)(void) = yields(sleeping) ? is_gate_wanted : NULL;
 	int r = glake__rpc_sleep_copy(session, sleeping->ids + first, n, is_unwanted);
-	for (unsigned i = 0; r == GLAKE_E_BUSY && i < COPY_TRIES &&
-	                     !(yields(sleeping) && is_gate_wanted());
-	     i++) {
+	for (unsigned i = 0;
+	     r == GLAKE_E_BUSY && i < COPY_TRIES && !(yields(sleeping) && is_gate_wanted()); i++) {
 		clock_sleep_ns(PAUSE_NS);
 		r = glake__rpc_sleep_copy(session, sleeping->ids + first, n, is_unwanted);
 	}
@@ -427,6 +434,30 @@ int glake__wake(struct glake_session *session, struct glake_slept *slept_out)
 	}
 	pthread_mutex_unlock(&session->sleep_lock);
 	return glake__leave(session, r);
+}
+
+/* ---- freeing ---------------------------------------------------------------------------------- */
+
+bool glake__sleep_free(struct glake_session *session, struct glake__allocation *allocation)
+{
+	cleanup_cancel int cancel = cancel_disable();
+	struct glake__chunk *dead = NULL;
+	if (session->asleep && glake__heap_release_part(allocation)) {
+		return true;
+	}
+	/* Who wakes it has the lock for long. */
+	if (!session->asleep || pthread_mutex_trylock(&session->sleep_lock) != 0) {
+		return false;
+	}
+	struct glake__sleeping *sleeping = session->asleep;
+	struct glake__range *range = glake__heap_range_of(allocation);
+	bool is_free = sleeping && range && glake__asleep_drop(&sleeping->memory, range, &dead);
+	if (is_free) {
+		note_ids(sleeping);
+		glake__heap_release_gone(session, allocation, dead);
+	}
+	pthread_mutex_unlock(&session->sleep_lock);
+	return is_free;
 }
 
 bool glake__is_asleep(const struct glake_session *session)

@@ -26,6 +26,7 @@
 #include <stdint.h>
 
 #include "glake.h"
+#include "libclient/heap/claim.h"
 
 /* As SleepWhy of glake.proto. */
 enum glake__sleep_why {
@@ -56,6 +57,12 @@ int glake__wake(struct glake_session *session, struct glake_slept *slept_out);
 int glake__wake_wait(struct glake_session *session);
 
 bool glake__is_asleep(const struct glake_session *session);
+
+/*
+ * Release a claimed allocation (heap/claim.h) of a session that sleeps: its copies go, and it sleeps on. False: it is awake, or
+ * on its way, or that takes the memory; nothing has happened. Waits for glaked, but never for room.
+ */
+bool glake__sleep_free(struct glake_session *session, struct glake__allocation *allocation);
 
 /* The session ends: what was asleep is nowhere. No lock is held. */
 void glake__sleep_end(struct glake_session *session);

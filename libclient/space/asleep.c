@@ -223,6 +223,67 @@ int glake__asleep_unmap(struct glake__asleep *asleep)
 	return r;
 }
 
+/* ---- freeing ---------------------------------------------------------------------------------- */
+
+static bool is_alone(const struct glake__asleep *asleep, const struct glake__piece *piece)
+{
+	const struct glake__chunk *chunk = piece->chunk;
+	return piece->holder == asleep && piece->is_unmapped && chunk->kind == GLAKE__PAGE_CHUNK &&
+	       chunk->n_uses == 1 && !chunk->handle && !chunk->owner;
+}
+
+static bool can_drop(const struct glake__asleep *asleep, const struct glake__range *range)
+{
+	glake__lock();
+	const struct glake__piece *at = range->first;
+	while (at && is_alone(asleep, at)) {
+		at = at->next;
+	}
+	glake__unlock();
+	return !at;
+}
+
+/* Its chunks are mapped nowhere else. */
+static void take_out(struct glake__asleep *asleep, const struct glake__range *range)
+{
+	size_t n_chunks = 0;
+	size_t n_pieces = 0;
+	glake__lock();
+	for (size_t i = 0; i < asleep->n_chunks; i++) {
+		const struct glake__chunk *chunk = asleep->chunks[i].chunk;
+		if (chunk->mappings->range == range) {
+			asleep->private_bytes -= chunk->n_bytes;
+		} else {
+			asleep->chunks[n_chunks++] = asleep->chunks[i];
+		}
+	}
+	for (size_t i = 0; i < asleep->n_pieces; i++) {
+		if (asleep->pieces[i]->range != range) {
+			asleep->pieces[n_pieces++] = asleep->pieces[i];
+		}
+	}
+	glake__unlock();
+	asleep->n_chunks = n_chunks;
+	asleep->n_pieces = n_pieces;
+}
+
+bool glake__asleep_drop(struct glake__asleep *asleep, struct glake__range *range,
+                        struct glake__chunk **dead)
+{
+	const struct glake__part hole = {.n_bytes = range->n_bytes};
+	const struct glake__hold hold = {
+		.range = range, .n_bytes = range->n_bytes, .owner = asleep};
+	const struct glake__site site = {.range = range, .ptr = range->ptr, .hold = &hold};
+	struct glake__change change;
+	/* What is held stays as it was looked at. */
+	if (!can_drop(asleep, range) || glake__change_begin(&change, &site, &hole, 1) < 0) {
+		return false;
+	}
+	take_out(asleep, range);
+	glake__change_commit(&change, dead);
+	return true;
+}
+
 /* ---- mapping ---------------------------------------------------------------------------------- */
 
 #define OPENED_AT_ONCE 128u

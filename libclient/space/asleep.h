@@ -53,6 +53,13 @@ void glake__asleep_forget(struct glake__asleep *asleep);
 int glake__asleep_unmap(struct glake__asleep *asleep);
 
 /*
+ * All memory of @range, which is unmapped, is wanted no more: the range is a hole, and its chunks, which nobody holds any more,
+ * are put onto @dead. False: some of it is at another place too, or used, or no private memory, and nothing has happened.
+ */
+bool glake__asleep_drop(struct glake__asleep *asleep, struct glake__range *range,
+                        struct glake__chunk **dead);
+
+/*
  * Map what is not mapped, with its access. @open has @n_max fds at most of chunks, in the order of asleep->chunks from @first
  * on: it returns how many, or an error. The fds are closed here.
  */

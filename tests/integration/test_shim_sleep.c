@@ -120,6 +120,19 @@ static int fill_device(void)
 	return other;
 }
 
+struct slept_row {
+	uint32_t pid;
+	uint64_t private_bytes;
+};
+
+static int find_sleeper(void *user, const struct glake_sleeper_row *row)
+{
+	struct slept_row *wanted = user;
+	wanted->private_bytes = row->pid == wanted->pid ? row->private_bytes
+	                                                : wanted->private_bytes;
+	return 0;
+}
+
 /* ---- sleeping and waking ---- */
 
 START_TEST(memory_of_each_kind_leaves_and_comes_back_when_it_is_used)
@@ -178,6 +191,27 @@ START_TEST_WITH(calls_that_submit_nothing_wake_it, .n = 2)
 	start(&run, uses[_i]);
 	put_to_sleep(&run);
 	ck_asleep();
+	end(&run);
+}
+END_TEST
+
+/* The copies go, too. What is freed by several threads, while another one wakes it, is freed once. */
+START_TEST(memory_is_freed_without_a_wake)
+{
+	struct run run;
+	start(&run, "frees_asleep");
+	uint64_t n_bytes = put_to_sleep(&run);
+	ck_assert_uint_eq(n_bytes, 6 * MIB + 34 * MIB + 8 * MIB + 2 * MIB + 4 * MIB);
+	go_on(&run);
+	ck_asleep();
+	/* It says what it has now. */
+	ck_assert_uint_eq(put_to_sleep(&run), n_bytes - 34 * MIB - 8 * MIB);
+	struct slept_row row = {.pid = (uint32_t)run.pid};
+	assert_ok(glake_list_sleepers(eye, find_sleeper, &row));
+	ck_assert_uint_eq(row.private_bytes, n_bytes - 34 * MIB - 8 * MIB);
+	go_on(&run);
+	ck_assert_uint_eq(world_books().private_bytes, n_bytes - 8 * MIB);
+	put_to_sleep(&run);
 	end(&run);
 }
 END_TEST

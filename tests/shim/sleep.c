@@ -69,7 +69,7 @@ static void wait_for_line(void)
 /* Each word has its own number, and so much more. */
 struct buffer {
 	CUdeviceptr ptr;
-	size_t n_bytes;
+	size_t n_bytes; /* 0: it is free */
 	uint32_t by;
 };
 
@@ -89,6 +89,9 @@ BYTE_LOOP static void expect_all(void)
 {
 	for (size_t k = 0; k < n_buffers; k++) {
 		const struct buffer *buffer = &buffers[k];
+		if (buffer->n_bytes == 0) {
+			continue;
+		}
 		must_ok(cuMemcpyDtoH(seen, buffer->ptr, buffer->n_bytes));
 		for (size_t i = 0; i < buffer->n_bytes / 4; i++) {
 			must(seen[i] == (uint32_t)(i * 2654435761u + k) + buffer->by);
@@ -277,15 +280,67 @@ static void threadless(void)
 	_exit(0);
 }
 
+static void *free_one(void *argument)
+{
+	const struct buffer *buffer = argument;
+	must_ok(cuCtxSetCurrent(ctx));
+	must_ok(cuMemFree(buffer->ptr));
+	return NULL;
+}
+
+/* While the main thread wakes it. */
+static void free_by_threads(void)
+{
+	pthread_t threads[16];
+	for (size_t i = 1; i < n_buffers; i++) {
+		if (buffers[i].n_bytes > 0) {
+			must(pthread_create(&threads[i], NULL, free_one, &buffers[i]) == 0);
+		}
+	}
+	add_to(&buffers[0]);
+	for (size_t i = 1; i < n_buffers; i++) {
+		if (buffers[i].n_bytes > 0) {
+			must(pthread_join(threads[i], NULL) == 0);
+			buffers[i].n_bytes = 0;
+		}
+	}
+	expect_all();
+}
+
+/* A chunk of small memory that becomes free as a whole. */
 static void frees(void)
 {
 	start();
 	alloc(6 * MIB);
+	alloc(64 * KIB);
+	wait_for_line();
+	must_ok(cuMemFree(buffers[1].ptr));
+	buffers[1].n_bytes = 0;
+	expect_all();
+}
+
+/* Large, in stream order, and of small ones not all. */
+static void frees_asleep(void)
+{
+	start();
+	alloc(6 * MIB);
+	alloc(34 * MIB);
+	alloc_in_pool(8 * MIB);
+	alloc(64 * KIB);
+	alloc(300 * KIB);
 	alloc(4 * MIB);
 	wait_for_line();
-	n_buffers--;
 	must_ok(cuMemFree(buffers[1].ptr));
+	must_ok(cuMemFreeAsync(buffers[2].ptr, stream));
+	must_ok(cuMemFree(buffers[3].ptr));
+	buffers[1].n_bytes = buffers[2].n_bytes = buffers[3].n_bytes = 0;
+	wait_for_line();
+	must_be(cuMemFree(buffers[1].ptr), CUDA_ERROR_INVALID_VALUE);
+	alloc(34 * MIB);
 	expect_all();
+	wait_for_line();
+	/* Asleep again; all of it is freed, by threads. */
+	free_by_threads();
 }
 
 static void captures(void)
@@ -511,11 +566,14 @@ static void executes(void)
 int main(int argc, char **argv)
 {
 	static const struct scenario scenarios[] = {
-		{"everything", everything}, {"allocates", allocates}, {"frees", frees},
-		{"threadless", threadless}, {"captures", captures},   {"busy", busy},
-		{"exits", exits},           {"waits", waits},         {"handles", handles},
-		{"waits_long", waits_long}, {"cancels", cancels},     {"forks", forks},
-		{"executes", executes},     {"saturates", saturates}, {"lingers", lingers},
+		{"everything", everything}, {"allocates", allocates},
+		{"frees", frees},           {"threadless", threadless},
+		{"captures", captures},     {"busy", busy},
+		{"exits", exits},           {"waits", waits},
+		{"handles", handles},       {"waits_long", waits_long},
+		{"cancels", cancels},       {"forks", forks},
+		{"executes", executes},     {"saturates", saturates},
+		{"lingers", lingers},       {"frees_asleep", frees_asleep},
 	};
 	return run_scenario(argc, argv, scenarios, sizeof(scenarios) / sizeof(scenarios[0]));
 }
