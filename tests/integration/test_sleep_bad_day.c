@@ -336,7 +336,7 @@ START_TEST(without_room_it_sleeps_on)
 	glake_ptr ptr;
 	scene_begin(&scene);
 	words_fall_asleep(scene.session);
-	assert_ok(glake_alloc(other, 0, DEVICE_BYTES - 16 * MIB, 0, &ptr));
+	assert_ok(glake_alloc(other, 0, DEVICE_BYTES - 24 * MIB, 0, &ptr));
 	for (int i = 0; i < 2; i++) {
 		ck_assert_int_eq(glake_wake(scene.session, NULL), GLAKE_E_NO_DEVICE_MEMORY);
 		ck_assert(glake_is_asleep(scene.session));
