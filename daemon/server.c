@@ -502,6 +502,7 @@ static void open_rpc(struct server *server)
 	             &server->store, first_id());
 	list_init(&rpc->sessions.list);
 	list_init(&rpc->asks);
+	rpc->looks = &server->looks;
 	rpc->sessions.loop = &server->loop;
 	rpc->sessions.holders = &rpc->holders;
 	rpc->sessions.pressure = &server->allocator.pressure;
@@ -600,6 +601,7 @@ err_tenants:
 static void open_handles(struct server *server)
 {
 	uv_timer_init(&server->loop, &server->tick);
+	uv_timer_init(&server->loop, &server->looks);
 	uv_timer_init(&server->loop, &server->drain);
 	uv_timer_init(&server->loop, &server->watchdog);
 	uv_signal_init(&server->loop, &server->on_term);
@@ -618,6 +620,7 @@ static void open_handles(struct server *server)
 static void close_handles(struct server *server)
 {
 	uv_close((uv_handle_t *)&server->tick, NULL);
+	uv_close((uv_handle_t *)&server->looks, NULL);
 	uv_close((uv_handle_t *)&server->drain, NULL);
 	uv_close((uv_handle_t *)&server->watchdog, NULL);
 	uv_close((uv_handle_t *)&server->on_term, NULL);

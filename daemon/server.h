@@ -87,6 +87,7 @@ struct server {
 	uv_timer_t
 		tick; /* once a second: stocks, greetings that never came, NVML, the status line */
 	unsigned n_ticks;
+	uv_timer_t looks; /* of rpc */
 	uv_timer_t drain;
 	uv_timer_t watchdog;
 	uv_signal_t on_term;

@@ -432,6 +432,8 @@ struct glake_model;
  * it may call the library, but not glake_disconnect(). Some steps may be skipped.
  */
 typedef void (*glake_progress_fn)(void *user, uint64_t done_bytes, uint64_t total_bytes);
+/* It waits for room: @place is that in the queue, from 1 on. Runs as progress does, again and again. */
+typedef void (*glake_waiting_fn)(void *user, uint32_t place, uint64_t waiting_ms);
 
 struct glake_model_options {
 	size_t size;                /* sizeof(struct glake_model_options) */

@@ -359,6 +359,8 @@ struct glake_sleep_options {
 	/* Called during glake_sleep_session(), on its thread; may be NULL. */
 	glake_progress_fn progress;
 	void *progress_user;
+	/* The same, instead of it, while a wake waits for room; called with progress_user. */
+	glake_waiting_fn waiting;
 };
 
 struct glake_sleep_report {
@@ -369,6 +371,7 @@ struct glake_sleep_report {
 	uint64_t held_ns; /* of it: until all work of the program had ended */
 	uint32_t n_stays;
 	const struct glake_stay *stays;
+	uint64_t waited_ms; /* of it: a wake waited so long for room */
 };
 
 typedef int (*glake_sleep_fn)(void *user, const struct glake_sleep_report *report);

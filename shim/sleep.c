@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include "glake_shim.h"
+#include "proto/clock.h"
 #include "shim/ask.h"
 #include "shim/capture.h"
 #include "shim/gate.h"
@@ -153,6 +154,7 @@ static int fall_asleep(struct work *work, unsigned why)
 /* Without a turn: it may wait for minutes. */
 static int wake(struct work *work)
 {
+	const uint64_t began_ns = clock_now_ns();
 	is_library_waiting = false;
 	int r = glake__wake_wait(work->session);
 	if (r == 0 && !turn_begin()) {
@@ -161,6 +163,7 @@ static int wake(struct work *work)
 	}
 	if (r == 0) {
 		r = glake__wake(work->session, &work->slept);
+		work->slept.took_ns = clock_now_ns() - began_ns;
 		turn_end();
 	}
 	if (r < 0) {

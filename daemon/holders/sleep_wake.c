@@ -512,6 +512,29 @@ uint64_t sleep_wake_waited_ms(const struct sleep_wake *wake)
 	return wake->waited_ms + (wake->alloc ? now_ms - wake->since_ms : 0);
 }
 
+uint32_t sleep_wake_place(const struct sleep_wake *wake)
+{
+	const struct holders *all = wake->sleeper->holder->all;
+	uint64_t waited_ms = sleep_wake_waited_ms(wake);
+	uint32_t place = 1;
+	const struct sleeper *other;
+	list_for_each (other, &all->sleepers, link) {
+		place += other->wake && other->wake != wake &&
+		         sleep_wake_waited_ms(other->wake) > waited_ms;
+	}
+	return place;
+}
+
+uint64_t sleep_wake_done_bytes(const struct sleep_wake *wake)
+{
+	uint64_t bytes = 0;
+	for (size_t i = 0; i < wake->n_places; i++) {
+		const struct place *place = &wake->places[i];
+		bytes += place->state == PLACE_READY && place->slept ? place->slept->bytes : 0;
+	}
+	return bytes;
+}
+
 /* ---- the beginning ---------------------------------------------------------------------------- */
 
 /* The store has its content. Returns 0, or TENANT_E_*. */

@@ -132,6 +132,10 @@ void sleep_wake_cancel(struct sleep_wake *wake);
 /* Whether it waits for memory, and how long it has so far. */
 bool sleep_wake_is_waiting(const struct sleep_wake *wake);
 uint64_t sleep_wake_waited_ms(const struct sleep_wake *wake);
+/* Among those that wait for memory, from 1 on: the one that waits for longest is the first. */
+uint32_t sleep_wake_place(const struct sleep_wake *wake);
+/* Of all that it is to bring back: what is on the GPU, with its content. */
+uint64_t sleep_wake_done_bytes(const struct sleep_wake *wake);
 
 /* ---- from an earlier glaked ---- */
 

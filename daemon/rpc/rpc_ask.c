@@ -13,6 +13,8 @@
 /* A program's first report comes at once, unless it is stopped; each later one within a batch of blocks. */
 #define FIRST_REPORT_MS 10000u
 #define NEXT_REPORT_MS 60000u
+/* A program that wakes does not report: glaked brings its memory back, and tells who asked how far it is. */
+#define LOOK_MS 100u
 
 /* A program that has been asked. */
 struct ask {
@@ -24,6 +26,7 @@ struct ask {
 	uint64_t until_ms;     /* the next report comes before */
 	bool has_reported;
 	bool wants_progress;
+	uint64_t look; /* the last that it was told of (rpc_context.n_looks) */
 };
 
 /* ---- the end ---------------------------------------------------------------------------------- */
@@ -104,6 +107,75 @@ void rpc_asks_tick(struct rpc_context *rpc)
 {
 	while (fail_one(rpc)) {
 		/* From the beginning. */
+	}
+}
+
+/* ---- how far a wake is ------------------------------------------------------------------------ */
+
+static void tell_progress(struct ask *ask, Glake__Wire__LoadProgress *progress)
+{
+	answer_t notice = GLAKE__WIRE__ANSWER__INIT;
+	progress->request = ask->pending.request;
+	notice.body_case = GLAKE__WIRE__ANSWER__BODY_PROGRESS;
+	notice.progress = progress;
+	rpc_notify(ask->pending.session, &notice);
+}
+
+static bool wants_looks(const struct ask *ask)
+{
+	return ask->wish.is_sleep && ask->wish.wakes && ask->wants_progress;
+}
+
+static void tell_look(struct ask *ask)
+{
+	const struct sleeper *sleeper = ask->holder->sleeper;
+	Glake__Wire__LoadProgress progress = GLAKE__WIRE__LOAD_PROGRESS__INIT;
+	if (!sleeper || !sleeper->wake) {
+		return;
+	}
+	progress.done_bytes = sleep_wake_done_bytes(sleeper->wake);
+	progress.total_bytes = sleeper->private_bytes + sleeper->shared_bytes;
+	if (sleep_wake_is_waiting(sleeper->wake)) {
+		progress.place = sleep_wake_place(sleeper->wake);
+		progress.waiting_ms = sleep_wake_waited_ms(sleeper->wake);
+	}
+	tell_progress(ask, &progress);
+}
+
+/* The first that was not told this time; NULL: all were. */
+static struct ask *next_look(const struct rpc_context *rpc)
+{
+	struct ask *ask;
+	list_for_each (ask, &rpc->asks, link) {
+		if (wants_looks(ask) && ask->look < rpc->n_looks) {
+			return ask;
+		}
+	}
+	return NULL;
+}
+
+/* To tell one may end its session, and with it others of the list: from the beginning each time. */
+static void on_look(uv_timer_t *timer)
+{
+	struct rpc_context *rpc = timer->data;
+	bool is_wanted = false;
+	struct ask *ask;
+	rpc->n_looks++;
+	while ((ask = next_look(rpc))) {
+		ask->look = rpc->n_looks;
+		is_wanted = true;
+		tell_look(ask);
+	}
+	if (!is_wanted) {
+		uv_timer_stop(timer);
+	}
+}
+
+static void begin_looks(struct rpc_context *rpc)
+{
+	rpc->looks->data = rpc;
+	if (!uv_is_active((uv_handle_t *)rpc->looks)) {
+		uv_timer_start(rpc->looks, on_look, LOOK_MS, LOOK_MS);
 	}
 }
 
@@ -215,6 +287,9 @@ static void begin(struct session *session, uint64_t request, struct holder *hold
 		return;
 	}
 	ask->wants_progress = wants_progress;
+	if (wants_looks(ask)) {
+		begin_looks(rpc_of(session));
+	}
 	send_wish(rpc_of(session), ask);
 }
 
@@ -268,19 +343,14 @@ static uint64_t bounded(uint64_t bytes)
 static void pass_on_progress(struct rpc_context *rpc, struct ask *ask,
                              const Glake__Wire__SealProgress *report)
 {
-	answer_t notice = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__LoadProgress body = GLAKE__WIRE__LOAD_PROGRESS__INIT;
 	ask->has_reported = true;
 	ask->until_ms = uv_now(rpc->sessions.loop) + NEXT_REPORT_MS;
-	if (!ask->wants_progress) {
-		return;
+	if (ask->wants_progress && !wants_looks(ask)) {
+		body.done_bytes = bounded(report->done_bytes);
+		body.total_bytes = bounded(report->total_bytes);
+		tell_progress(ask, &body);
 	}
-	body.request = ask->pending.request;
-	body.done_bytes = bounded(report->done_bytes);
-	body.total_bytes = bounded(report->total_bytes);
-	notice.body_case = GLAKE__WIRE__ANSWER__BODY_PROGRESS;
-	notice.progress = &body;
-	rpc_notify(ask->pending.session, &notice);
 }
 
 static void pass_on(struct ask *ask, answer_t *answer)
@@ -320,6 +390,8 @@ static void pass_on_sleep(struct ask *ask, Glake__Wire__SleepResult *result)
 		text_clean(result->stays[i]->why);
 		result->stays[i]->bytes = bounded(result->stays[i]->bytes);
 	}
+	bool has_woken = ask->wish.wakes && result->private_bytes + result->shared_bytes > 0;
+	result->waited_ms = has_woken ? ask->holder->sleep.woke_waited_ms : 0;
 	answer.body_case = GLAKE__WIRE__ANSWER__BODY_SESSION_SLEEP;
 	answer.session_sleep = result;
 	pass_on(ask, &answer);

@@ -157,19 +157,6 @@ struct sleeper_row {
 	Glake__Wire__SleepStay *list[GLAKE_MAX_STAYS];
 };
 
-/* Among those who wait for memory, the one that waits for longest is the first. */
-static uint32_t place_of(const struct sleeper *sleeper)
-{
-	uint64_t waited_ms = sleep_wake_waited_ms(sleeper->wake);
-	uint32_t place = 1;
-	const struct sleeper *other;
-	list_for_each (other, &sleeper->holder->all->sleepers, link) {
-		place += other->wake && other != sleeper &&
-		         sleep_wake_waited_ms(other->wake) > waited_ms;
-	}
-	return place;
-}
-
 /* Of its blocks that the GPU has, for others or as cache: they need no copy back. */
 static uint64_t gpu_bytes(struct store *store, const struct sleeper *sleeper, size_t *n_steps)
 {
@@ -209,7 +196,7 @@ static void describe(const struct sleeper *sleeper, struct sleeper_row *place,
 		place->list[row->n_stays++] = &place->stays[i];
 	}
 	if (sleeper->wake && sleep_wake_is_waiting(sleeper->wake)) {
-		row->place = place_of(sleeper);
+		row->place = sleep_wake_place(sleeper->wake);
 		row->waiting_ms = sleep_wake_waited_ms(sleeper->wake);
 	}
 	row->n_sleeps = holder->sleep.n_sleeps;

@@ -689,6 +689,7 @@ static int report_sleep(const Glake__Wire__SleepResult *from, glake_sleep_fn rep
 		.held_ns = from->held_ns,
 		.n_stays = (uint32_t)from->n_stays,
 		.stays = stays,
+		.waited_ms = from->waited_ms,
 	};
 	return stays ? report(user, &full) : -ENOMEM;
 }
@@ -707,7 +708,7 @@ int glake_sleep_session(struct glake_session *session, uint64_t id,
 	Glake__Wire__SessionSleep body = GLAKE__WIRE__SESSION_SLEEP__INIT;
 	body.session = id;
 	body.wakes = full.wakes != 0;
-	body.progress = full.progress != NULL;
+	body.progress = full.progress || full.waiting;
 	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_SESSION_SLEEP;
 	request.session_sleep = &body;
@@ -715,7 +716,8 @@ int glake_sleep_session(struct glake_session *session, uint64_t id,
 	r = glake__call_start(&session->link, &call, &request,
 	                      GLAKE__WIRE__ANSWER__BODY_SESSION_SLEEP, NULL, 0);
 	if (r == 0) {
-		r = glake__call_wait(&session->link, &call, full.progress, full.progress_user);
+		const struct glake__news news = {full.progress, full.waiting, full.progress_user};
+		r = glake__call_wait_news(&session->link, &call, &news);
 		r = r < 0 ? r : report_sleep(call.answer->session_sleep, report, user);
 		glake__call_end(&session->link, &call);
 	}

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ctl/progress.h"
 
+#include <inttypes.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -21,6 +22,13 @@ uint64_t progress_per_second(uint64_t bytes, uint64_t ns)
 	return ns ? (uint64_t)((double)bytes * 1e9 / (double)ns) : 0;
 }
 
+static void put_pid(const struct progress *progress)
+{
+	if (progress->pid > 0) {
+		fprintf(progress->out, "%" PRIu32 ": ", progress->pid);
+	}
+}
+
 static void draw_bar(struct progress *progress, unsigned percent, const char *text)
 {
 	char bar[BAR_COLUMNS + 1];
@@ -29,7 +37,9 @@ static void draw_bar(struct progress *progress, unsigned percent, const char *te
 	}
 	bar[BAR_COLUMNS] = '\0';
 	/* "\033[K": what a longer line before left over goes. */
-	fprintf(progress->out, "\r[%s] %3u %%  %s\033[K", bar, percent, text);
+	fputc('\r', progress->out);
+	put_pid(progress);
+	fprintf(progress->out, "[%s] %3u %%  %s\033[K", bar, percent, text);
 	progress->is_drawn = true;
 }
 
@@ -50,6 +60,7 @@ void progress_note(struct progress *progress, unsigned percent, const char *text
 	if (progress->is_terminal) {
 		draw_bar(progress, percent, text);
 	} else {
+		put_pid(progress);
 		fprintf(progress->out, "%u %%: %s\n", percent, text);
 	}
 	fflush(progress->out);
@@ -75,6 +86,24 @@ void progress_show(void *user, uint64_t done_bytes, uint64_t total_bytes)
 	text_size(progress_per_second(done_bytes, now_ns() - progress->begin_ns), speed);
 	snprintf(text, sizeof(text), "%s of %s, %s/s", done, total, speed);
 	progress_note(progress, percent, text);
+}
+
+void progress_wait(void *user, uint32_t place, uint64_t waiting_ms)
+{
+	struct progress *progress = user;
+	progress->begin_ns = now_ns();
+	if (!progress->out || (!progress->is_terminal && place == progress->place)) {
+		return;
+	}
+	char waiting[TEXT_NUMBER_BYTES];
+	text_duration(waiting_ms, waiting);
+	fputs(progress->is_terminal ? "\r" : "", progress->out);
+	put_pid(progress);
+	fprintf(progress->out, "waits for room, place %" PRIu32 ", for %s%s", place, waiting,
+	        progress->is_terminal ? "\033[K" : "\n");
+	fflush(progress->out);
+	progress->is_drawn = progress->is_terminal;
+	progress->place = place;
 }
 
 struct progress progress_begin(const struct ctl *ctl)

@@ -26,6 +26,7 @@ struct outcome {
 	uint64_t held_ns;
 	uint64_t took_ms;
 	uint64_t held_ms;
+	uint64_t waited_ms;
 };
 
 static const struct field outcome_fields[] = {
@@ -38,7 +39,8 @@ static const struct field outcome_fields[] = {
 	FIELD(ROW, took_ns, U64, PLAIN, NULL),
 	FIELD(ROW, held_ns, U64, PLAIN, NULL),
 	FIELD(ROW, took_ms, U64, MS, "TOOK"),
-	FIELD(ROW, held_ms, U64, MS, "WAITED FOR WORK"),
+	FIELD(ROW, held_ms, U64, MS, "FOR WORK"),
+	FIELD(ROW, waited_ms, U64, MS, "FOR ROOM"),
 };
 
 #undef ROW
@@ -121,6 +123,7 @@ static int take_report(void *user, const struct glake_sleep_report *report)
 	row->held_ns = report->held_ns;
 	row->took_ms = report->took_ns / 1000000;
 	row->held_ms = report->held_ns / 1000000;
+	row->waited_ms = report->waited_ms;
 	for (uint32_t i = 0; i < report->n_stays; i++) {
 		struct stay *stay = rows_add(&result->stays, sizeof(*stay));
 		char *why = strdup(report->stays[i].why);
@@ -142,9 +145,16 @@ static int ask_one(struct ctl *ctl, bool wakes, struct result *result)
 		.wakes = wakes,
 		.progress = progress_show,
 		.progress_user = &progress,
+		.waiting = progress_wait,
 	};
+	progress.pid = result->now.pid;
 	int err = glake_sleep_session(ctl->session, result->now.session, &options, take_report,
 	                              result);
+	if (err == 0) {
+		const struct outcome *done = rows_at(&result->outcomes, result->outcomes.n - 1);
+		uint64_t n_bytes = done->private_bytes + done->shared_bytes;
+		progress_show(&progress, n_bytes, n_bytes);
+	}
 	progress_end(&progress);
 	return err;
 }

@@ -59,6 +59,8 @@ static void take_progress(struct glake__link *link, const Glake__Wire__LoadProgr
 		call->has_progress = true;
 		call->done_bytes = progress->done_bytes;
 		call->total_bytes = progress->total_bytes;
+		call->place = progress->place;
+		call->waiting_ms = progress->waiting_ms;
 	}
 }
 
@@ -462,29 +464,47 @@ static int judge(struct glake__link *link, struct glake__call *call)
 	return 0;
 }
 
-int glake__call_wait(struct glake__link *link, struct glake__call *call, glake_progress_fn progress,
-                     void *progress_user)
+static void tell(const struct glake__news *news, const struct glake__call *seen)
 {
-	call->wants_progress = progress != NULL;
+	if (seen->place > 0 && news->waiting) {
+		news->waiting(news->user, seen->place, seen->waiting_ms);
+	} else if (seen->place == 0 && news->progress) {
+		news->progress(news->user, seen->done_bytes, seen->total_bytes);
+	}
+}
+
+int glake__call_wait_news(struct glake__link *link, struct glake__call *call,
+                          const struct glake__news *news)
+{
+	call->wants_progress = news->progress || news->waiting;
 	pthread_mutex_lock(&link->lock);
 	for (;;) {
 		wait_locked(link, call, true);
 		if (call->is_done) {
 			break;
 		}
-		bool has_progress = progress && call->has_progress;
-		uint64_t done_bytes = call->done_bytes;
-		uint64_t total_bytes = call->total_bytes;
+		const struct glake__call seen = {.has_progress = call->has_progress,
+		                                 .done_bytes = call->done_bytes,
+		                                 .total_bytes = call->total_bytes,
+		                                 .place = call->place,
+		                                 .waiting_ms = call->waiting_ms};
 		call->has_progress = false;
 		pthread_mutex_unlock(&link->lock);
-		if (has_progress) {
-			progress(progress_user, done_bytes, total_bytes);
+		if (seen.has_progress) {
+			tell(news, &seen);
 		}
 		glake__deliver(link);
 		pthread_mutex_lock(&link->lock);
 	}
 	pthread_mutex_unlock(&link->lock);
 	return judge(link, call);
+}
+
+int glake__call_wait(struct glake__link *link, struct glake__call *call, glake_progress_fn progress,
+                     void *progress_user)
+{
+	const struct glake__news news = {.progress = progress, .user = progress_user};
+	return glake__call_wait_news(link, call, &news);
 }
 
 bool glake__call_is_done(struct glake__link *link, const struct glake__call *call)

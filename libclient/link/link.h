@@ -99,6 +99,8 @@ struct glake__call {
 	bool has_progress;
 	uint64_t done_bytes;
 	uint64_t total_bytes;
+	uint32_t place; /* it waits for room, in a queue; 0: it does not */
+	uint64_t waiting_ms;
 };
 
 /* Connect to glaked at @path within @timeout_ms, without a greeting. Returns 0 or an error with its text. */

@@ -425,7 +425,13 @@ int glake_sleep_session(struct glake_session *session, uint64_t id,
 		.took_ns = 250000000,
 		.n_stays = 1,
 		.stays = stays,
+		.waited_ms = options->wakes ? 150 : 0,
 	};
+	for (uint32_t place = 2; options->wakes && place > 0; place--) {
+		options->waiting(options->progress_user, place, 60000);
+		options->waiting(options->progress_user, place, 61000);
+	}
+	options->progress(options->progress_user, GIB, 4 * GIB);
 	size_t used = strlen(fake.call);
 	snprintf(fake.call + used, sizeof(fake.call) - used, "%s%s %llu", used ? " " : "",
 	         options->wakes ? "wake" : "sleep", (unsigned long long)id);
@@ -996,6 +1002,16 @@ START_TEST(programs_are_put_to_sleep_by_pid_session_or_tenant)
 	ck_assert_int_eq(run("sleep 100"), 0);
 	ck_assert_str_eq(fake.call, "sleep 1");
 	assert_contains(out_text, "memory has a handle");
+	assert_contains(err_text, "100: 25 %: 1.0 GiB of 4.0 GiB, ");
+	assert_contains(err_text, "\n100: 100 %: 5.0 GiB of 5.0 GiB, ");
+	fake.call[0] = 0;
+	/* Its place is said when it changes. */
+	ck_assert_int_eq(run("wake 100"), 0);
+	ck_assert_ptr_eq(strstr(err_text, "100: waits for room, place 2, for 1m 00s\n"
+	                                  "100: waits for room, place 1, for 1m 00s\n"
+	                                  "100: 25 %: "),
+	                 err_text);
+	assert_contains(out_text, "250 ms      0 ms    150 ms\n");
 	fake.call[0] = 0;
 	ck_assert_int_eq(run("wake default --json"), 0);
 	ck_assert_str_eq(fake.call, "wake 1 wake 2");

@@ -33,6 +33,7 @@ class SessionInfo(Structure):
 
 
 PROGRESS = CFUNCTYPE(None, c_void_p, c_uint64, c_uint64)
+WAITING = CFUNCTYPE(None, c_void_p, c_uint32, c_uint64)
 
 
 class ModelOptions(Structure):
@@ -231,13 +232,13 @@ class Stay(Structure):
 
 class SleepOptions(Structure):
     _fields_ = [("size", c_size_t), ("wakes", c_int), ("progress", PROGRESS),
-                ("progress_user", c_void_p)]
+                ("progress_user", c_void_p), ("waiting", WAITING)]
 
 
 class SleepReport(Structure):
     _fields_ = [("is_asleep", c_int), ("private_bytes", c_uint64), ("shared_bytes", c_uint64),
                 ("took_ns", c_uint64), ("held_ns", c_uint64), ("n_stays", c_uint32),
-                ("stays", POINTER(Stay))]
+                ("stays", POINTER(Stay)), ("waited_ms", c_uint64)]
 
 
 class SleeperRow(Structure):
