@@ -67,6 +67,8 @@ struct glake_host_status {
 	uint64_t cached_copy_bytes; /* nobody has them: they go when room is wanted */
 	uint64_t
 		slept_bytes; /* what those of sleep_copy_bytes stand for: each as often as a program has it */
+	uint64_t
+		ready_bytes; /* that are to be kept ready for copies, used or not: host_ready_bytes */
 };
 
 struct glake_status {
@@ -95,6 +97,11 @@ struct glake_status {
 	uint32_t n_hosts;      /* host nodes that have chunks */
 	const struct glake_host_status *hosts;
 	const char *hosts_lacking; /* why not all host memory is among them; "" = all is */
+	/* Of its configuration, what concerns programs that sleep. */
+	uint64_t mover_idle_ms; /* 0 = glake-mover stays */
+	int sleeps_idle;        /* nonzero: a tenant's programs sleep when they are idle, */
+	int sleeps_on_pressure; /* or when others need their memory */
+	int waits;              /* nonzero: requests wait for memory */
 };
 
 typedef int (*glake_status_fn)(void *user, const struct glake_status *status);

@@ -62,9 +62,10 @@ static void describe_device(const struct rpc_context *rpc, const struct device *
 	describe_driver_usage(&usage, row);
 }
 
-static void describe_node(const struct location *at, uint64_t used_copy_bytes,
-                          const struct copies_use *use, Glake__Wire__HostStatus *row)
+static void describe_node(const struct extents *copies, const struct copies_use *use,
+                          Glake__Wire__HostStatus *row)
 {
+	const struct location *at = copies->at;
 	glake__wire__host_status__init(row);
 	row->node = at->number;
 	row->total_bytes = at->total_bytes;
@@ -72,11 +73,24 @@ static void describe_node(const struct location *at, uint64_t used_copy_bytes,
 	row->physical_bytes = location_physical_bytes(at);
 	row->private_bytes = at->use_bytes[CHUNK_PRIVATE];
 	row->copy_bytes = at->use_bytes[CHUNK_COPIES];
-	row->used_copy_bytes = used_copy_bytes;
+	row->used_copy_bytes = copies->used_bytes;
+	row->ready_bytes = copies->ready_bytes;
 	row->sleep_copy_bytes = use->bytes[COPY_USE_SLEEP];
 	row->model_copy_bytes = use->bytes[COPY_USE_MODEL];
 	row->cached_copy_bytes = use->bytes[COPY_USE_CACHE];
 	row->slept_bytes = use->slept_bytes;
+}
+
+/* Of the configuration, what concerns programs that sleep. */
+static void describe_sleep(const struct config *config, Glake__Wire__StatusAnswer *body)
+{
+	body->mover_idle_ms = config->mover_idle_ms;
+	body->waits = config->pressure == CONFIG_PRESSURE_WAIT;
+	for (size_t i = 0; i < config->n_tenants; i++) {
+		const struct config_tenant *tenant = &config->tenants[i];
+		body->sleeps_idle |= tenant->idle_ms > 0;
+		body->sleeps_on_pressure |= tenant->on_pressure == CONFIG_ON_PRESSURE_SLEEP;
+	}
 }
 
 void rpc_status_get(struct session *session, const request_t *request, struct fdlist *fds)
@@ -123,13 +137,13 @@ void rpc_status_get(struct session *session, const request_t *request, struct fd
 	}
 	body.devices = list;
 	for (uint32_t i = 0; i < rpc->nodes->n; i++) {
-		describe_node(&rpc->nodes->at[i], rpc->copies->nodes[i].used_bytes,
-		              &rpc->copies->use[i], &hosts[i]);
+		describe_node(&rpc->copies->nodes[i], &rpc->copies->use[i], &hosts[i]);
 		host_list[i] = &hosts[i];
 		body.n_hosts++;
 	}
 	body.hosts = host_list;
 	body.hosts_lacking = (char *)rpc->nodes->lacking;
+	describe_sleep(rpc->config, &body);
 	answer.body_case = GLAKE__WIRE__ANSWER__BODY_STATUS_GET;
 	answer.status_get = &body;
 	rpc_answer(session, request->id, &answer, NULL, 0);

@@ -66,6 +66,7 @@ static void take_host(struct glake_host_status *to, const Glake__Wire__HostStatu
 		.model_copy_bytes = from->model_copy_bytes,
 		.cached_copy_bytes = from->cached_copy_bytes,
 		.slept_bytes = from->slept_bytes,
+		.ready_bytes = from->ready_bytes,
 	};
 }
 
@@ -106,6 +107,10 @@ static int show_status(const Glake__Wire__StatusAnswer *from, glake_status_fn ro
 		.n_hosts = (uint32_t)from->n_hosts,
 		.hosts = hosts,
 		.hosts_lacking = TEXT(from->hosts_lacking),
+		.mover_idle_ms = from->mover_idle_ms,
+		.sleeps_idle = from->sleeps_idle,
+		.sleeps_on_pressure = from->sleeps_on_pressure,
+		.waits = from->waits,
 	};
 	return row(user, &status);
 }

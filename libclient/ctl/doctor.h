@@ -49,6 +49,17 @@ void doctor_check_subuids(struct findings *findings, const char *path);
 /* @path: /proc/self/cgroup. */
 void doctor_check_cgroup(struct findings *findings, const char *path);
 
+/* ---- of host memory, and of sleep (doctor_tier.c) ---- */
+
+struct glake_status;
+
+/* @sysfs: /sys/devices/system/node. */
+void doctor_check_hosts(struct findings *findings, const struct glake_status *status,
+                        const char *sysfs);
+void doctor_check_sleep(struct findings *findings, const struct glake_status *status);
+/* Of the process whose groups @cgroup has: /proc/PID/cgroup. @root: /sys/fs/cgroup. */
+void doctor_check_memory(struct findings *findings, const char *cgroup, const char *root);
+
 /* ---- of glaked (doctor_daemon.c) ---- */
 
 /* Returns 0, or the code of glake.h that a connection failed with. */

@@ -101,31 +101,49 @@ static void check_rights(struct findings *findings, const char *path)
 
 /* ---- its limits ------------------------------------------------------------------------------- */
 
-static bool is_glaked(uint64_t pid)
+static bool is_called(uint64_t pid, const char *want)
 {
 	char path[64];
 	char name[32] = "";
 	snprintf(path, sizeof(path), "/proc/%" PRIu64 "/comm", pid);
 	FILE *file = fopen(path, "re");
-	bool is = file && fgets(name, sizeof(name), file) && strcmp(name, "glaked\n") == 0;
+	bool is = file && fgets(name, sizeof(name), file);
 	if (file) {
 		fclose(file);
 	}
-	return is;
+	name[strcspn(name, "\n")] = '\0';
+	return is && strcmp(name, want) == 0;
 }
 
-static void check_memlock(struct findings *findings, uint64_t pid)
+/* glake-mover's own limits while it runs, else those of glaked, from which it usually has them. */
+static void check_memlock(struct findings *findings, const struct glake_status *status)
 {
-	/* In another pid namespace the number is somebody else's. */
 	struct rlimit locked;
-	if (!is_glaked(pid) || prlimit((pid_t)pid, RLIMIT_MEMLOCK, NULL, &locked) < 0) {
+	uint64_t pid = 0;
+	/* In another pid namespace the numbers are somebody else's. */
+	if (sscanf(status->mover, "running %" SCNu64, &pid) != 1 ||
+	    !is_called(pid, "glake-mover")) {
+		pid = is_called(status->pid, "glaked") ? status->pid : 0;
+	}
+	if (pid == 0 || prlimit((pid_t)pid, RLIMIT_MEMLOCK, NULL, &locked) < 0) {
 		return;
 	}
 	if (locked.rlim_cur < 1ull << 30) {
-		finding_add(findings, "limits", FINDING_NOTE, "LimitMEMLOCK=infinity of the unit",
+		finding_add(findings, "limits", FINDING_NOTE,
+		            "LimitMEMLOCK=infinity of the unit. Host memory that glaked gives out "
+		            "does not count in it",
 		            "glake-mover may lock %llu KiB of memory, and pins what it copies "
 		            "through",
 		            (unsigned long long)locked.rlim_cur / 1024);
+	}
+}
+
+static void check_memory(struct findings *findings, uint64_t pid)
+{
+	char path[64];
+	snprintf(path, sizeof(path), "/proc/%" PRIu64 "/cgroup", pid);
+	if (is_called(pid, "glaked")) {
+		doctor_check_memory(findings, path, "/sys/fs/cgroup");
 	}
 }
 
@@ -212,7 +230,10 @@ static int check_status(void *user, const struct glake_status *status)
 	}
 	check_fds(findings, status);
 	check_kept(findings, status);
-	check_memlock(findings, status->pid);
+	check_memlock(findings, status);
+	check_memory(findings, status->pid);
+	doctor_check_hosts(findings, status, "/sys/devices/system/node");
+	doctor_check_sleep(findings, status);
 	for (uint32_t i = 0; i < status->n_devices; i++) {
 		check_device(findings, status, &status->devices[i]);
 	}

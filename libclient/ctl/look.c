@@ -16,15 +16,27 @@
 #define ROW struct glake_status
 
 static const struct field status_fields[] = {
-	FIELD(ROW, version, TEXT, PLAIN, NULL),      FIELD(ROW, driver, TEXT, PLAIN, NULL),
-	FIELD(ROW, config, TEXT, PLAIN, NULL),       FIELD(ROW, mover, TEXT, PLAIN, NULL),
-	FIELD(ROW, pid, U64, PLAIN, NULL),           FIELD(ROW, uptime_ms, U64, MS, NULL),
-	FIELD(ROW, n_sessions, U64, PLAIN, NULL),    FIELD(ROW, n_models, U64, PLAIN, NULL),
-	FIELD(ROW, n_blocks, U64, PLAIN, NULL),      FIELD(ROW, fds_used, U64, PLAIN, NULL),
-	FIELD(ROW, fds_budget, U64, PLAIN, NULL),    FIELD(ROW, draining, BOOL, PLAIN, NULL),
-	FIELD(ROW, kept_fds, U64, PLAIN, NULL),      FIELD(ROW, max_kept_fds, U64, PLAIN, NULL),
-	FIELD(ROW, unkept_blocks, U64, PLAIN, NULL), FIELD(ROW, unparked_bytes, U64, BYTES, NULL),
+	FIELD(ROW, version, TEXT, PLAIN, NULL),
+	FIELD(ROW, driver, TEXT, PLAIN, NULL),
+	FIELD(ROW, config, TEXT, PLAIN, NULL),
+	FIELD(ROW, mover, TEXT, PLAIN, NULL),
+	FIELD(ROW, pid, U64, PLAIN, NULL),
+	FIELD(ROW, uptime_ms, U64, MS, NULL),
+	FIELD(ROW, n_sessions, U64, PLAIN, NULL),
+	FIELD(ROW, n_models, U64, PLAIN, NULL),
+	FIELD(ROW, n_blocks, U64, PLAIN, NULL),
+	FIELD(ROW, fds_used, U64, PLAIN, NULL),
+	FIELD(ROW, fds_budget, U64, PLAIN, NULL),
+	FIELD(ROW, draining, BOOL, PLAIN, NULL),
+	FIELD(ROW, kept_fds, U64, PLAIN, NULL),
+	FIELD(ROW, max_kept_fds, U64, PLAIN, NULL),
+	FIELD(ROW, unkept_blocks, U64, PLAIN, NULL),
+	FIELD(ROW, unparked_bytes, U64, BYTES, NULL),
 	FIELD(ROW, unkept_chunks, U64, PLAIN, NULL),
+	FIELD(ROW, mover_idle_ms, U64, MS, NULL),
+	FIELD(ROW, sleeps_idle, BOOL, PLAIN, NULL),
+	FIELD(ROW, sleeps_on_pressure, BOOL, PLAIN, NULL),
+	FIELD(ROW, waits, BOOL, PLAIN, NULL),
 };
 
 #undef ROW
@@ -70,6 +82,7 @@ static const struct field host_fields[] = {
 	FIELD(ROW, model_copy_bytes, U64, BYTES, NULL),
 	FIELD(ROW, cached_copy_bytes, U64, BYTES, NULL),
 	FIELD(ROW, slept_bytes, U64, BYTES, NULL),
+	FIELD(ROW, ready_bytes, U64, BYTES, NULL),
 };
 
 #undef ROW

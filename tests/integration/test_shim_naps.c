@@ -116,3 +116,24 @@ START_TEST(a_program_that_is_stopped_delays_a_request_and_no_more)
 	connection_close(&other);
 }
 END_TEST
+
+static int take_status(void *user, const struct glake_status *status)
+{
+	*(struct glake_status *)user = *status;
+	return 0;
+}
+
+static const char *const policies[] = {"idle_ms = 4000;", "on_pressure = \"sleep\";", ""};
+
+/* For who looks whether it fits the rest of the configuration: glakectl doctor. */
+START_TEST_WITH(the_status_has_the_policy, .n = 3)
+{
+	struct glake_status status = {.pid = 0};
+	begin(policies[_i]);
+	assert_ok(glake_get_status(eye, take_status, &status));
+	ck_assert_int_eq(status.sleeps_idle, _i == 0);
+	ck_assert_int_eq(status.sleeps_on_pressure, _i == 1);
+	ck_assert_uint_eq(status.mover_idle_ms, 0);
+	ck_assert_int_eq(status.waits, 0);
+}
+END_TEST

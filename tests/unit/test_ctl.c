@@ -8,6 +8,7 @@
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -1180,6 +1181,125 @@ START_TEST(the_doctor_sees_ranges_that_overlap)
 }
 END_TEST
 
+/* Of one node, number 0, as its host tells. */
+static void have_node(const char *folder, uint64_t total_bytes, uint64_t free_bytes)
+{
+	char path[400];
+	char lines[256];
+	snprintf(path, sizeof(path), "%s/node0", folder);
+	mkdir(path, 0755);
+	snprintf(path, sizeof(path), "%s/node0/meminfo", folder);
+	snprintf(lines, sizeof(lines),
+	         "Node 0 MemTotal:  %llu kB\nNode 0 MemFree: %llu kB\nNode 0 MemUsed: 77 kB\n"
+	         "Node 0 Active(anon): 7 kB\nNode 0 Inactive(file): 1048576 kB\n",
+	         (unsigned long long)total_bytes / 1024, (unsigned long long)free_bytes / 1024);
+	add_lines(path, lines);
+}
+
+static void ck_host(const char *folder, const struct glake_host_status *host, const char *level,
+                    const char *text)
+{
+	struct findings findings = {.n_errors = 0};
+	const struct glake_status status = {.n_hosts = 1, .hosts = host};
+	doctor_check_hosts(&findings, &status, folder);
+	ck_assert_uint_eq(findings.list.n, 1);
+	ck_assert_str_eq(finding(&findings, 0)->level, level);
+	assert_contains(finding(&findings, 0)->text, text);
+	ck_assert_int_eq(*finding(&findings, 0)->remedy != 0, strcmp(level, "ok") != 0);
+	findings_deinit(&findings);
+}
+
+START_TEST(the_doctor_holds_host_memory_against_what_the_node_has)
+{
+	char folder[256] = "";
+	struct glake_host_status host = {
+		.total_bytes = 64 * GIB, .limit_bytes = 32 * GIB, .physical_bytes = 2 * GIB};
+	snprintf(folder, sizeof(folder), "%s/nodes", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
+	mkdir(folder, 0755);
+	ck_host("/nowhere", &host, "ok", "glaked has 2.0 GiB, and may take 32.0 GiB of 64.0 GiB");
+	/* Free, or of the page cache. */
+	have_node(folder, 64 * GIB, 29 * GIB);
+	ck_host(folder, &host, "ok", "may take 32.0 GiB");
+	have_node(folder, 64 * GIB, 28 * GIB);
+	ck_host(folder, &host, "warning", "may take 30.0 GiB more, and the node has 29.0 GiB");
+	/* It is another host's. */
+	have_node(folder, 32 * GIB, GIB);
+	ck_host(folder, &host, "ok", "may take 32.0 GiB");
+	host.ready_bytes = 33 * GIB;
+	ck_host(folder, &host, "warning",
+	        "33.0 GiB are to be kept ready, and glaked may take 32.0");
+	host.limit_bytes = 60 * GIB;
+	ck_host(folder, &host, "warning", "glaked may take 60.0 GiB of 64.0 GiB");
+}
+END_TEST
+
+START_TEST(the_doctor_says_what_keeps_programs_from_sleeping_well)
+{
+	const struct glake_host_status host = {.total_bytes = 64 * GIB, .limit_bytes = 16 * GIB};
+	struct glake_status status = {.mover_idle_ms = 30000, .hosts_lacking = "refused"};
+	struct findings findings = {.n_errors = 0};
+	doctor_check_sleep(&findings, &status);
+	doctor_check_hosts(&findings, &status, "/nowhere");
+	ck_assert_str_eq(finding(&findings, 0)->level, "ok");
+	ck_assert_str_eq(finding(&findings, 1)->level, "note");
+	status.sleeps_on_pressure = 1;
+	doctor_check_hosts(&findings, &status, "/nowhere");
+	ck_assert_str_eq(finding(&findings, 2)->level, "warning");
+	assert_contains(finding(&findings, 2)->text, "programs cannot sleep, nor models");
+	assert_contains(finding(&findings, 2)->text, "refused");
+	status.n_hosts = 1;
+	status.hosts = &host;
+	doctor_check_sleep(&findings, &status);
+	ck_assert_uint_eq(findings.list.n, 6);
+	assert_contains(finding(&findings, 3)->text, "glake-mover ends when it has nothing to do");
+	assert_contains(finding(&findings, 4)->text, "without pressure = \"wait\"");
+	assert_contains(finding(&findings, 5)->text, "no host memory is made ahead");
+	const struct glake_host_status ready = {.limit_bytes = 16 * GIB, .ready_bytes = GIB};
+	status.hosts = &ready;
+	status.mover_idle_ms = 0;
+	status.waits = 1;
+	status.sleeps_idle = 1;
+	doctor_check_sleep(&findings, &status);
+	ck_assert_uint_eq(findings.list.n, 7);
+	ck_assert_str_eq(finding(&findings, 6)->level, "ok");
+	assert_contains(finding(&findings, 6)->text, "idle, or others need");
+	findings_deinit(&findings);
+}
+END_TEST
+
+/* The smallest of the groups that it is in. */
+START_TEST(the_doctor_finds_the_limit_of_glakeds_cgroup)
+{
+	char path[256];
+	char folder[256];
+	char place[400];
+	struct findings findings = {.n_errors = 0};
+	const char *temporary = getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp";
+	snprintf(path, sizeof(path), "%s/cgroup", temporary);
+	snprintf(folder, sizeof(folder), "%s/groups", temporary);
+	add_lines(path, "0::/system.slice/glaked.service\n");
+	mkdir(folder, 0755);
+	snprintf(place, sizeof(place), "%s/system.slice", folder);
+	mkdir(place, 0755);
+	snprintf(place, sizeof(place), "%s/system.slice/glaked.service", folder);
+	mkdir(place, 0755);
+	snprintf(place, sizeof(place), "%s/system.slice/glaked.service/memory.max", folder);
+	add_lines(place, "max\n");
+	doctor_check_memory(&findings, path, folder);
+	doctor_check_memory(&findings, "/nowhere", folder);
+	ck_assert_uint_eq(findings.list.n, 0);
+	snprintf(place, sizeof(place), "%s/system.slice/memory.max", folder);
+	add_lines(place, "1073741824\n");
+	doctor_check_memory(&findings, path, folder);
+	ck_assert_uint_eq(findings.list.n, 1);
+	assert_contains(finding(&findings, 0)->text, "may use 1.0 GiB");
+	add_lines(place, "4294967296\n");
+	doctor_check_memory(&findings, path, folder);
+	ck_assert_uint_eq(findings.list.n, 1);
+	findings_deinit(&findings);
+}
+END_TEST
+
 START_TEST(the_doctor_works_without_a_daemon)
 {
 	fake.connect_error = -EACCES;
@@ -1207,6 +1327,9 @@ START_TEST(the_doctor_looks_at_the_daemon)
 	assert_contains(out_text, "note     fabric   device 0: no: not permitted\n");
 	assert_contains(out_text, "note     nvml     device 1: nobody tells what is free\n");
 	assert_contains(out_text, "warning  events   1 since glaked started\n");
+	assert_contains(out_text,
+	                "ok       host     node 1: glaked has 3.0 GiB, and may take 16.0 ");
+	assert_contains(out_text, "ok       sleep    no program is put to sleep by itself\n");
 	assert_contains(out_text, "note     rights   tenant default, realm uid:1000; ");
 }
 END_TEST

@@ -130,7 +130,8 @@ class HostStatus(Structure):
                 ("physical_bytes", c_uint64), ("private_bytes", c_uint64),
                 ("copy_bytes", c_uint64), ("used_copy_bytes", c_uint64),
                 ("sleep_copy_bytes", c_uint64), ("model_copy_bytes", c_uint64),
-                ("cached_copy_bytes", c_uint64), ("slept_bytes", c_uint64)]
+                ("cached_copy_bytes", c_uint64), ("slept_bytes", c_uint64),
+                ("ready_bytes", c_uint64)]
 
 
 class Status(Structure):
@@ -142,7 +143,9 @@ class Status(Structure):
                 ("kept_fds", c_uint64), ("max_kept_fds", c_uint64),
                 ("unkept_blocks", c_uint64), ("unparked_bytes", c_uint64),
                 ("unkept_chunks", c_uint64), ("n_hosts", c_uint32),
-                ("hosts", POINTER(HostStatus)), ("hosts_lacking", c_char_p)]
+                ("hosts", POINTER(HostStatus)), ("hosts_lacking", c_char_p),
+                ("mover_idle_ms", c_uint64), ("sleeps_idle", c_int),
+                ("sleeps_on_pressure", c_int), ("waits", c_int)]
 
 
 class SessionDevice(Structure):

@@ -70,7 +70,8 @@ def _collect(function: str, callback: Any, session: Optional[Session],
 
 def status(session: Optional[Session] = None) -> Row:
     """The daemon and its devices."""
-    return _collect("glake_get_status", _lib.STATUS_ROW, session, ("draining",))[0]
+    return _collect("glake_get_status", _lib.STATUS_ROW, session,
+                    ("draining", "sleeps_idle", "sleeps_on_pressure", "waits"))[0]
 
 
 def stats(session: Optional[Session] = None) -> Dict[str, int]:
