@@ -608,11 +608,15 @@ static int hold_slept(struct adoption *adoption, struct holder *holder, uint64_t
 	                          .was_chunk = body->was_chunk,
 	                          .was_known = body->was_known};
 	struct device *device = device_of(adoption, body->device);
-	const struct slept_adopted as = {.held = &held,
-	                                 .copy = find(adoption, BOOKS_COPY, body->copy),
-	                                 .at = device ? &device->at : NULL,
-	                                 .is_block = body->is_block};
-	return as.copy && as.at && as.copy->realm == holder->realm && as.copy->bytes == body->bytes
+	struct copy *copy = find(adoption, BOOKS_COPY, body->copy);
+	const struct slept_adopted as = {
+		.held = &held,
+		.from = {.kind = body->is_block ? HELD_BLOCK : HELD_CHUNK,
+	                 .at = device ? &device->at : NULL,
+	                 .copies = &copy,
+	                 .n_copies = 1},
+	};
+	return copy && device && copy->realm == holder->realm && copy->bytes == body->bytes
 	               ? sleeper_adopt(holder, adoption->parts->sleep, &as)
 	               : -ENOENT;
 }
@@ -631,6 +635,102 @@ static void adopt_slept(struct adoption *adoption, struct journal_entry *entry)
 	} else if (!holder_find_any(holder, entry->key.id)) {
 		count(&adoption->report->lost_slept, body->bytes);
 	}
+}
+
+/* A model whose record is being read. */
+struct slept_model {
+	const struct journal_entry *entry;
+	struct holder *holder;
+	struct device *device;
+	uint64_t request;
+	uint64_t model;
+	char name[GLAKE_MAX_NAME_BYTES + 1];
+	struct copy **copies; /* owned */
+	size_t n_copies;
+	size_t total;
+	uint64_t bytes; /* of those that there are */
+};
+
+/* False: it cannot be. */
+static bool begin_slept_model(struct adoption *adoption, struct slept_model *model,
+                              const Glake__State__SleptModel *body)
+{
+	int n = snprintf(model->name, sizeof(model->name), "%s", body->name);
+	model->holder = find(adoption, BOOKS_HOLDER, body->holder);
+	model->device = device_of(adoption, body->device);
+	model->request = body->request;
+	model->model = body->model;
+	model->total = body->total;
+	model->copies = model->holder && body->total > 0 && body->total <= GLAKE_MAX_BLOCKS
+	                        ? calloc(body->total, sizeof(model->copies[0]))
+	                        : NULL;
+	return model->copies && n >= 0 && (size_t)n < sizeof(model->name);
+}
+
+/* False: a copy is missing, or of somebody else. */
+static bool add_slept_copies(struct adoption *adoption, struct slept_model *model,
+                             const Glake__State__SleptModel *body)
+{
+	bool is_good = body->n_copies <= model->total - model->n_copies;
+	for (size_t i = 0; is_good && i < body->n_copies; i++) {
+		struct copy *copy = find(adoption, BOOKS_COPY, body->copies[i]);
+		is_good = copy && copy->realm == model->holder->realm;
+		if (is_good) {
+			model->copies[model->n_copies++] = copy;
+			model->bytes += copy->bytes;
+		}
+	}
+	return is_good;
+}
+
+static bool read_slept_model(struct adoption *adoption, struct slept_model *model)
+{
+	const struct journal_entry *entry = model->entry;
+	bool is_good = entry->n_pieces > 0;
+	for (size_t i = 0; is_good && i < entry->n_pieces; i++) {
+		Glake__State__SleptModel *body = glake__state__slept_model__unpack(
+			NULL, entry->pieces[i].n_bytes, entry->pieces[i].body);
+		is_good = body && (i > 0 || begin_slept_model(adoption, model, body)) &&
+		          add_slept_copies(adoption, model, body);
+		if (body) {
+			glake__state__slept_model__free_unpacked(body, NULL);
+		}
+	}
+	return is_good && model->n_copies == model->total && model->device;
+}
+
+static int hold_slept_model(struct adoption *adoption, const struct slept_model *model)
+{
+	const struct held held = {.id = model->entry->key.id, .request = model->request};
+	struct slept_adopted as = {
+		.held = &held,
+		.from = {.kind = HELD_MODEL,
+	                 .at = &model->device->at,
+	                 .model = model->model,
+	                 .name = model->name,
+	                 .record = tenant_charge_adopted(holder_payer(model->holder), 0, 0, 0,
+	                                                 model->n_copies * HOLDER_RECORD_BYTES),
+	                 .copies = model->copies,
+	                 .n_copies = model->n_copies},
+	};
+	int r = sleeper_adopt(model->holder, adoption->parts->sleep, &as);
+	if (r < 0) {
+		charge_refund(&as.from.record);
+	}
+	return r;
+}
+
+static void adopt_slept_model(struct adoption *adoption, struct journal_entry *entry)
+{
+	struct slept_model model = {.entry = entry};
+	bool is_good = read_slept_model(adoption, &model);
+	if (is_good && hold_slept_model(adoption, &model) == 0) {
+		entry->user = &is_adopted;
+		count(&adoption->report->slept, model.bytes);
+	} else if (model.holder && !holder_find_any(model.holder, entry->key.id)) {
+		count(&adoption->report->lost_slept, model.bytes);
+	}
+	free(model.copies);
 }
 
 static void set_stays(struct sleeper *sleeper, const Glake__State__Sleeper *body)
@@ -674,6 +774,7 @@ static void adopt_ids(const struct books_parts *parts, const struct journal_imag
 	holders->last_id = max_id(image, holders->last_id, BOOKS_HOLDER);
 	holders->last_id = max_id(image, holders->last_id, BOOKS_HELD);
 	holders->last_id = max_id(image, holders->last_id, BOOKS_SLEPT);
+	holders->last_id = max_id(image, holders->last_id, BOOKS_SLEPT_MODEL);
 	store->last_id = max_id(image, store->last_id, BOOKS_BLOCK);
 	store->last_id = max_id(image, store->last_id, BOOKS_MODEL);
 	store->last_id = max_id(image, store->last_id, BOOKS_MANIFEST);
@@ -702,6 +803,7 @@ void adopt_all(const struct books_parts *parts, struct journal_image *image,
 	adopt_kind(&adoption, BOOKS_HELD, adopt_held);
 	if (parts->sleep) {
 		adopt_kind(&adoption, BOOKS_SLEPT, adopt_slept);
+		adopt_kind(&adoption, BOOKS_SLEPT_MODEL, adopt_slept_model);
 		adopt_kind(&adoption, BOOKS_SLEEPER, adopt_sleeper);
 	}
 }

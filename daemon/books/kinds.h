@@ -15,6 +15,7 @@ enum books_kind {
 	BOOKS_COPY,
 	BOOKS_SLEPT,
 	BOOKS_SLEEPER,
+	BOOKS_SLEPT_MODEL,
 };
 
 enum books_limit {

@@ -11,6 +11,10 @@
 
 static uint8_t buffer[JOURNAL_MAX_BODY];
 
+/* Of a model that sleeps. With its name there is room for them. */
+#define COPIES_IN_PIECE 4096u
+_Static_assert(COPIES_IN_PIECE * 10 + 2 * GLAKE_MAX_NAME_BYTES < JOURNAL_MAX_BODY, "a piece");
+
 /*
  * Lengths are bounded where the parts came from, far below this, but for the groups of a process in a container of
  * its own: there are 65,536 at most. Such a session does not survive a restart.
@@ -327,28 +331,61 @@ static void delete_held(void *user, const struct held *held)
 
 /* ---- sleepers -------------------------------------------------------------------------------- */
 
-static void write_slept(void *user, const struct slept *slept)
+static void write_slept_thing(struct journal *journal, const struct slept *slept)
 {
 	Glake__State__Slept body = GLAKE__STATE__SLEPT__INIT;
 	uint32_t node;
-	/* Nobody keeps fds, or not any more. */
-	if (!slept->copy->id) {
-		return;
-	}
 	body.holder = slept->sleeper->holder->id;
 	body.request = slept->held->request;
-	body.copy = slept->copy->id;
+	body.copy = slept->copies[0]->id;
 	put_location(slept->at, &body.device, &node);
 	body.bytes = slept->bytes;
-	body.is_block = slept->is_block;
+	body.is_block = slept->kind == HELD_BLOCK;
 	body.was_chunk = slept->held->was_chunk;
 	body.was_known = slept->held->was_known;
-	put(user, BOOKS_SLEPT, slept->held->id, &body.base);
+	put(journal, BOOKS_SLEPT, slept->held->id, &body.base);
+}
+
+static void write_slept_model(struct journal *journal, const struct slept *slept)
+{
+	uint64_t ids[COPIES_IN_PIECE];
+	uint32_t node;
+	for (size_t i = 0; i < slept->n_copies;) {
+		Glake__State__SleptModel body = GLAKE__STATE__SLEPT_MODEL__INIT;
+		body.holder = slept->sleeper->holder->id;
+		body.request = slept->held->request;
+		put_location(slept->at, &body.device, &node);
+		body.model = slept->model;
+		body.name = slept->name;
+		body.total = slept->n_copies;
+		body.copies = ids;
+		while (i < slept->n_copies && body.n_copies < COPIES_IN_PIECE) {
+			ids[body.n_copies++] = slept->copies[i++]->id;
+		}
+		size_t n_bytes = pack(&body.base);
+		if (n_bytes > 0) {
+			journal_more(journal, BOOKS_SLEPT_MODEL, slept->held->id, buffer, n_bytes);
+		}
+	}
+}
+
+/* All copies have an id, or none has: nobody keeps fds, or not any more. */
+static void write_slept(void *user, const struct slept *slept)
+{
+	if (!slept->copies[0]->id) {
+		return;
+	}
+	if (slept->kind == HELD_MODEL) {
+		write_slept_model(user, slept);
+	} else {
+		write_slept_thing(user, slept);
+	}
 }
 
 static void delete_slept(void *user, const struct slept *slept)
 {
-	journal_delete(user, BOOKS_SLEPT, slept->held->id);
+	journal_delete(user, slept->kind == HELD_MODEL ? BOOKS_SLEPT_MODEL : BOOKS_SLEPT,
+	               slept->held->id);
 }
 
 static void write_sleeper(void *user, const struct sleeper *sleeper)

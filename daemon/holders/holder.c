@@ -363,11 +363,17 @@ static bool is_unkept(const struct held *held)
 	return held->kind == HELD_CHUNK && held->ticket && !held->is_parked;
 }
 
-static void drop(struct holder *holder, struct held *held)
+/* It goes, or has other blocks from now on. */
+static void leave_sharing_walk(struct holder *holder, const struct held *held)
 {
 	if (holder->sharing_walk.at == held) {
 		go_on_sharing(&holder->sharing_walk);
 	}
+}
+
+static void drop(struct holder *holder, struct held *held)
+{
+	leave_sharing_walk(holder, held);
 	if (holder->all->walk.held == held) {
 		holder->all->walk.held = held->hh.next;
 	}
@@ -642,15 +648,30 @@ static void set_kind(struct holder *holder, struct held *held, enum held_kind ki
 	held->kind = kind;
 }
 
+static void release_model(struct holder *holder, struct held *held)
+{
+	struct model *model = held->model;
+	holder->n_places -= places_of(model);
+	for (size_t i = 0; i < model->n_blocks; i++) {
+		model->blocks[i].block->n_mappings--;
+	}
+	uncount_shared(holder, &model->device->at, model->span_bytes);
+	if (held->bed) {
+		sleeper_leave_bed(held, NULL);
+	}
+	store_unhold_model(holder->all->store, model, holder->tenant->priority);
+}
+
 void holder_put_to_sleep(struct holder *holder, struct held *held)
 {
 	if (is_noted(holder, held)) {
 		holder->all->watch->held_gone(holder->all->watcher, held);
 	}
+	leave_sharing_walk(holder, held);
 	if (held->kind == HELD_CHUNK) {
 		release_chunk(holder, held);
 	} else {
-		release_block(holder, held);
+		(held->kind == HELD_MODEL ? release_model : release_block)(holder, held);
 		held->chunk = (struct chunk){.at = NULL, .fd = -1};
 	}
 	set_kind(holder, held, HELD_SLEPT);
@@ -670,23 +691,24 @@ void holder_wake_block(struct holder *holder, struct held *held, struct block *b
 	holder_note(holder, held);
 }
 
+void holder_wake_model(struct holder *holder, struct held *held, struct model *model)
+{
+	set_kind(holder, held, HELD_MODEL);
+	put_model(holder, held, model);
+	holder_note(holder, held);
+}
+
 void holder_release(struct holder *holder, struct held *held)
 {
-	struct store *store = holder->all->store;
 	switch (held->kind) {
 	case HELD_CHUNK:
 		release_chunk(holder, held);
 		break;
 	case HELD_MODEL:
-		holder->n_places -= places_of(held->model);
-		for (size_t i = 0; i < held->model->n_blocks; i++) {
-			held->model->blocks[i].block->n_mappings--;
-		}
-		uncount_shared(holder, &held->model->device->at, held->model->span_bytes);
-		store_unhold_model(store, held->model, holder->tenant->priority);
+		release_model(holder, held);
 		break;
 	case HELD_DRAFT:
-		store_drop_model(store, held->model);
+		store_drop_model(holder->all->store, held->model);
 		break;
 	case HELD_SLEPT:
 		break;
@@ -858,10 +880,10 @@ int holder_adopt_block(struct holder *holder, const struct held *as, struct bloc
 	return held ? 0 : -ENOMEM;
 }
 
-struct held *holder_adopt_slept(struct holder *holder, const struct held *as, bool is_block)
+struct held *holder_adopt_slept(struct holder *holder, const struct held *as, bool is_open)
 {
-	struct held *held = is_block ? adopt_open(holder, as, HELD_SLEPT)
-	                             : add_as(holder, as, HELD_SLEPT);
+	struct held *held = is_open ? adopt_open(holder, as, HELD_SLEPT)
+	                            : add_as(holder, as, HELD_SLEPT);
 	if (held) {
 		held->chunk = (struct chunk){.fd = -1};
 	}

@@ -61,7 +61,7 @@ enum held_kind {
 	HELD_MODEL,
 	HELD_BLOCK,
 	HELD_DRAFT,
-	HELD_SLEPT, /* a chunk or block of which only host memory has the content (sleeper.h) */
+	HELD_SLEPT, /* a chunk, block or model of which only host memory has the content (sleeper.h) */
 	N_HELD_KINDS,
 };
 
@@ -318,8 +318,8 @@ struct holder *holder_adopt(struct holders *holders, uint64_t id, struct peer *p
 int holder_adopt_chunk(struct holder *holder, const struct held *as, struct chunk *chunk);
 int holder_adopt_model(struct holder *holder, const struct held *as, struct model *model);
 int holder_adopt_block(struct holder *holder, const struct held *as, struct block *block);
-/* A chunk or block of which only the copy is left. NULL: no memory. */
-struct held *holder_adopt_slept(struct holder *holder, const struct held *as, bool is_block);
+/* Of which only copies are left. With a record, if @is_open: a block or model. NULL: no memory. */
+struct held *holder_adopt_slept(struct holder *holder, const struct held *as, bool is_open);
 
 /* Idempotent. None of its requests may be pending. */
 void holder_end(struct holder *holder);
@@ -361,9 +361,10 @@ void holder_drop_own(struct holder *holder, struct held *held);
 
 /* @held has a copy, and the process does not have it mapped: its memory goes, or is left to others. */
 void holder_put_to_sleep(struct holder *holder, struct held *held);
-/* It is there again: in @chunk, which is taken over; or as @block, which the caller uses. */
+/* It is there again: in @chunk, which is taken over; or as @block, which the caller uses, or @model, which he holds. */
 void holder_wake_chunk(struct holder *holder, struct held *held, struct chunk *chunk);
 void holder_wake_block(struct holder *holder, struct held *held, struct block *block);
+void holder_wake_model(struct holder *holder, struct held *held, struct model *model);
 
 /*
  * Look for those who use @block, which is being withdrawn, all models were looked at. One search at a time. Of each

@@ -3,8 +3,8 @@
  * The copies that a sleeper needs. A batch is what one request names: all of it gets copies, or none. When the last is there
  * they are parked, and nobody hears of them before.
  *
- * What is being copied is a bed. The mover may have the memory for longer than anybody wants the copy; until then the bed keeps
- * it, also when its holder has ended.
+ * What is being copied is a bed, with a place for each copy: a model has one of each block. The mover may have the memory for
+ * longer than anybody wants the copy; until then the bed keeps it, also when its holder has ended.
  */
 #include "daemon/holders/sleeper.h"
 
@@ -12,6 +12,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "proto/cleanup.h"
 
@@ -20,11 +21,18 @@
 	"what sleeps"
 
 struct bed {
+	struct held *held;    /* NULL: its holder has given it up */
+	struct chunk chunk;   /* then: taken over */
+	struct charge record; /* of a model: for glaked's memory */
+	size_t first;         /* of its places */
+	size_t n_places;
+	size_t n_left; /* that the mover may have */
+};
+
+struct place {
 	struct copy_order order;
 	struct sleep_batch *batch;
-	struct held *held;  /* NULL: its holder has given it up */
-	struct chunk chunk; /* then: taken over */
-	struct copy *copy;  /* held, until the batch is over */
+	struct bed *bed;
 	bool is_parked;
 };
 
@@ -37,9 +45,12 @@ struct sleep_batch {
 	uint64_t began_ns;
 	struct parking_wait parking; /* all are there: until all are parked */
 	size_t n_copied;
-	size_t n_left;  /* beds that the mover may have */
+	size_t n_left;  /* places that the mover may have */
 	size_t n_stays; /* functions under way that use it */
 	size_t n_beds;
+	size_t n_places;
+	struct place *places; /* owned, as the next: by bed */
+	struct copy **copies; /* by place: held, until the batch is over; or NULL */
 	struct bed beds[];
 };
 
@@ -50,10 +61,17 @@ static void keep(struct sleep_batch *batch)
 	batch->n_stays++;
 }
 
+static void free_batch(struct sleep_batch *batch)
+{
+	free(batch->places);
+	free(batch->copies);
+	free(batch);
+}
+
 static void let(struct sleep_batch *batch)
 {
 	if (--batch->n_stays == 0 && batch->n_left == 0 && !batch->holder) {
-		free(batch);
+		free_batch(batch);
 	}
 }
 
@@ -65,22 +83,24 @@ static void leave(struct sleep_batch *batch)
 	if (batch->self) {
 		*batch->self = NULL;
 	}
-	for (size_t i = 0; i < batch->n_beds; i++) {
-		struct bed *bed = &batch->beds[i];
-		struct copy *copy = ptr_steal(bed->copy);
-		if (copy && bed->is_parked) {
+	for (size_t i = 0; i < batch->n_places; i++) {
+		struct copy *copy = ptr_steal(batch->copies[i]);
+		if (copy && batch->places[i].is_parked) {
 			copies_unpark(batch->context->copies, copy);
 		}
 		if (copy) {
 			copies_let(batch->context->copies, copy);
 		}
 	}
+	for (size_t i = 0; i < batch->n_beds; i++) {
+		charge_refund(&batch->beds[i].record);
+	}
 }
 
 static void cancel_orders(struct sleep_batch *batch)
 {
-	for (size_t i = 0; i < batch->n_beds; i++) {
-		copies_cancel(batch->context->copies, &batch->beds[i].order);
+	for (size_t i = 0; i < batch->n_places; i++) {
+		copies_cancel(batch->context->copies, &batch->places[i].order);
 	}
 }
 
@@ -105,17 +125,41 @@ void sleep_batch_cancel(struct sleep_batch *batch)
 	}
 }
 
+static struct location *location_of(const struct held *held)
+{
+	return held->kind == HELD_MODEL   ? &held->model->device->at
+	       : held->kind == HELD_BLOCK ? held->block->chunk.at
+	                                  : held->chunk.at;
+}
+
+/* False: no memory. */
+static bool hand_over_bed(struct sleep_batch *batch, struct bed *bed, struct sleeper *sleeper)
+{
+	const struct held *held = bed->held;
+	bool is_model = held->kind == HELD_MODEL;
+	const struct slept_from from = {.kind = held->kind,
+	                                .at = location_of(held),
+	                                .model = is_model ? held->model->id : 0,
+	                                .name = is_model ? held->model->name : NULL,
+	                                .record = bed->record,
+	                                .copies = &batch->copies[bed->first],
+	                                .n_copies = bed->n_places};
+	if (!sleeper_add(sleeper, bed->held, &from)) {
+		return false;
+	}
+	bed->record = (struct charge){.tenant = NULL};
+	memset(&batch->copies[bed->first], 0, bed->n_places * sizeof(batch->copies[0]));
+	return true;
+}
+
 /* The beds become what the sleeper has. False: no memory. */
 static bool hand_over(struct sleep_batch *batch)
 {
 	struct sleeper *sleeper = sleeper_of(batch->holder, batch->context);
 	for (size_t i = 0; sleeper && i < batch->n_beds; i++) {
 		struct bed *bed = &batch->beds[i];
-		if (bed->held && !sleeper_add(sleeper, bed->held, bed->copy)) {
+		if (bed->held && !hand_over_bed(batch, bed, sleeper)) {
 			return false;
-		}
-		if (bed->held) {
-			bed->copy = NULL;
 		}
 	}
 	if (sleeper) {
@@ -154,8 +198,8 @@ static void on_parked(struct parking_wait *wait)
 static uint64_t last_number(const struct sleep_batch *batch)
 {
 	uint64_t last = 0;
-	for (size_t i = 0; i < batch->n_beds; i++) {
-		uint64_t number = batch->beds[i].copy ? copies_unparked(batch->beds[i].copy) : 0;
+	for (size_t i = 0; i < batch->n_places; i++) {
+		uint64_t number = batch->copies[i] ? copies_unparked(batch->copies[i]) : 0;
 		last = number > last ? number : last;
 	}
 	return last;
@@ -164,11 +208,11 @@ static uint64_t last_number(const struct sleep_batch *batch)
 /* False: the fd store has no place for some. */
 static bool park_all(struct sleep_batch *batch)
 {
-	for (size_t i = 0; i < batch->n_beds; i++) {
-		struct bed *bed = &batch->beds[i];
-		bed->is_parked = copies_park(batch->context->copies, bed->copy,
-		                             batch->holder->user) == 0;
-		if (!bed->is_parked) {
+	for (size_t i = 0; i < batch->n_places; i++) {
+		struct place *place = &batch->places[i];
+		place->is_parked = copies_park(batch->context->copies, batch->copies[i],
+		                               batch->holder->user) == 0;
+		if (!place->is_parked) {
 			return false;
 		}
 	}
@@ -199,24 +243,27 @@ static void park(struct sleep_batch *batch)
 static void on_copied(struct copy_order *order, struct copy *copy, enum status status,
                       const char *error)
 {
-	struct bed *bed = container_of(order, struct bed, order);
-	struct sleep_batch *batch = bed->batch;
-	bed->copy = copy;
+	struct place *place = container_of(order, struct place, order);
+	struct sleep_batch *batch = place->batch;
+	batch->copies[place - batch->places] = copy;
 	if (!copy) {
 		fail(batch, status, error);
-	} else if (++batch->n_copied == batch->n_beds) {
+	} else if (++batch->n_copied == batch->n_places) {
 		park(batch);
 	}
 }
 
 static void on_gone(struct copy_order *order)
 {
-	struct bed *bed = container_of(order, struct bed, order);
-	struct sleep_batch *batch = bed->batch;
-	if (bed->held) {
-		bed->held->bed = NULL;
+	struct place *place = container_of(order, struct place, order);
+	struct bed *bed = place->bed;
+	struct sleep_batch *batch = place->batch;
+	if (--bed->n_left == 0) {
+		if (bed->held) {
+			bed->held->bed = NULL;
+		}
+		chunk_release(&bed->chunk);
 	}
-	chunk_release(&bed->chunk);
 	keep(batch);
 	batch->n_left--;
 	let(batch);
@@ -245,12 +292,22 @@ static const char *check_chunk(const struct held *held)
 	                                              : NULL;
 }
 
-static const char *check_block(const struct held *held)
+static const char *check_block(const struct block *block)
 {
-	return held->own                            ? "is not mapped yet"
-	       : held->block->state != BLOCK_SHARED ? "cannot be shared"
-	       : held->block->chunk.fd < 0          ? "has no fd"
-	                                            : NULL;
+	return block->state != BLOCK_SHARED ? "cannot be shared"
+	       : block->chunk.fd < 0        ? "has no fd"
+	                                    : NULL;
+}
+
+static const char *check_model(const struct model *model)
+{
+	const char *why = NULL;
+	for (size_t i = 0; !why && i < model->n_blocks; i++) {
+		why = check_block(model->blocks[i].block);
+	}
+	return model->n_blocks == 0 ? "has no memory"
+	       : why                ? "has a block that cannot be shared"
+	                            : NULL;
 }
 
 /* NULL: it can. */
@@ -259,39 +316,81 @@ static const char *check(const struct held *held)
 	if (held->bed || held->slept) {
 		return held->bed ? "is being copied" : "has a copy already";
 	}
-	return held->kind == HELD_CHUNK ? check_chunk(held) : check_block(held);
+	return held->kind == HELD_CHUNK   ? check_chunk(held)
+	       : held->kind == HELD_MODEL ? check_model(held->model)
+	       : held->own                ? "is not mapped yet"
+	                                  : check_block(held->block);
 }
 
 /* Of what cannot. */
 static enum status status_of(const struct held *held)
 {
-	const struct chunk *chunk = held->kind == HELD_CHUNK ? &held->chunk : &held->block->chunk;
+	const struct chunk *chunk = held->kind == HELD_CHUNK   ? &held->chunk
+	                            : held->kind == HELD_BLOCK ? &held->block->chunk
+	                                                       : NULL;
 	return held->bed || held->admit || held->own ? STATUS_BUSY
-	       : !held->slept && chunk->at->kind == LOCATION_GPU && chunk->fd < 0
+	       : chunk && !held->slept && chunk->at->kind == LOCATION_GPU && chunk->fd < 0
 	               ? STATUS_NO_FDS
 	               : STATUS_BAD_REQUEST;
 }
 
 static struct held *find(const struct holder *holder, uint64_t id)
 {
-	struct held *held = holder_find(holder, HELD_CHUNK, id);
-	return held ? held : holder_find(holder, HELD_BLOCK, id);
+	struct held *held = holder_find_any(holder, id);
+	bool may_sleep = held && (held->kind == HELD_CHUNK || held->kind == HELD_BLOCK ||
+	                          held->kind == HELD_MODEL);
+	return may_sleep ? held : NULL;
 }
 
-static void order_of(struct bed *bed, const struct holder *holder)
+static void order_chunk(struct copy_order *order, const struct holder *holder,
+                        const struct chunk *chunk)
 {
-	const struct chunk *chunk = &bed->held->chunk;
-	bed->order.tenant = holder->tenant;
-	bed->order.done = on_copied;
-	bed->order.gone = on_gone;
-	if (bed->held->kind == HELD_BLOCK) {
-		bed->order.block = bed->held->block;
-		return;
+	order->chunk.device = location_device(chunk->at);
+	order->chunk.fd = chunk->fd;
+	order->chunk.bytes = chunk->bytes;
+	order->chunk.realm = holder->realm;
+}
+
+/* Number @i of @bed's. */
+static void set_place(struct sleep_batch *batch, struct bed *bed, size_t i)
+{
+	struct place *place = &batch->places[bed->first + i];
+	const struct held *held = bed->held;
+	place->batch = batch;
+	place->bed = bed;
+	place->order.tenant = batch->holder->tenant;
+	place->order.done = on_copied;
+	place->order.gone = on_gone;
+	if (held->kind == HELD_CHUNK) {
+		order_chunk(&place->order, batch->holder, &held->chunk);
+	} else {
+		place->order.block = held->kind == HELD_MODEL ? held->model->blocks[i].block
+		                                              : held->block;
 	}
-	bed->order.chunk.device = location_device(chunk->at);
-	bed->order.chunk.fd = chunk->fd;
-	bed->order.chunk.bytes = chunk->bytes;
-	bed->order.chunk.realm = holder->realm;
+}
+
+/* False: no memory. */
+static bool set_places(struct sleep_batch *batch)
+{
+	batch->n_left = batch->n_places;
+	batch->places = calloc(batch->n_places, sizeof(batch->places[0]));
+	batch->copies = calloc(batch->n_places, sizeof(batch->copies[0]));
+	for (size_t i = 0; batch->places && batch->copies && i < batch->n_beds; i++) {
+		for (size_t k = 0; k < batch->beds[i].n_places; k++) {
+			set_place(batch, &batch->beds[i], k);
+		}
+	}
+	return batch->places && batch->copies;
+}
+
+/* What glaked needs for a model costs its holder something, since the model may have many blocks, and be open often. */
+static bool pay_record(struct bed *bed, const struct holder *holder)
+{
+	if (bed->held->kind != HELD_MODEL) {
+		return true;
+	}
+	bed->record = tenant_charge_manifest(holder_payer(holder));
+	return charge_grow_manifest(&bed->record, bed->n_places * HOLDER_RECORD_BYTES) == 0;
 }
 
 /* One more. STATUS_OK, or *error_out says why not. */
@@ -301,14 +400,25 @@ static enum status add_bed(struct sleep_batch *batch, struct holder *holder, uin
 	struct held *held = find(holder, id);
 	const char *why = held ? check(held) : "is none of this session's";
 	if (why) {
-		snprintf(error_out, SLEEP_ERROR_BYTES, "chunk or block %" PRIu64 " %s", id, why);
+		snprintf(error_out, SLEEP_ERROR_BYTES, "chunk, block or model %" PRIu64 " %s", id,
+		         why);
 		return held ? status_of(held) : STATUS_BAD_REQUEST;
 	}
 	struct bed *bed = &batch->beds[batch->n_beds++];
-	bed->batch = batch;
 	bed->held = held;
 	held->bed = bed;
-	order_of(bed, holder);
+	bed->first = batch->n_places;
+	bed->n_places = held->kind == HELD_MODEL ? held->model->n_blocks : 1;
+	bed->n_left = bed->n_places;
+	batch->n_places += bed->n_places;
+	if (!pay_record(bed, holder)) {
+		snprintf(error_out, SLEEP_ERROR_BYTES,
+		         "the copies of model %" PRIu64
+		         " do not fit the manifests of tenant %s, or "
+		         "this user's share of them",
+		         id, holder->tenant->name);
+		return STATUS_OVER_QUOTA;
+	}
 	return STATUS_OK;
 }
 
@@ -316,18 +426,19 @@ static void drop_beds(struct sleep_batch *batch)
 {
 	for (size_t i = 0; i < batch->n_beds; i++) {
 		batch->beds[i].held->bed = NULL;
+		charge_refund(&batch->beds[i].record);
 	}
-	free(batch);
+	free_batch(batch);
 }
 
 static void start(struct sleep_batch *batch)
 {
 	keep(batch);
-	for (size_t i = 0; i < batch->n_beds; i++) {
+	for (size_t i = 0; i < batch->n_places; i++) {
 		if (batch->holder) {
-			copies_order(batch->context->copies, &batch->beds[i].order);
+			copies_order(batch->context->copies, &batch->places[i].order);
 		} else {
-			on_gone(&batch->beds[i].order);
+			on_gone(&batch->places[i].order);
 		}
 	}
 	let(batch);
@@ -365,7 +476,11 @@ enum status sleeper_copy(struct holder *holder, const struct sleep_context *cont
 			return status;
 		}
 	}
-	batch->n_left = batch->n_beds;
+	if (!set_places(batch)) {
+		drop_beds(batch);
+		snprintf(error_out, SLEEP_ERROR_BYTES, "glaked is out of host memory");
+		return STATUS_NO_HOST_MEMORY;
+	}
 	*batch_out = batch;
 	start(batch);
 	return STATUS_OK;

@@ -7,7 +7,7 @@
  *   copy       each from host memory; the mover digests what came, and it has to be what was copied
  *   admit      what is a block, as everything that comes to the store
  *   park       wait until the service manager has these blocks
- *   commit     all at once: the holder has chunks and blocks again. The copies stay until its process has them, too
+ *   commit     all at once: the holder has chunks, blocks and models again. The copies stay until its process has them, too
  *
  * If a step fails, what came goes, and the holder sleeps on.
  */
@@ -36,9 +36,12 @@ enum place_state {
 struct place {
 	struct sleep_wake *wake;
 	struct slept *slept; /* borrowed; NULL: its holder has given it up */
+	struct copy
+		*copy; /* borrowed, with slept: of a model, those of one place after the other */
 	enum place_state state;
 	struct chunk chunk;
 	struct block *block; /* READY: used */
+	struct model *model; /* held, and all blocks with it: at the first place of a model */
 	struct digest digest;
 	uint64_t content_bytes;
 	struct digest_job job;
@@ -82,12 +85,17 @@ static void let(struct sleep_wake *wake)
 
 static void drop_place(struct sleep_wake *wake, struct place *place)
 {
+	struct store *store = wake->context->admit->store;
 	struct block *block = ptr_steal(place->block);
+	struct model *model = ptr_steal(place->model);
 	if (place->state != PLACE_COPYING && place->state != PLACE_ADMITTING) {
 		chunk_release(&place->chunk);
 	}
 	if (block) {
-		store_unuse_block(wake->context->admit->store, block, 0);
+		store_unuse_block(store, block, 0);
+	}
+	if (model) {
+		store_unhold_model(store, model, 0);
 	}
 }
 
@@ -144,15 +152,17 @@ void sleep_wake_cancel(struct sleep_wake *wake)
 	}
 }
 
+/* The places of a model have become those of the model. */
 static void commit_place(struct sleep_wake *wake, struct place *place)
 {
-	struct sleeper *sleeper = wake->sleeper;
-	struct slept *slept = place->slept;
-	struct held *held = slept->held;
-	if (place->block) {
-		holder_wake_block(sleeper->holder, held, ptr_steal(place->block));
-	} else {
-		holder_wake_chunk(sleeper->holder, held, &place->chunk);
+	struct holder *holder = wake->sleeper->holder;
+	struct held *held = place->slept->held;
+	if (place->model) {
+		holder_wake_model(holder, held, ptr_steal(place->model));
+	} else if (place->block) {
+		holder_wake_block(holder, held, ptr_steal(place->block));
+	} else if (place->slept->kind == HELD_CHUNK) {
+		holder_wake_chunk(holder, held, &place->chunk);
 	}
 }
 
@@ -201,11 +211,53 @@ static uint64_t unparked(const struct sleep_wake *wake)
 	return last;
 }
 
+/* @first is the first place of a model. Returns what store_return_model() does. */
+static int return_model(struct sleep_wake *wake, struct place *first)
+{
+	const struct slept *slept = first->slept;
+	const struct returning returning = {.model = slept->model,
+	                                    .name = slept->name,
+	                                    .device = location_device(slept->at),
+	                                    .n_blocks = slept->n_copies};
+	cleanup_free struct block **blocks = calloc(slept->n_copies, sizeof(blocks[0]));
+	for (size_t i = 0; blocks && i < slept->n_copies; i++) {
+		blocks[i] = first[i].block;
+	}
+	int r = blocks ? store_return_model(wake->context->admit->store, &returning, blocks,
+	                                    holder_payer(wake->sleeper->holder), &first->model)
+	               : -ENOMEM;
+	for (size_t i = 0; r == 0 && i < slept->n_copies; i++) {
+		first[i].block = NULL;
+	}
+	return r;
+}
+
+/* All models at once, and no time passes before they are the holder's. */
+static void return_models(struct sleep_wake *wake)
+{
+	int r = 0;
+	for (size_t i = 0; r == 0 && i < wake->n_places; i++) {
+		struct place *place = &wake->places[i];
+		if (place->slept && place->slept->kind == HELD_MODEL &&
+		    place->copy == place->slept->copies[0] && place->block) {
+			r = return_model(wake, place);
+		}
+	}
+	if (r == 0) {
+		commit(wake);
+	} else if (r == -ENOMEM) {
+		fail(wake, STATUS_NO_HOST_MEMORY, "glaked is out of host memory");
+	} else {
+		fail(wake, r == TENANT_E_FDS ? STATUS_NO_FDS : STATUS_OVER_QUOTA,
+		     "the tenant's limits do not allow the models of the sleeper any more");
+	}
+}
+
 static void succeed(struct sleep_wake *wake)
 {
 	uint64_t number = unparked(wake);
 	if (!number) {
-		commit(wake);
+		return_models(wake);
 	} else if (list_is_empty(&wake->parking.link)) {
 		parking_await(wake->context->admit->store->parking, &wake->parking, number,
 		              on_parked);
@@ -232,7 +284,9 @@ static void on_admitted(struct admit *admit, const struct admit_result *result)
 		return;
 	}
 	place->block = result->block;
-	if (place->block->state == BLOCK_SHARED) {
+	/* Else it is cache as long as its model is. */
+	bool is_alone = place->slept && place->slept->kind == HELD_BLOCK;
+	if (is_alone && place->block->state == BLOCK_SHARED) {
 		store_set_published(wake->context->admit->store, place->block, true);
 	}
 	set_ready(place);
@@ -257,8 +311,8 @@ static void fail_damaged(struct sleep_wake *wake, struct place *place)
 	const struct holder *holder = wake->sleeper->holder;
 	log_error("memory of session %llu (pid %d) is damaged in host memory: it cannot wake",
 	          (unsigned long long)holder->id, (int)holder->peer.pid);
-	if (place->slept->is_block) {
-		copies_drop(wake->context->copies, place->slept->copy);
+	if (place->slept->kind != HELD_CHUNK) {
+		copies_drop(wake->context->copies, place->copy);
 	}
 	fail(wake, STATUS_MOVER_FAILED, "what was copied to host memory was damaged there");
 }
@@ -275,7 +329,7 @@ static void on_copied(struct digest_job *job, const struct digest *digest)
 		set_ready(place);
 	} else if (!digest_equal(digest, &place->digest)) {
 		fail_damaged(wake, place);
-	} else if (place->slept->is_block) {
+	} else if (place->slept->kind != HELD_CHUNK) {
 		place->state = PLACE_ADMITTING;
 		wake->n_out++;
 		admit_start(&place->admit, wake->context->admit, wake->sleeper->holder->realm,
@@ -325,7 +379,7 @@ static int copy(struct sleep_wake *wake, struct place *place)
 	place->job.job.on_failed = on_not_copied;
 	place->job.job.on_gone = on_copy_gone;
 	place->job.on_digested = on_copied;
-	int r = copies_read(wake->context->copies, place->slept->copy, &place->job,
+	int r = copies_read(wake->context->copies, place->copy, &place->job,
 	                    location_device(place->chunk.at), place->chunk.fd);
 	if (r == 0) {
 		place->state = PLACE_COPYING;
@@ -369,14 +423,14 @@ static struct location *at_of(const struct sleep_wake *wake)
 static bool lacks_there(const struct sleep_wake *wake, const struct place *place)
 {
 	return place->state == PLACE_LACKING && place->slept && place->slept->at == at_of(wake) &&
-	       place->slept->is_block == (wake->step % 2 == 1);
+	       (place->slept->kind != HELD_CHUNK) == (wake->step % 2 == 1);
 }
 
 static uint64_t lacking_bytes(const struct sleep_wake *wake)
 {
 	uint64_t bytes = 0;
 	for (size_t i = 0; i < wake->n_places; i++) {
-		bytes += lacks_there(wake, &wake->places[i]) ? wake->places[i].slept->bytes : 0;
+		bytes += lacks_there(wake, &wake->places[i]) ? wake->places[i].copy->bytes : 0;
 	}
 	return bytes;
 }
@@ -433,7 +487,7 @@ static void on_chunks(void *user, enum status status, struct chunk *chunks, size
 		if (!lacks_there(wake, place)) {
 			continue;
 		}
-		while (k < n_chunks && chunks[k].bytes != place->slept->bytes) {
+		while (k < n_chunks && chunks[k].bytes != place->copy->bytes) {
 			k++;
 		}
 		assert(k < n_chunks);
@@ -458,7 +512,7 @@ static enum status ask(struct sleep_wake *wake, bool *is_asked_out)
 	}
 	for (size_t i = 0; i < wake->n_places; i++) {
 		if (lacks_there(wake, &wake->places[i])) {
-			sizes[n++] = wake->places[i].slept->bytes;
+			sizes[n++] = wake->places[i].copy->bytes;
 		}
 	}
 	if (n == 0) {
@@ -544,7 +598,7 @@ static int find_block(struct sleep_wake *wake, struct place *place)
 	const struct holder *holder = wake->sleeper->holder;
 	struct block *block = store_find_block(store, holder->realm, place->slept->at,
 	                                       &place->digest);
-	if (!block || block->chunk.fd < 0 || block->chunk.bytes != place->slept->bytes) {
+	if (!block || block->chunk.fd < 0 || block->chunk.bytes != place->copy->bytes) {
 		return 0;
 	}
 	int r = store_use_block(store, block, holder->tenant);
@@ -555,18 +609,27 @@ static int find_block(struct sleep_wake *wake, struct place *place)
 	return r;
 }
 
+/* Returns what find_block() does. */
+static int add_place(struct sleep_wake *wake, struct slept *slept, struct copy *copy)
+{
+	struct place *place = &wake->places[wake->n_places++];
+	place->wake = wake;
+	place->slept = slept;
+	place->copy = copy;
+	place->digest = copy->key.digest;
+	place->content_bytes = copy->content_bytes;
+	return slept->kind != HELD_CHUNK ? find_block(wake, place) : 0;
+}
+
 static void begin(struct sleep_wake *wake)
 {
 	struct slept *slept;
 	int r = 0;
 	keep(wake);
 	list_for_each (slept, &wake->sleeper->slept, link) {
-		struct place *place = &wake->places[wake->n_places++];
-		place->wake = wake;
-		place->slept = slept;
-		place->digest = slept->copy->key.digest;
-		place->content_bytes = slept->copy->content_bytes;
-		r = r == 0 && slept->is_block ? find_block(wake, place) : r;
+		for (size_t i = 0; r == 0 && i < slept->n_copies; i++) {
+			r = add_place(wake, slept, slept->copies[i]);
+		}
 	}
 	if (r != 0) {
 		fail(wake, r == TENANT_E_BYTES ? STATUS_OVER_QUOTA : STATUS_NO_FDS,
@@ -583,10 +646,10 @@ void sleep_wake_forget(struct sleep_wake *wake, const struct slept *slept)
 		struct place *place = &wake->places[i];
 		if (place->slept == slept) {
 			place->slept = NULL;
+			place->copy = NULL;
 			if (place->state == PLACE_LACKING) {
 				set_ready(place);
 			}
-			return;
 		}
 	}
 }
@@ -597,7 +660,7 @@ void sleeper_wake(struct sleeper *sleeper, bool keeps_copies, sleep_done_fn done
 	size_t n = 0;
 	struct slept *slept;
 	list_for_each (slept, &sleeper->slept, link) {
-		n++;
+		n += slept->n_copies;
 	}
 	struct sleep_wake *wake = calloc(1, sizeof(*wake) + n * sizeof(wake->places[0]));
 	if (!wake) {

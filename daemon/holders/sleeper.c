@@ -69,45 +69,61 @@ struct sleeper *sleeper_of(struct holder *holder, const struct sleep_context *co
 	return holder->sleeper;
 }
 
-static bool add(struct sleeper *sleeper, struct held *held, struct copy *copy, struct location *at,
-                bool is_block)
+static uint64_t *sum_of(struct sleeper *sleeper, const struct slept *slept)
 {
-	struct slept *slept = calloc(1, sizeof(*slept));
+	return slept->kind == HELD_CHUNK ? &sleeper->private_bytes : &sleeper->shared_bytes;
+}
+
+/* NULL: no memory. */
+static struct slept *new_slept(const struct slept_from *from)
+{
+	struct slept *slept = calloc(1, sizeof(*slept) + from->n_copies * sizeof(slept->copies[0]));
+	char *name = slept && from->name ? strdup(from->name) : NULL;
+	if (!slept || (from->name && !name)) {
+		free(slept);
+		return NULL;
+	}
+	slept->name = name;
+	slept->kind = from->kind;
+	slept->at = from->at;
+	slept->model = from->model;
+	slept->record = from->record;
+	slept->n_copies = from->n_copies;
+	for (size_t i = 0; i < from->n_copies; i++) {
+		slept->copies[i] = from->copies[i];
+		slept->bytes += from->copies[i]->bytes;
+	}
+	return slept;
+}
+
+bool sleeper_add(struct sleeper *sleeper, struct held *held, const struct slept_from *from)
+{
+	struct slept *slept = new_slept(from);
 	if (!slept) {
 		return false;
 	}
 	slept->sleeper = sleeper;
 	slept->held = held;
-	slept->copy = copy;
-	slept->at = at;
-	slept->bytes = copy->bytes;
-	slept->is_block = is_block;
-	*(is_block ? &sleeper->shared_bytes : &sleeper->private_bytes) += slept->bytes;
+	*sum_of(sleeper, slept) += slept->bytes;
 	held->slept = slept;
 	list_insert(&sleeper->slept, &slept->link);
 	sleeper_note(held);
 	return true;
 }
 
-static const struct chunk *chunk_of(const struct held *held)
-{
-	return held->kind == HELD_BLOCK ? &held->block->chunk : &held->chunk;
-}
-
-bool sleeper_add(struct sleeper *sleeper, struct held *held, struct copy *copy)
-{
-	return add(sleeper, held, copy, chunk_of(held)->at, held->kind == HELD_BLOCK);
-}
-
 void slept_free(struct sleeper *sleeper, struct slept *slept)
 {
-	uint64_t *sum = slept->is_block ? &sleeper->shared_bytes : &sleeper->private_bytes;
-	*sum -= slept->bytes;
+	struct copies *copies = sleeper->context->copies;
+	*sum_of(sleeper, slept) -= slept->bytes;
 	note_gone(slept);
 	list_remove(&slept->link);
 	slept->held->slept = NULL;
-	copies_unpark(sleeper->context->copies, slept->copy);
-	copies_let(sleeper->context->copies, slept->copy);
+	for (size_t i = 0; i < slept->n_copies; i++) {
+		copies_unpark(copies, slept->copies[i]);
+		copies_let(copies, slept->copies[i]);
+	}
+	charge_refund(&slept->record);
+	free(slept->name);
 	free(slept);
 }
 
@@ -230,16 +246,39 @@ void sleeper_end(struct holder *holder)
 static struct held *held_of(struct holder *holder, const struct slept_adopted *as)
 {
 	struct held *held = holder_find_any(holder, as->held->id);
-	return held ? held : holder_adopt_slept(holder, as->held, as->is_block);
+	return held ? held : holder_adopt_slept(holder, as->held, as->from.kind != HELD_CHUNK);
 }
 
-static bool fits(const struct held *held, const struct slept_adopted *as)
+static bool is_of(const struct chunk *chunk, const struct slept_from *from)
 {
-	bool is_kind = held->kind == HELD_SLEPT ||
-	               held->kind == (as->is_block ? HELD_BLOCK : HELD_CHUNK);
-	return is_kind && !held->slept &&
-	       (held->kind == HELD_SLEPT ||
-	        (chunk_of(held)->at == as->at && chunk_of(held)->bytes == as->copy->bytes));
+	return chunk->at == from->at && chunk->bytes == from->copies[0]->bytes;
+}
+
+static bool is_of_model(const struct model *model, const struct slept_from *from)
+{
+	size_t i = 0;
+	if (&model->device->at != from->at || model->n_blocks != from->n_copies) {
+		return false;
+	}
+	while (i < from->n_copies &&
+	       model->blocks[i].block->chunk.bytes == from->copies[i]->bytes) {
+		i++;
+	}
+	return i == from->n_copies;
+}
+
+static bool fits(const struct held *held, const struct slept_from *from)
+{
+	switch (held->kind) {
+	case HELD_CHUNK:
+		return from->kind == HELD_CHUNK && is_of(&held->chunk, from);
+	case HELD_BLOCK:
+		return from->kind == HELD_BLOCK && is_of(&held->block->chunk, from);
+	case HELD_MODEL:
+		return from->kind == HELD_MODEL && is_of_model(held->model, from);
+	default:
+		return held->kind == HELD_SLEPT;
+	}
 }
 
 int sleeper_adopt(struct holder *holder, const struct sleep_context *context,
@@ -251,17 +290,18 @@ int sleeper_adopt(struct holder *holder, const struct sleep_context *context,
 	if (!sleeper) {
 		return -ENOMEM;
 	}
-	if (!fits(held, as)) {
+	int r = held->slept || !fits(held, &as->from)    ? -EINVAL
+	        : !sleeper_add(sleeper, held, &as->from) ? -ENOMEM
+	                                                 : 0;
+	if (r < 0) {
 		sleeper_free_if_over(sleeper);
-		return -EINVAL;
+		return r;
 	}
-	if (!add(sleeper, held, as->copy, as->at, as->is_block)) {
-		sleeper_free_if_over(sleeper);
-		return -ENOMEM;
+	for (size_t i = 0; i < as->from.n_copies; i++) {
+		/* It is parked already, so this cannot fail. */
+		copies_hold(copies, as->from.copies[i]);
+		copies_park(copies, as->from.copies[i], NULL);
 	}
-	/* It is parked already, so this cannot fail. */
-	copies_hold(copies, as->copy);
-	copies_park(copies, as->copy, NULL);
 	return 0;
 }
 

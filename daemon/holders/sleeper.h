@@ -17,8 +17,9 @@
  * mapped. So the copies are on record and parked before that answer, and stay until the process says that it has all of
  * it. Whatever of a chunk is lost between the two, sleeper_enter() and another wake bring it back.
  *
- * What is copied is private chunks and blocks of programs. A block is left to others, or to the cache; one that is still, or
- * again, on the GPU when its sleeper wakes is used as it is.
+ * What is copied is private chunks, and blocks: single ones, and those of models that the process has open. A block is left to
+ * others, or to the cache; one that is still, or again, on the GPU when its sleeper wakes is used as it is. So a model may be
+ * evicted, or replaced, while who has it open sleeps: store_return_model() says what he gets then.
  *
  * The parts: sleep_copy.c makes the copies, sleep_wake.c brings them back.
  *
@@ -63,15 +64,19 @@ struct sleep_stay {
 	uint64_t bytes;
 };
 
-/* Something of the holder's that has a copy. */
+/* Something of the holder's that has a copy: of a model, one of each block. */
 struct slept {
 	struct list link; /* link: sleeper.slept, in the order of naming */
 	struct sleeper *sleeper;
 	struct held *held;
-	struct copy *copy;   /* held and parked in copies */
+	enum held_kind kind; /* of it while it is awake: HELD_CHUNK, HELD_BLOCK or HELD_MODEL */
 	struct location *at; /* where it was, and will be */
 	uint64_t bytes;
-	bool is_block;
+	uint64_t model;       /* the store's id of a model; it may be gone */
+	char *name;           /* owned: its name; NULL of others */
+	struct charge record; /* of a model: for glaked's memory */
+	size_t n_copies;
+	struct copy *copies[]; /* each held and parked in copies */
 };
 
 struct sleeper {
@@ -139,15 +144,24 @@ uint64_t sleep_wake_done_bytes(const struct sleep_wake *wake);
 
 /* ---- from an earlier glaked ---- */
 
+/* What has copies. */
+struct slept_from {
+	enum held_kind kind;
+	struct location *at;
+	uint64_t model; /* of a HELD_MODEL, as the next */
+	const char *name;
+	struct charge record; /* taken over */
+	struct copy *const *copies;
+	size_t n_copies;
+};
+
 /*
- * What @as says (as for holder_adopt_chunk()) has @copy; it may have been adopted as something on the GPU already. Returns 0,
- * -ENOMEM, or -EINVAL: that is something else.
+ * What @as says (as for holder_adopt_chunk()) has the copies of @from; it may have been adopted as something on the GPU already.
+ * Returns 0, -ENOMEM, or -EINVAL: that is something else.
  */
 struct slept_adopted {
 	const struct held *held;
-	struct copy *copy;
-	struct location *at;
-	bool is_block;
+	struct slept_from from;
 };
 int sleeper_adopt(struct holder *holder, const struct sleep_context *context,
                   const struct slept_adopted *as);
@@ -159,8 +173,8 @@ void sleepers_settle_adopted(struct holders *holders);
 
 /* For the parts. NULL: no memory. */
 struct sleeper *sleeper_of(struct holder *holder, const struct sleep_context *context);
-/* @held has @copy, which is taken over, held and parked. False: no memory. */
-bool sleeper_add(struct sleeper *sleeper, struct held *held, struct copy *copy);
+/* @held has copies, which are taken over, held and parked. False: no memory. */
+bool sleeper_add(struct sleeper *sleeper, struct held *held, const struct slept_from *from);
 /* ASLEEP no more; the copies stay. */
 void sleeper_wake_up(struct sleeper *sleeper);
 void sleeper_set_state(struct sleeper *sleeper, enum sleeper_state state);

@@ -369,7 +369,12 @@ void rpc_model_blocks(struct session *session, const request_t *request, struct 
 {
 	uint64_t chunk_bytes[GLAKE_PAGE_FDS];
 	int chunk_fds[GLAKE_PAGE_FDS];
-	struct held *open = find_open(session, request->id, request->model_blocks->model);
+	uint64_t id = request->model_blocks->model;
+	if (holder_find(session->holder, HELD_SLEPT, id)) {
+		rpc_refuse(session, request->id, STATUS_BUSY, "model %" PRIu64 " is asleep", id);
+		return;
+	}
+	struct held *open = find_open(session, request->id, id);
 	if (!open) {
 		return;
 	}
@@ -396,8 +401,9 @@ void rpc_model_blocks(struct session *session, const request_t *request, struct 
 void rpc_model_close(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	uint64_t id = request->model_close->model;
-	struct held *draft = holder_find(session->holder, HELD_DRAFT, id);
-	struct held *open = draft ? draft : find_open(session, request->id, id);
+	struct held *other = holder_find(session->holder, HELD_DRAFT, id);
+	other = other ? other : holder_find(session->holder, HELD_SLEPT, id);
+	struct held *open = other ? other : find_open(session, request->id, id);
 	if (open) {
 		holder_release(session->holder, open);
 		rpc_answer_ok(session, request->id);

@@ -157,17 +157,26 @@ struct sleeper_row {
 	Glake__Wire__SleepStay *list[GLAKE_MAX_STAYS];
 };
 
+static uint64_t gpu_bytes_of(struct store *store, const struct slept *slept)
+{
+	const struct realm *realm = slept->sleeper->holder->realm;
+	uint64_t bytes = 0;
+	for (size_t i = 0; slept->kind != HELD_CHUNK && i < slept->n_copies; i++) {
+		const struct copy *copy = slept->copies[i];
+		bytes += store_find_block(store, realm, slept->at, &copy->key.digest) ? copy->bytes
+		                                                                      : 0;
+	}
+	return bytes;
+}
+
 /* Of its blocks that the GPU has, for others or as cache: they need no copy back. */
 static uint64_t gpu_bytes(struct store *store, const struct sleeper *sleeper, size_t *n_steps)
 {
 	uint64_t bytes = 0;
 	const struct slept *slept;
 	list_for_each (slept, &sleeper->slept, link) {
-		++*n_steps;
-		if (slept->is_block && store_find_block(store, sleeper->holder->realm, slept->at,
-		                                        &slept->copy->key.digest)) {
-			bytes += slept->bytes;
-		}
+		*n_steps += slept->n_copies;
+		bytes += gpu_bytes_of(store, slept);
 	}
 	return bytes;
 }

@@ -28,7 +28,7 @@
  *
  * A published model has no files. It is found by its key. While its manifest is still coming it is a draft, which
  * its holder holds, and nobody else sees. If a later one gets the key, it is REPLACED: not found any more, and it
- * goes with its last holder.
+ * goes with its last holder. So does what a program gets that slept while its model was forgotten (store_return_model()).
  *
  * Owner: the store's table. Threads: loop thread.
  */
@@ -81,13 +81,13 @@ struct model_parts {
 };
 
 enum model_state {
-	MODEL_DRAFT,    /* it is being put together, and nobody finds it */
-	MODEL_LOADING,  /* found: who opens it waits for its load */
-	MODEL_ASIDE,    /* is being loaded, and is not found, because of reload_reason */
-	MODEL_DEMOTED,  /* found: only host memory has its blocks */
-	MODEL_READY,    /* complete, and found */
-	MODEL_HIDDEN,   /* complete, and not found, because of reload_reason */
-	MODEL_REPLACED, /* complete, and not found: another model has its key */
+	MODEL_DRAFT,   /* it is being put together, and nobody finds it */
+	MODEL_LOADING, /* found: who opens it waits for its load */
+	MODEL_ASIDE,   /* is being loaded, and is not found, because of reload_reason */
+	MODEL_DEMOTED, /* found: only host memory has its blocks */
+	MODEL_READY,   /* complete, and found */
+	MODEL_HIDDEN,  /* complete, and not found, because of reload_reason */
+	MODEL_REPLACED, /* complete, and not found: another model has its key, or it was forgotten while its users slept */
 	MODEL_N_STATES,
 };
 

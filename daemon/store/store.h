@@ -228,6 +228,24 @@ int store_publish(struct store *store, struct model *draft, struct payer payer, 
  */
 bool store_look_at_parts(const struct store *store, struct model *model, size_t *n_steps);
 
+/* ---- models of programs that slept: store_return.c ---- */
+
+/* What is known of a model of which a program has all blocks again. */
+struct returning {
+	uint64_t model; /* its id */
+	const char *name;
+	struct device *device;
+	size_t n_blocks; /* 1 or more */
+};
+
+/*
+ * *model_out, complete, has @blocks, and the caller holds it, in place of one use of each block: the one that he had, if it has
+ * them still, or only host memory does; else one of his own. @payer pays for its manifest. Returns 0, TENANT_E_* or
+ * -ENOMEM: nothing has changed.
+ */
+int store_return_model(struct store *store, const struct returning *as, struct block *const *blocks,
+                       struct payer payer, struct model **model_out);
+
 /* ---- models of which only host memory has the blocks: store_demote.c ---- */
 
 /* Have the blocks of a complete model copied, if such that host memory may have. */

@@ -11,6 +11,7 @@
  *   store_publish.c  models that programs make
  *   store_adopt.c    what an earlier glaked had
  *   store_demote.c   models of which only host memory has the blocks
+ *   store_return.c   models of programs that slept
  *   store_evict.c    what is idle, in the order of eviction; eviction
  *
  * Threads: loop thread.

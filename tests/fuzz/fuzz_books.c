@@ -426,6 +426,25 @@ static void slept_record(struct input *input)
 	put(BOOKS_SLEPT, id, &body.base);
 }
 
+static void slept_model_record(struct input *input)
+{
+	Glake__State__SleptModel body = GLAKE__STATE__SLEPT_MODEL__INIT;
+	uint64_t copies[6];
+	uint64_t id = take_id(input);
+	body.holder = take_id(input);
+	body.request = take_id(input);
+	body.device = take_device(input);
+	body.model = take_id(input);
+	body.name = take_name(input);
+	body.n_copies = take_byte(input) % (n_elements(copies) + 1);
+	body.total = take_byte(input) < 250 ? body.n_copies : take_raw(input);
+	body.copies = copies;
+	for (size_t i = 0; i < body.n_copies; i++) {
+		copies[i] = take_id(input);
+	}
+	put(BOOKS_SLEPT_MODEL, id, &body.base);
+}
+
 static void sleeper_record(struct input *input)
 {
 	Glake__State__Sleeper body = GLAKE__STATE__SLEEPER__INIT;
@@ -463,9 +482,10 @@ static void raw_record(struct input *input)
 static void write_records(struct input *input)
 {
 	static void (*const records[])(struct input *) = {
-		device_record,     block_record, block_record, model_record, manifest_record,
-		holder_record,     held_record,  held_record,  quota_record, raw_record,
-		host_chunk_record, copy_record,  copy_record,  slept_record, sleeper_record};
+		device_record,   block_record,  block_record,      model_record,
+		manifest_record, holder_record, held_record,       held_record,
+		quota_record,    raw_record,    host_chunk_record, copy_record,
+		copy_record,     slept_record,  sleeper_record,    slept_model_record};
 	image = (struct journal_image){.state = JOURNAL_GOOD};
 	n_arena = 0;
 	for (unsigned i = 0; input->at < input->end && i < MAX_RECORDS; i++) {
@@ -672,8 +692,14 @@ static void check_sleepers(void)
 		list_for_each (slept, &sleeper->slept, link) {
 			must((slept->held->kind == HELD_SLEPT) ==
 			     (sleeper->state == SLEEPER_ASLEEP));
-			must(slept->copy->realm == holder->realm && slept->copy->n_parked > 0);
-			must(slept->bytes == slept->copy->bytes);
+			uint64_t bytes = 0;
+			for (size_t i = 0; i < slept->n_copies; i++) {
+				const struct copy *copy = slept->copies[i];
+				must(copy->realm == holder->realm && copy->n_parked > 0);
+				bytes += copy->bytes;
+			}
+			must(slept->bytes == bytes && slept->n_copies > 0);
+			must(slept->kind == HELD_MODEL || slept->n_copies == 1);
 		}
 	}
 }
