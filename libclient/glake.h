@@ -151,8 +151,8 @@ GLAKE_API int glake_connect(const struct glake_connect_options *options,
  * Unmap everything that came from @session, close it and free it. NULL is allowed. Waits for the
  * driver, not for glaked. The caller must first wait for every kernel and copy that uses the
  * memory. All pointers and handles of the session become invalid, memory and models included; only
- * tensors of glake_model_dlpack() stay. Do not call it from a callback of the session, nor while
- * another thread uses the session.
+ * tensors of glake_model_dlpack() stay; but they have no memory any more if the session sleeps, until they
+ * end: wake it before. Do not call it from a callback of the session, nor while another thread uses the session.
  */
 GLAKE_API void glake_disconnect(struct glake_session *session);
 
@@ -697,7 +697,7 @@ struct glake_stay {
 struct glake_slept {
 	size_t size;            /* set by the caller */
 	uint64_t private_bytes; /* that have left the GPUs, or came back */
-	uint64_t shared_bytes;  /* the same of sealed memory: others may still have it */
+	uint64_t shared_bytes;  /* the same of sealed memory and models: others may still have it */
 	uint64_t took_ns;
 	uint64_t held_ns; /* of it: until all work of the program had ended */
 	uint32_t n_stays;
@@ -705,8 +705,11 @@ struct glake_slept {
 };
 
 /*
- * Have the session's memory on GPUs, private and sealed, copied to host memory of glaked, and give it to others. Its addresses
- * stay. Does nothing if it sleeps. @timeout_ms: how long work under way is waited for. @slept_out may be NULL.
+ * Have the session's memory on GPUs, private and sealed, and its open models, copied to host memory of glaked, and give it to
+ * others. Its addresses stay. Does nothing if it sleeps. @timeout_ms: how long work under way is waited for. @slept_out may be NULL.
+ *
+ * Models, their tensors and those of glake_model_dlpack() stay valid; nothing may touch the memory: without the shim that is a
+ * fault, which ends the context. A model that is closed, or loses its last such tensor, asleep is unmapped by the wake.
  *
  * Under the shim the program's work is waited for, and what the program submits next wakes it, by whatever thread. Without the
  * shim the caller sees to it that nothing uses the memory, and that nobody uses, allocates, frees, maps, shares or seals memory

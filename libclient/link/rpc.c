@@ -363,6 +363,44 @@ int glake__rpc_chunk_open(struct glake_session *session, const struct glake__chu
 	return r;
 }
 
+static bool is_blocks_answer(const struct glake__call *call)
+{
+	const Glake__Wire__ModelBlocksAnswer *answer = call->answer->model_blocks;
+	return call->fds.is_cut ||
+	       (answer->n_chunk_bytes > 0 && answer->n_chunk_bytes <= GLAKE_MAX_PACKET_FDS &&
+	        call->fds.n_fds == answer->n_chunk_bytes);
+}
+
+int glake__rpc_model_blocks(struct glake_session *session, uint64_t model, uint64_t first,
+                            uint64_t *sizes_out, struct fdlist *fds)
+{
+	Glake__Wire__ModelBlocks blocks = GLAKE__WIRE__MODEL_BLOCKS__INIT;
+	blocks.model = model;
+	blocks.first = first;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_MODEL_BLOCKS;
+	request.model_blocks = &blocks;
+	struct glake__call call;
+	int r = glake__call(&session->link, &call, &request, GLAKE__WIRE__ANSWER__BODY_MODEL_BLOCKS,
+	                    NULL, 0);
+	if (r < 0) {
+		return r;
+	}
+	if (is_blocks_answer(&call)) {
+		const Glake__Wire__ModelBlocksAnswer *answer = call.answer->model_blocks;
+		r = take_fds(&call, fds);
+		if (r == 0) {
+			memcpy(sizes_out, answer->chunk_bytes,
+			       answer->n_chunk_bytes * sizeof(*sizes_out));
+		}
+	} else {
+		r = glake__link_kill(&session->link, GLAKE_E_PROTOCOL,
+		                     "the daemon's answer about blocks is invalid");
+	}
+	glake__call_end(&session->link, &call);
+	return r;
+}
+
 /* A request whose answer is only its status. */
 static int call_plain(struct glake_session *session, Glake__Wire__Request *request)
 {

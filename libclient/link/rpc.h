@@ -77,8 +77,15 @@ int glake__rpc_chunk_open(struct glake_session *session, const struct glake__chu
                           uint64_t *sizes_out, uint32_t *device_out, struct fdlist *fds);
 
 /*
- * Copies of chunks and blocks, 1 .. GLAKE_MAX_SLEPT, in host memory. Blocks until all are there; or until @is_unwanted, which
- * is asked all the time and may be NULL, says so: then no copies of this session are left, and the result is an error unless
+ * Blocks of the open @model from number @first on, as many as come at once: their fds, one or more, and sizes_out, with room for
+ * GLAKE_MAX_PACKET_FDS. Request errors.
+ */
+int glake__rpc_model_blocks(struct glake_session *session, uint64_t model, uint64_t first,
+                            uint64_t *sizes_out, struct fdlist *fds);
+
+/*
+ * Copies of chunks, blocks and models, 1 .. GLAKE_MAX_SLEPT, in host memory. Blocks until all are there; or until @is_unwanted,
+ * which is asked all the time and may be NULL, says so: then no copies of this session are left, and the result is an error unless
  * all were there by then.
  */
 int glake__rpc_sleep_copy(struct glake_session *session, const uint64_t *ids, size_t n_ids,

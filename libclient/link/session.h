@@ -41,7 +41,9 @@ struct glake__books {
 	struct glake__backing *live;  /* owned list by newer: glake_alloc() */
 	struct glake__placed *placed; /* owned list: glake_reserve() */
 	struct glake_model *models;   /* owned list */
-	struct glake_block *blocks;   /* owned list */
+	struct glake_model
+		*late; /* owned list: of models that ended while their memory was asleep */
+	struct glake_block *blocks; /* owned list */
 	uint64_t live_bytes;
 	uint64_t peak_bytes; /* the highest live_bytes */
 	uint64_t reserved_bytes;
@@ -120,6 +122,8 @@ struct glake_session {
 	_Atomic(struct glake__sleeping *) asleep; /* owned (sleep.c); NULL: it is awake */
 	/* Set with the first model: a program without models need not link their code. */
 	void (*end_models)(struct glake_session *session);
+	/* The same of books.late, when that is not asleep any more. No lock is held. */
+	void (*end_late_models)(struct glake_session *session);
 	/* async.c: owned; made by the first call that wants it. */
 	_Atomic(struct glake_order *) order;
 

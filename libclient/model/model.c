@@ -109,14 +109,16 @@ static void finish(struct glake_model *model)
 	}
 }
 
-void glake__model_unref(struct glake_model *model)
+static bool is_of_this_process(const struct glake_model *model)
 {
-	if (--model->n_refs > 0) {
-		return;
-	}
+	return model->session->link.fork_generation == glake__fork_generation();
+}
+
+static void end(struct glake_model *model)
+{
 	struct glake_session *session = model->session;
 	bool is_exported = model->is_exported;
-	if (session->link.fork_generation == glake__fork_generation()) {
+	if (is_of_this_process(model)) {
 		char *text = glake__error_save();
 		finish(model);
 		glake__error_restore(text);
@@ -126,6 +128,47 @@ void glake__model_unref(struct glake_model *model)
 	glake__model_free(model);
 	if (is_exported) {
 		glake__session_unref(session);
+	}
+}
+
+/* Who sleeps has it, or does not get it any more. */
+static bool is_late(struct glake_model *model)
+{
+	struct glake__books *books = &model->session->books;
+	glake__lock();
+	bool is_asleep = model->range && model->range->is_asleep;
+	if (is_asleep) {
+		model->next = books->late;
+		books->late = model;
+	} else {
+		model->is_whole = false;
+	}
+	glake__unlock();
+	return is_asleep;
+}
+
+void glake__model_unref(struct glake_model *model)
+{
+	if (--model->n_refs == 0 && !(is_of_this_process(model) && is_late(model))) {
+		end(model);
+	}
+}
+
+void glake__models_end_late(struct glake_session *session)
+{
+	struct glake__books *books = &session->books;
+	if (!session->is_forked) {
+		glake__lock();
+	}
+	struct glake_model *model = books->late;
+	books->late = NULL;
+	if (!session->is_forked) {
+		glake__unlock();
+	}
+	while (model) {
+		struct glake_model *next = model->next;
+		end(model);
+		model = next;
 	}
 }
 

@@ -22,6 +22,7 @@ struct glake_model {
 	struct glake_session *session; /* with a reference to it if is_exported */
 	_Atomic uint32_t n_refs;
 	bool is_exported; /* under the lock: other code may have queued work on it */
+	bool is_whole;    /* under the lock: all of it is mapped, and stays so. Then it can sleep */
 	struct glake__device *device;
 	uint64_t id;
 	char *name; /* owned */
@@ -61,8 +62,13 @@ void glake__model_unmap(struct glake_model *model);
 /* Free the struct. No block is mapped. */
 void glake__model_free(struct glake_model *model);
 
-/* The last one unmaps. Any thread, also after the session's end, also in a forked child. */
+/*
+ * The last one unmaps, or the wake does, if it is asleep: nobody waits for that. Any thread, also after the session's end, also in
+ * a forked child.
+ */
 void glake__model_ref(struct glake_model *model);
 void glake__model_unref(struct glake_model *model);
+/* What has waited for the wake. */
+void glake__models_end_late(struct glake_session *session);
 
 #endif

@@ -11,7 +11,24 @@
 #include "libclient/model/model_fetch.h"
 #include "libclient/model/model_files.h"
 
-const struct glake__use glake__use_model = {.name = "model", .kind = GLAKE__OWN};
+static struct glake_session *session_of(const struct glake__range *range)
+{
+	const struct glake_model *model = range->user;
+	return model->is_whole ? model->session : NULL;
+}
+
+static uint64_t id_of(const struct glake__range *range)
+{
+	const struct glake_model *model = range->user;
+	return model->id;
+}
+
+const struct glake__use glake__use_model = {
+	.name = "model",
+	.kind = GLAKE__OWN,
+	.session = session_of,
+	.whole = id_of,
+};
 
 static int reserve(struct glake_model *model)
 {
@@ -53,6 +70,8 @@ static void enter(struct glake_model *model)
 	struct glake__books *books = &model->session->books;
 	glake__lock();
 	model->session->end_models = end_models;
+	model->session->end_late_models = glake__models_end_late;
+	model->is_whole = true;
 	model->next = books->models;
 	books->models = model;
 	books->shared_bytes += model->mapped_bytes;

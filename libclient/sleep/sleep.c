@@ -29,7 +29,9 @@
 /* From the hold to its end. */
 struct glake__sleeping {
 	struct glake__asleep memory;
-	uint64_t *ids; /* owned: of the chunks */
+	uint64_t *ids;   /* owned: of the chunks, and of wholes */
+	uint64_t *bytes; /* owned: of each */
+	size_t n_ids;
 	enum glake__sleep_why why;
 	bool is_told; /* glaked knows that all of it is unmapped, as far as that is so */
 };
@@ -58,7 +60,16 @@ static void drop(struct glake__sleeping *sleeping)
 {
 	if (sleeping) {
 		free(sleeping->ids);
+		free(sleeping->bytes);
 		free(sleeping);
+	}
+}
+
+/* It is not asleep any more, and the gate is awake: models that ended meanwhile can be unmapped. */
+static void end_late(struct glake_session *session)
+{
+	if (session->end_late_models) {
+		session->end_late_models(session);
 	}
 }
 
@@ -73,7 +84,7 @@ static int hold(struct glake__sleeping *sleeping, const struct glake_session *se
 }
 
 /* With all held, nothing of the program's is under way, and its new work waits; for @held_ns, or as short as can be. */
-static int hold_and_close(struct glake__sleeping *sleeping, const struct glake_session *session,
+static int hold_and_close(struct glake__sleeping *sleeping, struct glake_session *session,
                           uint64_t held_ns)
 {
 	int r = hold(sleeping, session);
@@ -81,7 +92,10 @@ static int hold_and_close(struct glake__sleeping *sleeping, const struct glake_s
 		r = held_ns == 0 ? glake__gate_close_soon(UINT64_MAX)
 		                 : glake__gate_close(UINT64_MAX, held_ns);
 		if (r < 0) {
+			char *text = glake__error_save();
 			glake__asleep_let(&sleeping->memory);
+			end_late(session);
+			glake__error_restore(text);
 		}
 	}
 	return r == -EAGAIN ? -EBUSY : r;
@@ -91,7 +105,7 @@ static int hold_and_close(struct glake__sleeping *sleeping, const struct glake_s
  * The same, until @patience_ns are over. A program that always has work queued is held back until it ends, longer each
  * time. It has as long a pause before that: the work may wait for a thread that is held back.
  */
-static int find_moment(struct glake__sleeping *sleeping, const struct glake_session *session,
+static int find_moment(struct glake__sleeping *sleeping, struct glake_session *session,
                        uint64_t patience_ns)
 {
 	const uint64_t end_ns = clock_now_ns() + patience_ns;
@@ -105,21 +119,27 @@ static int find_moment(struct glake__sleeping *sleeping, const struct glake_sess
 	return r;
 }
 
-static void note_ids(struct glake__sleeping *sleeping)
+static void add_id(struct glake__sleeping *sleeping, const struct glake__asleep_chunk *at)
 {
-	const struct glake__asleep *memory = &sleeping->memory;
-	for (size_t i = 0; i < memory->n_chunks; i++) {
-		sleeping->ids[i] = memory->chunks[i].chunk->id;
+	size_t n = sleeping->n_ids;
+	if (!at->whole || n == 0 || sleeping->ids[n - 1] != at->whole) {
+		sleeping->ids[n] = at->whole ? at->whole : at->chunk->id;
+		sleeping->n_ids = ++n;
 	}
+	sleeping->bytes[n - 1] += at->chunk->n_bytes;
 }
 
 static int list_ids(struct glake__sleeping *sleeping)
 {
-	sleeping->ids = calloc(sleeping->memory.n_chunks + 1, sizeof(*sleeping->ids));
-	if (!sleeping->ids) {
+	const struct glake__asleep *memory = &sleeping->memory;
+	sleeping->ids = calloc(memory->n_chunks + 1, sizeof(*sleeping->ids));
+	sleeping->bytes = calloc(memory->n_chunks + 1, sizeof(*sleeping->bytes));
+	if (!sleeping->ids || !sleeping->bytes) {
 		return glake__fail(-ENOMEM, "out of memory");
 	}
-	note_ids(sleeping);
+	for (size_t i = 0; i < memory->n_chunks; i++) {
+		add_id(sleeping, &memory->chunks[i]);
+	}
 	return 0;
 }
 
@@ -182,13 +202,13 @@ static int copy_all(struct glake_session *session, const struct glake__sleeping 
 	const uint64_t total = memory->private_bytes + memory->shared_bytes;
 	uint64_t done = 0;
 	int r = 0;
-	for (size_t i = 0; r == 0 && i < memory->n_chunks;) {
+	for (size_t i = 0; r == 0 && i < sleeping->n_ids;) {
 		/* A batch of some GiB: then who asked hears of it. */
 		size_t first = i;
 		uint64_t n_bytes = 0;
-		while (i < memory->n_chunks && i - first < GLAKE_MAX_SLEPT &&
+		while (i < sleeping->n_ids && i - first < GLAKE_MAX_SLEPT &&
 		       (n_bytes == 0 || !progress || n_bytes < 4ull << 30)) {
-			n_bytes += memory->chunks[i++].chunk->n_bytes;
+			n_bytes += sleeping->bytes[i++];
 		}
 		r = copy_batch(session, sleeping, first, i - first);
 		done += n_bytes;
@@ -210,28 +230,51 @@ static int enter(struct glake_session *session, struct glake__sleeping *sleeping
 	return r;
 }
 
-struct opening {
-	struct glake_session *session;
-	const uint64_t *ids;
-};
+/* An answer is of one device, or of one whole, from a place on. */
+static bool is_asked_with(const struct glake__asleep_chunk *first,
+                          const struct glake__asleep_chunk *at)
+{
+	return first->whole ? at->whole == first->whole &&
+	                              at->place == first->place + (uint64_t)(at - first)
+	                    : !at->whole && at->chunk->device == first->chunk->device;
+}
 
-/* Those of one device, side by side: an answer is of one. */
+static int ask_chunks(struct glake_session *session, const struct glake__asleep_chunk *chunks,
+                      size_t n, uint64_t *sizes_out, struct fdlist *fds)
+{
+	uint64_t ids[GLAKE_MAX_PACKET_FDS];
+	uint32_t device;
+	for (size_t i = 0; i < n; i++) {
+		ids[i] = chunks[i].chunk->id;
+	}
+	const struct glake__chunk_names names = {.ids = ids, .n_ids = n};
+	return glake__rpc_chunk_open(session, &names, sizes_out, &device, fds);
+}
+
+/* The first @n of @fds are the caller's. */
+static void give_fds(struct fdlist *fds, int *fds_out, size_t n)
+{
+	memcpy(fds_out, fds->fds, n * sizeof(fds_out[0]));
+	fds->n_fds -= n;
+	memmove(fds->fds, fds->fds + n, fds->n_fds * sizeof(fds->fds[0]));
+}
+
 static int open_some(void *user, const struct glake__asleep *asleep, size_t first, int *fds_out,
                      size_t n_max)
 {
-	const struct opening *opening = user;
+	struct glake_session *session = user;
 	const struct glake__asleep_chunk *chunks = asleep->chunks + first;
 	uint64_t sizes[GLAKE_MAX_PACKET_FDS];
-	uint32_t device;
 	size_t n = 0;
 	cleanup_fdlist struct fdlist fds;
 	fdlist_init(&fds);
-	while (n < n_max && first + n < asleep->n_chunks &&
-	       chunks[n].chunk->device == chunks[0].chunk->device) {
+	while (n < n_max && first + n < asleep->n_chunks && is_asked_with(chunks, &chunks[n])) {
 		n++;
 	}
-	const struct glake__chunk_names names = {.ids = opening->ids + first, .n_ids = n};
-	int r = glake__rpc_chunk_open(opening->session, &names, sizes, &device, &fds);
+	int r = chunks->whole ? glake__rpc_model_blocks(session, chunks->whole, chunks->place,
+	                                                sizes, &fds)
+	                      : ask_chunks(session, chunks, n, sizes, &fds);
+	n = n < fds.n_fds ? n : fds.n_fds;
 	for (size_t i = 0; r == 0 && i < n; i++) {
 		r = sizes[i] == chunks[i].chunk->n_bytes
 		            ? 0
@@ -240,16 +283,14 @@ static int open_some(void *user, const struct glake__asleep *asleep, size_t firs
 	if (r < 0) {
 		return r;
 	}
-	memcpy(fds_out, fds.fds, n * sizeof(fds_out[0]));
-	fds.n_fds = 0;
+	give_fds(&fds, fds_out, n);
 	return (int)n;
 }
 
 /* glaked has all of it on the GPU. */
 static int map(struct glake_session *session, struct glake__sleeping *sleeping)
 {
-	struct opening opening = {session, sleeping->ids};
-	return glake__asleep_map(&sleeping->memory, open_some, &opening);
+	return glake__asleep_map(&sleeping->memory, open_some, session);
 }
 
 /*
@@ -356,8 +397,11 @@ static int sleep_now(struct glake_session *session, struct glake__sleeping *slee
 		describe(sleeping, began_ns, held_ns, slept_out);
 		set_asleep(session, sleeping);
 	} else {
+		char *text = glake__error_save();
 		glake__asleep_let(&sleeping->memory);
 		wake_gate(session);
+		end_late(session);
+		glake__error_restore(text);
 	}
 	return r;
 }
@@ -430,6 +474,7 @@ int glake__wake(struct glake_session *session, struct glake_slept *slept_out)
 			describe(sleeping, began_ns, 0, slept_out);
 			end_sleep(session, sleeping);
 			wake_gate(session);
+			end_late(session);
 		}
 	}
 	pthread_mutex_unlock(&session->sleep_lock);
@@ -453,7 +498,6 @@ bool glake__sleep_free(struct glake_session *session, struct glake__allocation *
 	struct glake__range *range = glake__heap_range_of(allocation);
 	bool is_free = sleeping && range && glake__asleep_drop(&sleeping->memory, range, &dead);
 	if (is_free) {
-		note_ids(sleeping);
 		glake__heap_release_gone(session, allocation, dead);
 	}
 	pthread_mutex_unlock(&session->sleep_lock);
@@ -472,8 +516,10 @@ void glake__sleep_end(struct glake_session *session)
 		glake__asleep_forget(&sleeping->memory);
 		drop(sleeping);
 		session->asleep = NULL;
+		end_late(session);
 	} else if (sleeping) {
 		end_sleep(session, sleeping);
 		wake_gate(session);
+		end_late(session);
 	}
 }

@@ -35,13 +35,28 @@ static bool has_place_of_ours(const struct glake__chunk *chunk)
 	return at != NULL;
 }
 
-/* NULL: it can. Host memory is not looked at: it is on no GPU. */
+static bool is_whole(const struct glake__range *range)
+{
+	return range->use->whole != NULL;
+}
+
+/* NULL: it is no part of one. */
+static struct glake__range *whole_of(const struct glake__chunk *chunk)
+{
+	const struct glake__piece *at = chunk->mappings;
+	while (at && !is_whole(at->range)) {
+		at = at->next_mapping;
+	}
+	return at ? at->range : NULL;
+}
+
+/* NULL: it can, if the others of the same whole can. Host memory is not looked at: it is on no GPU. */
 static const char *why_not(const struct glake__chunk *chunk, const struct glake_session *session)
 {
 	const struct glake_session *of = session_of(chunk);
 	enum glake__pin pin = glake__chunk_pin_locked(chunk);
-	if (chunk->id == 0 || !of) {
-		return chunk->kind == GLAKE__PAGE_BLOCK ? "models and blocks that it has opened"
+	if (!of || (chunk->id == 0 && !whole_of(chunk))) {
+		return chunk->kind == GLAKE__PAGE_BLOCK ? "blocks that it has opened"
 		                                        : "not glaked's";
 	}
 	return of != session                              ? "of another session"
@@ -50,6 +65,26 @@ static const char *why_not(const struct glake__chunk *chunk, const struct glake_
 	       : has_place_of_ours(chunk)                 ? "being worked on"
 	       : chunk->n_bytes > GLAKE__MAX_ASLEEP_BYTES ? "chunks larger than 1 GiB"
 	                                                  : NULL;
+}
+
+static const char *why_not_whole(const struct glake__range *range,
+                                 const struct glake_session *session)
+{
+	const char *why = NULL;
+	for (const struct glake__piece *at = range->first; !why && at; at = at->next) {
+		why = at->chunk ? why_not(at->chunk, session) : NULL;
+	}
+	return why;
+}
+
+/* Of a piece of @range. @of_whole: of all of it, if it is a whole. */
+static const char *why_not_here(const struct glake__piece *piece,
+                                const struct glake_session *session, const char *of_whole)
+{
+	const struct glake__range *whole = whole_of(piece->chunk);
+	return whole == piece->range ? of_whole
+	       : whole               ? why_not_whole(whole, session)
+	                             : why_not(piece->chunk, session);
 }
 
 static void add_stay(struct glake__asleep *asleep, const char *why, uint64_t n_bytes)
@@ -78,6 +113,18 @@ static bool is_first_place(const struct glake__piece *piece)
 	return at == NULL;
 }
 
+/* Each chunk is listed once: a part of a whole there. */
+static bool is_listed_here(const struct glake__piece *piece)
+{
+	const struct glake__range *whole = whole_of(piece->chunk);
+	return whole ? whole == piece->range : is_first_place(piece);
+}
+
+static bool is_looked_at(const struct glake__piece *piece)
+{
+	return piece->chunk && piece->chunk->kind != GLAKE__PAGE_HOST;
+}
+
 struct count {
 	size_t n_chunks;
 	size_t n_pieces;
@@ -87,7 +134,7 @@ struct count {
 static void count_piece(const struct glake__piece *piece, struct count *count)
 {
 	count->n_pieces++;
-	count->n_chunks += is_first_place(piece);
+	count->n_chunks += is_listed_here(piece);
 	count->is_busy |= piece->holder || piece->chunk->holder || piece->chunk->n_coming > 0;
 }
 
@@ -96,9 +143,9 @@ static struct count count_all(const struct glake_session *session)
 {
 	struct count count = {.n_chunks = 0};
 	for (const struct glake__range *range = glake__space.ranges; range; range = range->next) {
+		const char *of_whole = is_whole(range) ? why_not_whole(range, session) : NULL;
 		for (const struct glake__piece *at = range->first; at; at = at->next) {
-			if (at->chunk && at->chunk->kind != GLAKE__PAGE_HOST &&
-			    !why_not(at->chunk, session)) {
+			if (is_looked_at(at) && !why_not_here(at, session, of_whole)) {
 				count_piece(at, &count);
 			}
 		}
@@ -106,15 +153,22 @@ static struct count count_all(const struct glake_session *session)
 	return count;
 }
 
-static void hold_piece(struct glake__asleep *asleep, struct glake__piece *piece)
+/* @place: of the piece in its range. */
+static void hold_piece(struct glake__asleep *asleep, struct glake__piece *piece, uint64_t place)
 {
 	struct glake__chunk *chunk = piece->chunk;
+	struct glake__range *range = piece->range;
 	piece->holder = asleep;
 	asleep->pieces[asleep->n_pieces++] = piece;
-	if (is_first_place(piece)) {
+	if (is_listed_here(piece)) {
+		range->is_asleep = is_whole(range);
 		chunk->holder = asleep;
 		asleep->chunks[asleep->n_chunks++] = (struct glake__asleep_chunk){
-			chunk, chunk->handle != 0};
+			.chunk = chunk,
+			.keeps_handle = chunk->handle != 0,
+			.whole = is_whole(range) ? range->use->whole(range) : 0,
+			.place = place,
+		};
 		*(chunk->kind == GLAKE__PAGE_BLOCK ? &asleep->shared_bytes
 		                                   : &asleep->private_bytes) += chunk->n_bytes;
 	}
@@ -123,15 +177,16 @@ static void hold_piece(struct glake__asleep *asleep, struct glake__piece *piece)
 static void hold_all(struct glake__asleep *asleep, const struct glake_session *session)
 {
 	for (struct glake__range *range = glake__space.ranges; range; range = range->next) {
-		for (struct glake__piece *at = range->first; at; at = at->next) {
-			if (!at->chunk || at->chunk->kind == GLAKE__PAGE_HOST ||
-			    range->use->is_ours) {
+		const char *of_whole = is_whole(range) ? why_not_whole(range, session) : NULL;
+		uint64_t place = 0;
+		for (struct glake__piece *at = range->first; at; at = at->next, place++) {
+			if (!is_looked_at(at) || range->use->is_ours) {
 				continue;
 			}
-			const char *why = why_not(at->chunk, session);
+			const char *why = why_not_here(at, session, of_whole);
 			if (!why) {
-				hold_piece(asleep, at);
-			} else if (is_first_place(at)) {
+				hold_piece(asleep, at, place);
+			} else if (is_listed_here(at)) {
 				add_stay(asleep, why, at->chunk->n_bytes);
 			}
 		}
@@ -183,6 +238,7 @@ void glake__asleep_let(struct glake__asleep *asleep)
 	glake__lock();
 	for (size_t i = 0; i < asleep->n_pieces; i++) {
 		asleep->pieces[i]->holder = NULL;
+		asleep->pieces[i]->range->is_asleep = false;
 	}
 	for (size_t i = 0; i < asleep->n_chunks; i++) {
 		asleep->chunks[i].chunk->holder = NULL;

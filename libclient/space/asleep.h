@@ -24,10 +24,12 @@
 struct glake__asleep_chunk {
 	struct glake__chunk *chunk; /* held */
 	bool keeps_handle;          /* the library's own, when it is mapped */
+	uint64_t whole; /* the id of what it is a part of, by place; 0: it has one itself */
+	uint64_t place;
 };
 
 struct glake__asleep {
-	struct glake__asleep_chunk *chunks; /* owned */
+	struct glake__asleep_chunk *chunks; /* owned; the parts of a whole are side by side */
 	size_t n_chunks;
 	struct glake__piece **pieces; /* owned: all places of the chunks, by range and offset */
 	size_t n_pieces;

@@ -56,6 +56,11 @@ struct glake__use {
 	 * one does not sleep. Called with the lock held.
 	 */
 	struct glake_session *(*session)(const struct glake__range *range);
+	/*
+	 * The id by which glaked knows all of @range, whose chunks have none: they sleep together, or none does. NULL: each
+	 * sleeps by itself. Called with the lock held.
+	 */
+	uint64_t (*whole)(const struct glake__range *range);
 };
 
 /* Nobody's: the driver has not unmapped it. */
@@ -111,6 +116,7 @@ struct glake__range {
 	int device;       /* CUDA's, of the memory in it; -1: of no one */
 	uint64_t readers; /* bit per CUDA device that gets access to what will be mapped */
 	bool is_outside;  /* of the window: no entries in the page map */
+	bool is_asleep;   /* a whole, held by who sleeps, until that lets it (asleep.h) */
 	struct glake__piece *first;                    /* owned list, by offset */
 	RB_HEAD(glake__piece_tree, glake__piece) tree; /* the same pieces, if it is outside */
 	struct glake__range *next;                     /* link: space.ranges */

@@ -997,6 +997,26 @@ class Sleep(Case):
             self.assertEqual(session.wake()["shared_bytes"], 0)
             self.assertEqual(Seals.read(self, session, sealed, 4 * MIB), bytes(4 * MIB))
 
+    def test_models_and_their_tensors_sleep_too(self):
+        tensors = {"a": make(3, "float32", (3, MIB)), "b": make(4, "int16", (1000,))}
+        path = self.path("sleepy.safetensors")
+        save_file(tensors, path)
+        with glake.connect() as session:
+            model = glake.Model(path, session=session)
+            tensor = model["a"]
+            n_bytes = model.mapped_bytes
+            self.assertEqual(session.sleep()["shared_bytes"], n_bytes)
+            glake.evict(session=session)
+            self.assertEqual(glake.status()["devices"][0]["block_bytes"], 0)
+            self.assertEqual(session.wake()["shared_bytes"], n_bytes)
+            self.assertEqual(tensor.numpy().tobytes(), tensors["a"].tobytes())
+            self.assertEqual(model["b"].numpy().tobytes(), tensors["b"].tobytes())
+            session.sleep()
+            # Nobody waits for the wake.
+            model.close()
+            session.wake()
+            self.assertEqual(session.usage()["shared_bytes"], 0)
+
     def test_it_waits_for_room_and_can_be_asked_again(self):
         with glake.connect() as session, glake.connect() as other:
             ptr = session.alloc(64 * MIB, zero=True)

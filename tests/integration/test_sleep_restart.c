@@ -12,16 +12,21 @@
 #include "libclient/space/range.h"
 #include "proto/glake.pb-c.h"
 #include "proto/state.pb-c.h"
+#include "tests/harness/models.h"
 #include "tests/harness/proxy.h"
 #include "tests/harness/run.h"
 #include "tests/harness/words.h"
 
-#define CONFIG WORLD_CONFIG "warm_bytes = \"0\"; "
+#define CONFIG WORLD_CONFIG "warm_bytes = \"0\"; trust_file_times = true; "
 #define DEVICES "1x1GiB"
 #define MAX_STEPS 300u
 
 #define PRIVATE_BYTES (6 * MIB)
 #define SEALED_BYTES (4 * MIB)
+#define SHARED_BYTES (SEALED_BYTES + MODEL_BYTES)
+/* Two blocks. */
+#define LAYER_BYTES (2 * MIB)
+#define MODEL_BYTES (2 * LAYER_BYTES)
 
 static void begin(void)
 {
@@ -62,8 +67,34 @@ struct victim {
 	struct glake_session *session;
 	glake_ptr private;
 	glake_ptr sealed;
+	struct glake_model *model;
 	uint64_t content;
 };
+
+static const struct model_tensor layers[] = {
+	{"a", "U8", 1, {LAYER_BYTES}, 11},
+	{"b", "U8", 1, {LAYER_BYTES}, 12},
+};
+
+static struct glake_model *open_model(struct glake_session *session)
+{
+	struct glake_model *model = NULL;
+	const char *path = world_path("m.safetensors");
+	if (access(path, F_OK) != 0) {
+		model_file_write(path, layers, n_elements(layers));
+	}
+	assert_ok(glake_model_open(session, path, NULL, &model));
+	return model;
+}
+
+static void check_model(struct glake_session *session, const struct glake_model *model)
+{
+	for (size_t i = 0; i < n_elements(layers); i++) {
+		glake_ptr ptr = world_tensor(model, layers[i].name).ptr;
+		ck_assert(world_is_content(session, ptr, LAYER_BYTES, layers[i].seed, 0));
+		ck_assert(!words_can_write(ptr));
+	}
+}
 
 static struct victim begin_victim(void)
 {
@@ -72,6 +103,7 @@ static struct victim begin_victim(void)
 	victim.private = words_alloc(victim.session, PRIVATE_BYTES, victim.content);
 	victim.sealed = words_alloc(victim.session, SEALED_BYTES, 5);
 	words_seal(victim.sealed, SEALED_BYTES);
+	victim.model = open_model(victim.session);
 	return victim;
 }
 
@@ -79,6 +111,7 @@ static void check_victim(struct victim *victim)
 {
 	words_check(victim->private, PRIVATE_BYTES, victim->content);
 	words_check(victim->sealed, SEALED_BYTES, 5);
+	check_model(victim->session, victim->model);
 	ck_assert(glake__space_is_valid());
 	/* It is the program's own. */
 	words_write(victim->private, PRIVATE_BYTES, ++victim->content);
@@ -90,6 +123,7 @@ static void end_victim(struct victim *victim)
 	check_victim(victim);
 	assert_ok(glake_free(victim->session, victim->private));
 	assert_ok(glake_free(victim->session, victim->sealed));
+	glake_model_close(victim->model);
 	world_disconnect(victim->session);
 }
 
@@ -124,7 +158,7 @@ static void sleep_until_told(void *user)
 
 /* ---- while it sleeps -------------------------------------------------------------------------- */
 
-/* With its block, which is cache, or without. */
+/* With its block and its model, which are cache, or without. */
 START_TEST_WITH(a_sleeper_survives, .n = 4)
 {
 	begin();
@@ -137,7 +171,7 @@ START_TEST_WITH(a_sleeper_survives, .n = 4)
 	const struct books before = world_books();
 	const struct glake_sleeper_row row = sleeper();
 	ck_assert_uint_ne(row.session, 0);
-	ck_assert_uint_ge(before.charged_host_bytes, PRIVATE_BYTES + SEALED_BYTES);
+	ck_assert_uint_ge(before.charged_host_bytes, PRIVATE_BYTES + SHARED_BYTES);
 	for (int i = 0; i < 3; i++) {
 		ends[_i % 2]();
 		harness_restart(&harness);
@@ -145,7 +179,7 @@ START_TEST_WITH(a_sleeper_survives, .n = 4)
 		const struct glake_sleeper_row now = sleeper();
 		ck_assert_uint_eq(now.session, row.session);
 		ck_assert_uint_eq(now.private_bytes, PRIVATE_BYTES);
-		ck_assert_uint_eq(now.shared_bytes, SEALED_BYTES);
+		ck_assert_uint_eq(now.shared_bytes, SHARED_BYTES);
 		ck_assert_uint_eq(now.n_sleeps, row.n_sleeps);
 		ck_assert_uint_ge(now.asleep_ms, row.asleep_ms);
 	}
@@ -178,7 +212,7 @@ START_TEST(copies_that_were_not_kept_are_said_to_be_lost)
 	kill_glaked();
 	fdkeeper_forget(&harness.fdkeeper, "h");
 	harness_restart(&harness);
-	harness_wait_log(&harness, "lost: 2 chunks and blocks of programs that sleep");
+	harness_wait_log(&harness, "lost: 3 chunks and blocks of programs that sleep");
 	world_kill(client);
 	assert_nothing_is_left();
 }
@@ -274,11 +308,14 @@ static bool on_packet(void *user, struct proxy_packet *packet)
 	return fate->is_delivered;
 }
 
-/* Whatever glaked_sleep() says, nothing is lost. */
-static void fall_asleep_and_wake(struct victim *victim)
+/* Whatever glake_sleep() says, nothing is lost. If @has_host, host memory alone has it then, if glaked hears of that. */
+static void fall_asleep_and_wake(struct victim *victim, bool has_host)
 {
 	int r = glake_sleep(victim->session, 1000, NULL);
 	ck_assert_msg(r == 0 || !glake_is_asleep(victim->session), "%d: %s", r, glake_error());
+	if (has_host) {
+		glake_evict(victim->session, NULL, NULL, NULL);
+	}
 	for (unsigned i = 0; glake_is_asleep(victim->session) && i < 10; i++) {
 		r = glake_wake(victim->session, NULL);
 	}
@@ -301,8 +338,8 @@ static void endure(void *user)
 		snprintf(rule, sizeof(rule), "glaked/*:%u:die", fate->n);
 		world_set_faults(rule);
 	}
-	fall_asleep_and_wake(&victim);
-	fall_asleep_and_wake(&victim);
+	fall_asleep_and_wake(&victim, true);
+	fall_asleep_and_wake(&victim, false);
 	fate->is_armed = false;
 	world_set_faults(NULL);
 	end_victim(&victim);
@@ -479,7 +516,31 @@ static void append_held(uint64_t id, const Glake__State__Slept *slept, uint64_t 
 	append(PUT, BOOKS_HELD, id, body, glake__state__held__pack(&held, body));
 }
 
-/* So many of what sleeps are on the GPU as well; and perhaps it is not said to sleep. */
+/* The program's own, not of its model. */
+static bool is_sealed(const uint8_t *body, size_t n_bytes)
+{
+	Glake__State__Block *block = glake__state__block__unpack(NULL, n_bytes, body);
+	ck_assert_ptr_nonnull(block);
+	bool is_it = block->bytes == SEALED_BYTES;
+	glake__state__block__free_unpacked(block, NULL);
+	return is_it;
+}
+
+static void append_model(uint64_t id, const uint8_t *record, size_t n_bytes)
+{
+	uint8_t body[256];
+	Glake__State__Held held = GLAKE__STATE__HELD__INIT;
+	Glake__State__SleptModel *slept = glake__state__slept_model__unpack(NULL, n_bytes, record);
+	ck_assert_ptr_nonnull(slept);
+	held.holder = slept->holder;
+	held.request = slept->request;
+	held.kind = GLAKE__STATE__HELD_KIND__MODEL;
+	held.thing = slept->model;
+	append(PUT, BOOKS_HELD, id, body, glake__state__held__pack(&held, body));
+	glake__state__slept_model__free_unpacked(slept, NULL);
+}
+
+/* So many of what sleeps are on the GPU as well, the model as the block; and perhaps it is not said to sleep. */
 static void write_half_a_step(bool has_chunk, bool has_block, bool is_asleep)
 {
 	struct header header;
@@ -493,7 +554,10 @@ static void write_half_a_step(bool has_chunk, bool has_block, bool is_asleep)
 		struct record record;
 		memcpy(&record, file + at, sizeof(record));
 		const uint8_t *body = file + at + sizeof(record);
-		block = record.kind == BOOKS_BLOCK && record.verb == PUT ? record.id : block;
+		if (record.kind == BOOKS_BLOCK && record.verb == PUT &&
+		    is_sealed(body, record.n_bytes)) {
+			block = record.id;
+		}
 		if (record.kind == BOOKS_SLEPT && record.verb == PUT) {
 			Glake__State__Slept *slept = glake__state__slept__unpack(
 				NULL, record.n_bytes, body);
@@ -502,6 +566,8 @@ static void write_half_a_step(bool has_chunk, bool has_block, bool is_asleep)
 				append_held(record.id, slept, block);
 			}
 			glake__state__slept__free_unpacked(slept, NULL);
+		} else if (record.kind == BOOKS_SLEPT_MODEL && record.verb != DELETE && has_block) {
+			append_model(record.id, body, record.n_bytes);
 		} else if (record.kind == BOOKS_SLEEPER && record.verb == PUT && !is_asleep) {
 			append(DELETE, BOOKS_SLEEPER, record.id, "", 0);
 		}

@@ -75,10 +75,10 @@ def sleep(timeout_ms: int = 5000) -> Dict[str, Any]:
     cache is emptied first.
 
     Under ``glake run`` whatever any thread submits next wakes the process, and waits until it is awake. Memory
-    that glake.torch.seal() has moved tensors to is another session's: it stays on the GPU.
+    that glake.torch.seal() has moved tensors to, and models, are another session's: they stay on the GPU.
 
-    Else the memory of use_allocator(), of seal() and of Session.alloc() sleeps, not that which PyTorch has of the
-    driver, nor models, nor what attach() and load_file() gave. Then nothing may use it before wake(): PyTorch
+    Else the memory of use_allocator(), of seal() and of Session.alloc() sleeps, and models with what attach() and
+    load_file() gave, not that which PyTorch has of the driver. Then nothing may use it before wake(): PyTorch
     does not know. ``timeout_ms`` is for work that is queued.
 
     Returns the bytes that left the GPU, and as ``stays`` what is still there, by reason.

@@ -19,7 +19,7 @@ _MOST_DEVICES = 1 << 30
 
 class Session:
     """One connection. Threads may share it. Closing it ends all that came from it but tensors that
-    were exported without a copy (DLPack): these stay mapped as long as they live."""
+    were exported without a copy (DLPack): these stay mapped as long as they live, unless it sleeps."""
 
     def __init__(self, socket: Optional[str] = None, program: Optional[str] = None,
                  cuda: bool = True, libcuda: Optional[str] = None, stitch: bool = False) -> None:
@@ -128,8 +128,8 @@ class Session:
         _lib.check(_lib.library().glake_free(self.handle, ptr))
 
     def sleep(self, timeout_ms: int = 5000) -> Dict[str, Any]:
-        """All memory of this session on GPUs, that of alloc() and what is sealed, goes to host memory; its
-        addresses stay. Models stay on the GPU. Nothing may use the memory before wake(); work
+        """All memory of this session on GPUs, that of alloc(), what is sealed, and models, goes to host memory; its
+        addresses stay, and so do models and their tensors. Nothing may use the memory before wake(); work
         under way is waited for, ``timeout_ms`` at most, only under ``glake run``. Does nothing if it sleeps.
 
         Nor may memory of the session be made, freed, shared or sealed before wake(): what is made may lie in pages
