@@ -11,6 +11,7 @@
 #include <sys/resource.h>
 #include <time.h>
 
+#include "daemon/holders/sleep_limit.h"
 #include "daemon/net/inflight.h"
 #include "daemon/net/listener.h"
 #include "daemon/base/notify.h"
@@ -298,6 +299,7 @@ static void take_config(struct server *server, struct config *config, char *move
 	} else {
 		log_info("read the configuration again");
 	}
+	sleep_limit_tell(&server->rpc.holders, NULL);
 }
 
 static void on_config_read(uv_work_t *work, int status)

@@ -281,9 +281,10 @@ typedef int (*glake_use_fn)(void *user, const struct glake_use_row *row);
 GLAKE_API int glake_list_uses(struct glake_session *session, glake_use_fn row, void *user);
 
 struct glake_event_row {
-	uint64_t id;       /* from 1 on, since glaked started */
-	uint64_t time_ms;  /* since 1970 */
-	const char *kind;  /* "block_damaged", "device_fault", "wake_refused", "mover_failed" */
+	uint64_t id;      /* from 1 on, since glaked started */
+	uint64_t time_ms; /* since 1970 */
+	const char *
+		kind; /* "block_damaged", "device_fault", "wake_refused", "limit_too_small", "mover_failed" */
 	const char *realm; /* "" = of none: only admins see it */
 	uint64_t session;  /* 0 = of none */
 	uint32_t pid;      /* 0 = of none */
@@ -425,9 +426,18 @@ GLAKE_API int glake_list_sleepers(struct glake_session *session, glake_sleeper_f
  * Set one limit of a tenant; 0 = no limit. Only for admins. The limit holds until glaked rereads
  * its configuration.
  */
-/* Bytes on one device. Errors: as glake_set_max_sessions(); GLAKE_E_BAD_REQUEST (no such device). */
+/*
+ * Bytes on one device. Errors: as glake_set_max_sessions(); GLAKE_E_BAD_REQUEST (no such device); GLAKE_E_BUSY (it is
+ * less than before, and than what one of the tenant's programs needs that sleeps: glake_error() names them).
+ */
 GLAKE_API int glake_set_quota(struct glake_session *session, const char *tenant, uint32_t device,
                               uint64_t quota_bytes);
+/*
+ * The same, whoever sleeps: a program that needs more sleeps until the limit is raised.
+ * Errors: as glake_set_max_sessions(); GLAKE_E_BAD_REQUEST (no such device).
+ */
+GLAKE_API int glake_force_quota(struct glake_session *session, const char *tenant, uint32_t device,
+                                uint64_t quota_bytes);
 /* Bytes in host memory of one NUMA node. Errors: as glake_set_max_sessions(); -ENOTSUP (glaked has no chunks there). */
 GLAKE_API int glake_set_host_quota(struct glake_session *session, const char *tenant, uint32_t node,
                                    uint64_t quota_bytes);

@@ -133,6 +133,7 @@ const char *event_kind_name(enum event_kind kind)
 		[EVENT_BLOCK_DAMAGED] = "block_damaged",
 		[EVENT_DEVICE_FAULT] = "device_fault",
 		[EVENT_WAKE_REFUSED] = "wake_refused",
+		[EVENT_LIMIT_TOO_SMALL] = "limit_too_small",
 		[EVENT_MOVER_FAILED] = "mover_failed",
 	};
 	return names[kind];

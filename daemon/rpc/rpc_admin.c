@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "daemon/books/books.h"
+#include "daemon/holders/sleep_limit.h"
 #include "daemon/rpc/rpc_handlers.h"
 
 /* A text of digits only is an id, as in listings, and never a name. A key is that of its latest model. */
@@ -120,6 +121,23 @@ void rpc_evict(struct session *session, const request_t *request, struct fdlist 
 	answer_evict(session, request->id, 1, store_evict_model(store, model));
 }
 
+/* False after a refusal: one that sleeps could not wake, and nobody has said that this is meant. */
+static bool may_set_quota(struct session *session, const request_t *request,
+                          const struct tenant *tenant, const struct location *at)
+{
+	const Glake__Wire__QuotaSet *body = request->quota_set;
+	char error[SLEEP_ERROR_BYTES];
+	uint64_t before = tenant->at[at->slot].quota_bytes;
+	bool is_less = body->quota_bytes > 0 && (before == 0 || body->quota_bytes < before);
+	if (!is_less || body->force ||
+	    sleep_limit_lets_wake(&rpc_of(session)->holders, tenant, at, body->quota_bytes,
+	                          error)) {
+		return true;
+	}
+	rpc_refuse(session, request->id, STATUS_BUSY, "%s", error);
+	return false;
+}
+
 void rpc_quota_set(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	const Glake__Wire__QuotaSet *body = request->quota_set;
@@ -150,7 +168,7 @@ void rpc_quota_set(struct session *session, const request_t *request, struct fdl
 		char name[LOCATION_NAME_BYTES];
 		const struct location *at = rpc_location(session, request->id, (int)body->at,
 		                                         body->device);
-		if (!at) {
+		if (!at || !may_set_quota(session, request, tenant, at)) {
 			return;
 		}
 		tenant_set_quota(tenant, at->slot, body->quota_bytes);
@@ -158,6 +176,7 @@ void rpc_quota_set(struct session *session, const request_t *request, struct fdl
 		log_info("tenant %s: at most %llu bytes on %s (0 = any), set by uid %u",
 		         tenant->name, (unsigned long long)body->quota_bytes,
 		         location_name(at, name), (unsigned)session->holder->peer.uid);
+		sleep_limit_tell(&rpc_of(session)->holders, tenant);
 	}
 	rpc_answer_ok(session, request->id);
 }

@@ -854,13 +854,26 @@ static int set_quota(struct glake_session *session, Glake__Wire__QuotaSet *body,
 	return act(session, &request);
 }
 
-int glake_set_quota(struct glake_session *session, const char *tenant, uint32_t device,
-                    uint64_t quota_bytes)
+static int set_device_quota(struct glake_session *session, const char *tenant, uint32_t device,
+                            uint64_t quota_bytes, bool force)
 {
 	Glake__Wire__QuotaSet body = GLAKE__WIRE__QUOTA_SET__INIT;
 	body.device = device;
 	body.quota_bytes = quota_bytes;
+	body.force = force;
 	return set_quota(session, &body, tenant);
+}
+
+int glake_set_quota(struct glake_session *session, const char *tenant, uint32_t device,
+                    uint64_t quota_bytes)
+{
+	return set_device_quota(session, tenant, device, quota_bytes, false);
+}
+
+int glake_force_quota(struct glake_session *session, const char *tenant, uint32_t device,
+                      uint64_t quota_bytes)
+{
+	return set_device_quota(session, tenant, device, quota_bytes, true);
 }
 
 int glake_set_host_quota(struct glake_session *session, const char *tenant, uint32_t node,

@@ -57,6 +57,7 @@ const struct ctl_option_text ctl_options[] = {
 	{CTL_OPTION_SESSIONS, "sessions", "N", "limit of sessions at a time, or none"},
 	{CTL_OPTION_MANIFESTS, "manifests", "SIZE",
          "limit of glaked's memory for manifests, or none"},
+	{CTL_OPTION_FORCE, "force", NULL, "also if programs that sleep need more"},
 	{CTL_OPTION_EXACT, "bytes", NULL, "sizes in bytes"},
 	{CTL_OPTION_DRY_RUN, "dry-run", NULL, "only say how much would be sealed"},
 	{CTL_OPTION_WATCH, "watch", NULL, "again each second, until it is interrupted"},
@@ -170,6 +171,7 @@ static int set_command_option(struct ctl *ctl, enum ctl_option bit, const char *
 	case CTL_OPTION_PIN:
 	case CTL_OPTION_ALL:
 	case CTL_OPTION_DRY_RUN:
+	case CTL_OPTION_FORCE:
 	case CTL_OPTION_WATCH:
 	case CTL_OPTION_FOLLOW:
 	case CTL_OPTION_ONCE:

@@ -59,6 +59,7 @@ enum ctl_option {
 	CTL_OPTION_FOLLOW = 1 << 12,
 	CTL_OPTION_SERVE = 1 << 13,
 	CTL_OPTION_ONCE = 1 << 14,
+	CTL_OPTION_FORCE = 1 << 15,
 };
 
 struct ctl_values {

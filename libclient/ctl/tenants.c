@@ -118,6 +118,9 @@ static int check_quota(struct ctl *ctl)
 	if ((given & CTL_OPTION_DEVICE) && !(given & CTL_OPTION_QUOTA_BYTES)) {
 		return ctl_usage(ctl, "--device goes with --bytes");
 	}
+	if ((given & CTL_OPTION_FORCE) && !(given & CTL_OPTION_QUOTA_BYTES)) {
+		return ctl_usage(ctl, "--force goes with --bytes");
+	}
 	return 0;
 }
 
@@ -141,11 +144,14 @@ static int set_bytes(struct ctl *ctl, struct quota_devices *devices_out)
 	struct glake_session_info info = {.size = sizeof(info)};
 	int err = glake_session_info(ctl->session, &info);
 	bool is_one = values->given & CTL_OPTION_DEVICE;
+	int (*set)(struct glake_session * session, const char *tenant, uint32_t device,
+	           uint64_t quota_bytes) = values->given & CTL_OPTION_FORCE ? glake_force_quota
+	                                                                    : glake_set_quota;
 	*devices_out = (struct quota_devices){is_one ? values->device : 0,
 	                                      is_one ? 1 : info.n_devices};
 	for (uint32_t i = 0; err == 0 && i < devices_out->n; i++) {
-		err = glake_set_quota(ctl->session, ctl->operands[0], devices_out->first + i,
-		                      values->quota_bytes);
+		err = set(ctl->session, ctl->operands[0], devices_out->first + i,
+		          values->quota_bytes);
 	}
 	return err;
 }
@@ -228,7 +234,7 @@ const struct ctl_command ctl_quota = {
 	.operands = "TENANT",
 	.summary = "Set a tenant's limits, until the configuration is read again",
 	.options = CTL_OPTION_DEVICE | CTL_OPTION_QUOTA_BYTES | CTL_OPTION_SESSIONS |
-                   CTL_OPTION_MANIFESTS,
+                   CTL_OPTION_MANIFESTS | CTL_OPTION_FORCE,
 	.min_operands = 1,
 	.max_operands = 1,
 	.check = check_quota,

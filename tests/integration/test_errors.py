@@ -50,7 +50,7 @@ EXCUSES = {
                ASYNC | SEAL | {"glake_map", "glake_order_follow", "glake_share", "glake_unmap",
                                "glake_block_publish", "glake_sleep"}),
     "GLAKE_E_NO_PERMISSION": ("tests/integration/test_realms.c",
-                              {"glake_set_quota", "glake_set_host_quota", "glake_set_max_sessions",
+                              {"glake_set_quota", "glake_force_quota", "glake_set_host_quota", "glake_set_max_sessions",
                                "glake_set_manifest_quota", "glake_seal_session",
                                "glake_sleep_session"}),
     "GLAKE_E_NO_FDS": ("tests/integration/test_quota.c", EVERY),
@@ -440,6 +440,7 @@ CALLS = {
     "glake_list_sleepers": (nothing, lambda w, x: (w.session, ROW, None)),
     "glake_set_host_quota": (nothing, lambda w, x: (w.session, b"default", 0, 0)),
     "glake_set_quota": (nothing, lambda w, x: (w.session, b"default", 0, 0)),
+    "glake_force_quota": (nothing, lambda w, x: (w.session, b"default", 0, 0)),
     "glake_set_max_sessions": (nothing, lambda w, x: (w.session, b"default", 0)),
     "glake_set_manifest_quota": (nothing, lambda w, x: (w.session, b"default", 0)),
     "glake_order_new": (nothing, lambda w, x: (order_options(), out())),
@@ -579,6 +580,10 @@ WRONG = [
     ("glake_set_host_quota", "GLAKE_E_NOT_FOUND", nothing, lambda w, x: (w.session, b"none", 0, 0)),
     ("glake_set_quota", "GLAKE_E_NOT_FOUND", nothing, lambda w, x: (w.session, b"none", 0, 0)),
     ("glake_set_quota", "GLAKE_E_BAD_REQUEST", nothing,
+     lambda w, x: (w.session, b"default", 99, 0)),
+    ("glake_set_quota", "GLAKE_E_BUSY", World.asleep, lambda w, x: (w.session, b"default", 0, 1)),
+    ("glake_force_quota", "GLAKE_E_NOT_FOUND", nothing, lambda w, x: (w.session, b"none", 0, 0)),
+    ("glake_force_quota", "GLAKE_E_BAD_REQUEST", nothing,
      lambda w, x: (w.session, b"default", 99, 0)),
     ("glake_set_max_sessions", "GLAKE_E_NOT_FOUND", nothing,
      lambda w, x: (w.session, b"none", 0)),
@@ -799,7 +804,7 @@ class Errors(unittest.TestCase):
     @contextlib.contextmanager
     def no_quota(self, _):
         admin = World(self, self.socket, no_cuda=1)
-        admin.ok(LIBRARY.glake_set_quota(admin.session, b"default", 0, 1))
+        admin.ok(LIBRARY.glake_force_quota(admin.session, b"default", 0, 1))
         admin.ok(LIBRARY.glake_set_host_quota(admin.session, b"default", 0, 1))
         admin.ok(LIBRARY.glake_set_max_sessions(admin.session, b"default", 1))
         try:

@@ -464,13 +464,24 @@ int glake_list_sleepers(struct glake_session *session, glake_sleeper_fn row, voi
 	return fake.error ? fake.error : fake.is_old ? GLAKE_E_BAD_REQUEST : row(user, &sleeper);
 }
 
+static int note_quota(const char *how, const char *tenant, uint32_t device, uint64_t quota_bytes)
+{
+	size_t used = strlen(fake.call);
+	snprintf(fake.call + used, sizeof(fake.call) - used, "%s%s %s %u %llu", used ? " " : "",
+	         how, tenant, device, (unsigned long long)quota_bytes);
+	return fake.error;
+}
+
 int glake_set_quota(struct glake_session *session, const char *tenant, uint32_t device,
                     uint64_t quota_bytes)
 {
-	size_t used = strlen(fake.call);
-	snprintf(fake.call + used, sizeof(fake.call) - used, "%squota %s %u %llu", used ? " " : "",
-	         tenant, device, (unsigned long long)quota_bytes);
-	return fake.error;
+	return note_quota("quota", tenant, device, quota_bytes);
+}
+
+int glake_force_quota(struct glake_session *session, const char *tenant, uint32_t device,
+                      uint64_t quota_bytes)
+{
+	return note_quota("force", tenant, device, quota_bytes);
 }
 
 int glake_set_max_sessions(struct glake_session *session, const char *tenant, uint32_t max_sessions)
@@ -802,6 +813,7 @@ START_TEST(bad_command_lines_are_usage_errors)
 		"quota t",
 		"quota t --device 1",
 		"quota t --device 1 --sessions 3",
+		"quota t --force --sessions 3",
 		"quota t --bytes 24gb",
 		"quota t --sessions 0",
 		"quota t --sessions many",
@@ -1831,6 +1843,9 @@ START_TEST(steering_passes_its_arguments)
 	ck_assert_str_eq(fake.call, "quota t 0 0 quota t 1 0 sessions t 5");
 	ck_assert_str_eq(out_text, "quota on device 0: none\nquota on device 1: none\n"
 	                           "sessions: at most 5\n");
+	fake.call[0] = '\0';
+	ck_assert_int_eq(run("quota t --device 1 --bytes 1G --force"), 0);
+	ck_assert_str_eq(fake.call, "force t 1 1073741824");
 	fake.call[0] = '\0';
 	ck_assert_int_eq(run("quota --sessions none -- t"), 0);
 	ck_assert_str_eq(fake.call, " sessions t 0");

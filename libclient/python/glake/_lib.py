@@ -332,6 +332,7 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
                                     c_void_p]),
     ("glake_list_sleepers", c_int, [c_void_p, SLEEPER_ROW, c_void_p]),
     ("glake_set_quota", c_int, [c_void_p, c_char_p, c_uint32, c_uint64]),
+    ("glake_force_quota", c_int, [c_void_p, c_char_p, c_uint32, c_uint64]),
     ("glake_set_max_sessions", c_int, [c_void_p, c_char_p, c_uint32]),
     ("glake_set_host_quota", c_int, [c_void_p, c_char_p, c_uint32, c_uint64]),
     ("glake_set_manifest_quota", c_int, [c_void_p, c_char_p, c_uint64]),

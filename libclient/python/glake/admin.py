@@ -180,13 +180,15 @@ def sleepers(session: Optional[Session] = None) -> List[Row]:
     return _collect("glake_list_sleepers", _lib.SLEEPER_ROW, session)
 
 
-def set_quota(tenant: str, device: int, quota_bytes: int,
-              session: Optional[Session] = None) -> None:
-    """Admin. ``device`` is glaked's number; 0 bytes = no limit."""
+def set_quota(tenant: str, device: int, quota_bytes: int, session: Optional[Session] = None, *,
+              force: bool = False) -> None:
+    """Admin. ``device`` is glaked's number; 0 bytes = no limit. ``force``: also if a program that sleeps needs more,
+    which then sleeps until the limit is raised."""
     _lib.unsigned(device, "device", 32)
     _lib.unsigned(quota_bytes, "quota_bytes")
-    _act(lambda s: _lib.library().glake_set_quota(s.handle, tenant.encode(), device,
-                                                  quota_bytes), session)
+    library = _lib.library()
+    call = library.glake_force_quota if force else library.glake_set_quota
+    _act(lambda s: call(s.handle, tenant.encode(), device, quota_bytes), session)
 
 
 def set_host_quota(tenant: str, node: int, quota_bytes: int,
