@@ -19,6 +19,7 @@ void sleeper_set_state(struct sleeper *sleeper, enum sleeper_state state)
 	};
 	assert(legal[sleeper->state] & BIT(state));
 	sleeper->state = state;
+	sleeper->holder->sleep.is_asleep = state != SLEEPER_COPIED;
 }
 
 /* ---- who watches ------------------------------------------------------------------------------ */
@@ -143,6 +144,7 @@ void sleeper_free_if_over(struct sleeper *sleeper)
 		}
 		list_remove(&sleeper->link);
 		sleeper->holder->sleeper = NULL;
+		sleeper->holder->sleep.is_asleep = false;
 		free(sleeper);
 	}
 }

@@ -332,6 +332,7 @@ enum status alloc_start(struct allocator *allocator, const struct alloc_wanted *
 	alloc->request.waited_ms = *wanted->waited_ms;
 	alloc->request.patience_ms = wanted->patience_ms;
 	alloc->request.keeps_place = wanted->keeps_place;
+	alloc->request.is_held_back = wanted->is_held_back;
 	if (alloc_out) {
 		*alloc_out = alloc;
 	}
@@ -352,6 +353,11 @@ void alloc_cancel(struct alloc *alloc)
 	if (pressure_cancel(&alloc->request)) {
 		alloc_free(alloc);
 	}
+}
+
+uint64_t alloc_waiting_number(const struct alloc *alloc)
+{
+	return alloc ? pressure_waiting_number(&alloc->request) : 0;
 }
 
 void alloc_explain(enum status status, const struct tenant *tenant, const struct location *at,

@@ -55,8 +55,9 @@ struct alloc_wanted {
 	 * before @done. Borrowed until @done or alloc_cancel().
 	 */
 	uint64_t *waited_ms;
-	uint64_t patience_ms; /* it waits so long at least */
-	bool keeps_place;     /* while it waits, later ones leave the room to it */
+	uint64_t patience_ms;     /* it waits so long at least */
+	bool keeps_place;         /* while it waits, later ones leave the room to it */
+	const bool *is_held_back; /* borrowed as waited_ms; may be NULL: see pressure.h */
 };
 
 /*
@@ -76,6 +77,9 @@ enum status alloc_check(const struct allocator *allocator, const struct alloc_wa
 
 /* @done will not be called; chunks that come are released. */
 void alloc_cancel(struct alloc *alloc);
+
+/* As pressure_waiting_number(). NULL is fine: 0. */
+uint64_t alloc_waiting_number(const struct alloc *alloc);
 
 /* One line for the client: the reason for refusing @bytes at @at. */
 void alloc_explain(enum status status, const struct tenant *tenant, const struct location *at,

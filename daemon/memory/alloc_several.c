@@ -97,7 +97,8 @@ static struct alloc_wanted wanted_of(const struct alloc_several *several, size_t
 	                             .use = several->use,
 	                             .sizes = sizes,
 	                             .n_chunks = part->n_chunks,
-	                             .waited_ms = several->waited_ms};
+	                             .waited_ms = several->waited_ms,
+	                             .is_held_back = several->is_held_back};
 }
 
 /* It may be over, and freed, when this returns. */

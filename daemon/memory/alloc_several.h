@@ -41,7 +41,8 @@ struct alloc_several {
 	struct tenant *tenant;
 	uid_t uid;
 	enum chunk_use use;
-	uint64_t *waited_ms; /* as in alloc_wanted */
+	uint64_t *waited_ms;      /* as in alloc_wanted */
+	const bool *is_held_back; /* the same */
 	alloc_several_fn done;
 	void *user;
 	size_t n_parts;

@@ -479,14 +479,35 @@ static bool put_to_sleep(struct pressure_request *request)
 	}
 	if (request->naps_ms == 0 || now - request->naps_ms >= ASK_AGAIN_MS) {
 		request->naps_ms = now;
-		request->has_coming = pressure->sleepers.ask(pressure->sleepers.user, request->at,
-		                                             request->tenant,
+		request->has_coming = pressure->sleepers.ask(pressure->sleepers.user, request,
 		                                             request->missing_bytes - room);
 	}
 	if (request->has_coming) {
 		request->coming_ms = now;
 	}
 	return request->has_coming;
+}
+
+static bool is_held_back(const struct pressure_request *request)
+{
+	return request->is_held_back && *request->is_held_back;
+}
+
+/* It is not tried again, yet. */
+static void wait_on(struct pressure_request *request, bool is_late)
+{
+	if (may_wait(request, is_late)) {
+		park(request, PRESSURE_SHORT);
+	} else {
+		refuse_later(request, STATUS_NO_DEVICE_MEMORY);
+	}
+}
+
+uint64_t pressure_waiting_number(const struct pressure_request *request)
+{
+	bool is_waiting = request->state == PRESSURE_SHORT ||
+	                  (request->state == PRESSURE_MAKING && request->has_waited);
+	return is_waiting ? request->number : 0;
 }
 
 static void keep_place(struct pressure_request *request)
@@ -505,6 +526,10 @@ static void fall_short(struct pressure_request *request)
 	bool is_coming = false;
 	if (is_for_cache(request)) {
 		refuse_later(request, STATUS_NO_DEVICE_MEMORY);
+		return;
+	}
+	if (is_held_back(request)) {
+		wait_on(request, false);
 		return;
 	}
 	keep_place(request);
@@ -560,12 +585,12 @@ bool pressure_cancel(struct pressure_request *request)
 static void try_again(struct pressure_request *request)
 {
 	pressure_set_state(request, PRESSURE_MAKING);
-	if (!is_behind(request)) {
-		request->ops->make(request);
-	} else if (may_wait(request, true)) {
-		park(request, PRESSURE_SHORT);
+	if (is_held_back(request)) {
+		wait_on(request, false);
+	} else if (is_behind(request)) {
+		wait_on(request, true);
 	} else {
-		refuse_later(request, STATUS_NO_DEVICE_MEMORY);
+		request->ops->make(request);
 	}
 }
 

@@ -55,6 +55,9 @@
  * higher leave it its room: they are SHORT as well, unless there is room for both. Otherwise small requests would take
  * each piece of its room as it comes. They are refused when their patience is over: its memory was lent to them.
  *
+ * Sleep: a program that waits here can be put to sleep for an earlier request. What it waits for is held back until it is awake:
+ * else two programs could each have what the other needs to wake.
+ *
  * Cache: for what the built-in tenant wants, copies in host memory, nothing is taken back, and it does not wait.
  *
  * Nothing here knows sessions, the wire, the store or the driver. Sources take memory back, clients
@@ -117,14 +120,15 @@ struct pressure_source {
 	void *user;
 };
 
+struct pressure_request;
+
 /* Programs that can be put to sleep. */
 struct pressure_sleepers {
 	/*
-	 * Have programs fall asleep so that @bytes of @at become free, for a request of @tenant; those count that are on
+	 * Have programs fall asleep so that @bytes of @request->at become free for @request; those count that are on
 	 * their way already. Nobody is put to sleep if all would not be enough. Returns whether any is on its way.
 	 */
-	bool (*ask)(void *user, const struct location *at, const struct tenant *tenant,
-	            uint64_t bytes);
+	bool (*ask)(void *user, const struct pressure_request *request, uint64_t bytes);
 	void *user;
 };
 
@@ -149,8 +153,6 @@ struct pressure_client {
 	uint64_t answered_id;        /* of the last one that it answered */
 	uint64_t since_ms; /* when the unanswered request was sent, or the last answer came */
 };
-
-struct pressure_request;
 
 struct pressure_ops {
 	/*
@@ -186,6 +188,8 @@ struct pressure_request {
 		waited_ms; /* by earlier requests for the same memory; in the end with its own time */
 	uint64_t patience_ms; /* it waits so long at least, whatever pressure.wait_ms says */
 	bool keeps_place;     /* while it waits for room, later ones leave that to it */
+	const bool *
+		is_held_back; /* NULL: never; while that is so, a request that waits for room goes on waiting */
 
 	/* Of ops->charge(). */
 	uint64_t missing_bytes;
@@ -273,6 +277,9 @@ void pressure_made(struct pressure_request *request, enum status status);
  * it, and ops->done() follows.
  */
 bool pressure_cancel(struct pressure_request *request);
+
+/* The number of a request that waits for room at its location; 0: it does not. */
+uint64_t pressure_waiting_number(const struct pressure_request *request);
 
 /* Look at all waiting requests. The clock calls this. */
 void pressure_look(struct pressure *pressure);

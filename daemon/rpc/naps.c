@@ -2,6 +2,7 @@
 #include "daemon/rpc/naps.h"
 
 #include "daemon/rpc/rpc_ask.h"
+#include "daemon/rpc/rpc_handlers.h"
 
 #define FIRST_PAUSE_MS 10000u
 #define LONGEST_PAUSE_MS 600000u
@@ -29,25 +30,51 @@ static uint64_t awake_ms_of(const struct holder *holder, uint64_t now_ms)
 	return now_ms > since_ms ? now_ms - since_ms : 0;
 }
 
-/* For an answer: then it needs the GPU soon, and may hold what falling asleep needs. */
-static bool is_waiting(const struct rpc_context *rpc, const struct holder *holder)
+/* The session of @holder; NULL: it has lost its connection. */
+static const struct session *session_of(const struct rpc_context *rpc, const struct holder *holder)
 {
 	const struct session *session;
 	list_for_each (session, &rpc->sessions.list, link) {
-		if (session->holder == holder && session->n_pending > 0) {
+		if (session->holder == holder) {
+			return session;
+		}
+	}
+	return NULL;
+}
+
+/* Whether all that it waits for is room, by requests that came after @number; also if it waits for nothing. */
+static bool waits_only_behind(const struct session *session, uint64_t number)
+{
+	const struct pending *pending;
+	list_for_each (pending, &session->pending, link) {
+		if (rpc_waits_for_room(pending) <= number) {
+			return false;
+		}
+	}
+	return true;
+}
+
+static bool waits_for_room(const struct session *session)
+{
+	const struct pending *pending;
+	list_for_each (pending, &session->pending, link) {
+		if (rpc_waits_for_room(pending) > 0) {
 			return true;
 		}
 	}
 	return false;
 }
 
-static bool may_nap(const struct rpc_context *rpc, const struct holder *holder, uint64_t now_ms)
+/* One that waits for an answer needs the GPU soon, and may hold what falling asleep needs. @number: of the request that it is for. */
+static bool may_nap(const struct rpc_context *rpc, const struct holder *holder, uint64_t number,
+                    uint64_t now_ms)
 {
+	const struct session *session = session_of(rpc, holder);
 	static const struct rpc_wish wish = {.is_sleep = true};
 	return holder->tenant && !holder->sleeper && idle_ms_of(holder, now_ms) > 0 &&
 	       awake_ms_of(holder, now_ms) >= rpc->config->min_awake_ms &&
-	       now_ms >= holder->sleep.nap_after_ms && rpc_may_ask(rpc, holder, &wish) &&
-	       !is_waiting(rpc, holder);
+	       now_ms >= holder->sleep.nap_after_ms && rpc_may_ask(rpc, holder, &wish) && session &&
+	       waits_only_behind(session, number);
 }
 
 static bool may_any_nap(const struct rpc_context *rpc, uint64_t now_ms)
@@ -89,17 +116,32 @@ static bool has_any(const struct rpc_context *rpc, const struct holder *holder)
 	return bytes > 0;
 }
 
+/* Who waits for memory fell asleep only for others. */
+static void wake_who_waits(struct rpc_context *rpc)
+{
+	static const struct rpc_wish wish = {.is_sleep = true, .wakes = true};
+	struct holder *holder;
+	list_for_each (holder, &rpc->holders.list, link) {
+		const struct session *session = session_of(rpc, holder);
+		if (holder->sleep.is_asleep && !holder->sleeper->wake && session &&
+		    waits_for_room(session) && rpc_may_ask(rpc, holder, &wish)) {
+			rpc_ask(rpc, holder, &wish);
+		}
+	}
+}
+
 void naps_tick(struct rpc_context *rpc)
 {
 	uint64_t now_ms = uv_now(rpc->sessions.loop);
 	struct holder *holder;
+	wake_who_waits(rpc);
 	if (!may_any_nap(rpc, now_ms)) {
 		return;
 	}
 	list_for_each (holder, &rpc->holders.list, link) {
 		if (holder->tenant && holder->tenant->idle_ms > 0 &&
 		    idle_ms_of(holder, now_ms) >= holder->tenant->idle_ms && has_any(rpc, holder) &&
-		    may_nap(rpc, holder, now_ms)) {
+		    may_nap(rpc, holder, UINT64_MAX, now_ms)) {
 			nap(rpc, holder, SLEEP_IDLE);
 		}
 	}
@@ -112,6 +154,7 @@ struct wanted {
 	const struct rpc_context *rpc;
 	const struct location *at;
 	const struct tenant *tenant;
+	uint64_t number;
 	uint64_t now_ms;
 };
 
@@ -125,7 +168,8 @@ static bool gives_way(const struct wanted *wanted, const struct holder *holder)
 {
 	return holder->tenant && holder->tenant->sleeps_on_pressure &&
 	       holder->tenant->priority <= wanted->tenant->priority &&
-	       bytes_there(wanted, holder) > 0 && may_nap(wanted->rpc, holder, wanted->now_ms);
+	       bytes_there(wanted, holder) > 0 &&
+	       may_nap(wanted->rpc, holder, wanted->number, wanted->now_ms);
 }
 
 /* Of those who are falling asleep, whoever asked them. */
@@ -160,12 +204,17 @@ static struct holder *find_coldest(const struct wanted *wanted, uint64_t *bytes_
 	return coldest;
 }
 
-bool naps_for(void *user, const struct location *at, const struct tenant *tenant, uint64_t bytes)
+bool naps_for(void *user, const struct pressure_request *request, uint64_t bytes)
 {
 	struct rpc_context *rpc = user;
 	const struct wanted wanted = {
-		.rpc = rpc, .at = at, .tenant = tenant, .now_ms = uv_now(rpc->sessions.loop)};
-	if (at->kind != LOCATION_GPU || !tenant->sleeps_on_pressure) {
+		.rpc = rpc,
+		.at = request->at,
+		.tenant = request->tenant,
+		.number = request->number,
+		.now_ms = uv_now(rpc->sessions.loop),
+	};
+	if (request->at->kind != LOCATION_GPU || !request->tenant->sleeps_on_pressure) {
 		return false;
 	}
 	uint64_t coming = bytes_coming(&wanted);

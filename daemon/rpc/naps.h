@@ -3,9 +3,12 @@
  * Programs that glaked puts to sleep by itself: those that were idle for their tenant's idle_ms, and for requests that do
  * not fit (pressure.h) the coldest of those that are idle.
  *
- * A program counts as idle if it has reported so, does not wait for an answer of glaked, and nobody asks it something. It is not
+ * A program counts as idle if it has reported so, does not wait for an answer of glaked (but see below), and nobody asks it something. It is not
  * asked before it was awake for min_awake_ms. One that was busy is asked again after 10 s, then 20 s, and so on; if host
  * memory was full, nobody is asked for 10 s.
+ *
+ * A program that waits for nothing but room is put to sleep for requests that came before its own: so of those that wait for
+ * each other the first one gets what it waits for. Since it waits, it is asked to wake at once, and its wake gets in line.
  *
  * Threads: loop thread.
  */
@@ -14,10 +17,10 @@
 
 #include "daemon/rpc/rpc_context.h"
 
-/* Once a second: those that were idle for long enough. */
+/* Once a second: those that were idle for long enough, and those that are to wake again. */
 void naps_tick(struct rpc_context *rpc);
 
 /* For pressure_sleepers.ask; @user is the rpc_context. */
-bool naps_for(void *user, const struct location *at, const struct tenant *tenant, uint64_t bytes);
+bool naps_for(void *user, const struct pressure_request *request, uint64_t bytes);
 
 #endif

@@ -24,6 +24,15 @@ static void cancel_chunk_request(struct pending *pending)
 	free(operation);
 }
 
+uint64_t rpc_waits_for_room(const struct pending *pending)
+{
+	const struct chunk_request *operation = container_of(pending, const struct chunk_request,
+	                                                     pending);
+	return pending->cancel == cancel_chunk_request
+	               ? alloc_waiting_number(operation->several.alloc)
+	               : 0;
+}
+
 /* What the request wants at @at. */
 static uint64_t wanted_bytes(const struct alloc_several *several, const struct location *at)
 {
@@ -171,6 +180,7 @@ void rpc_chunk_alloc(struct session *session, const request_t *request, struct f
 	                                .tenant = session->holder->tenant,
 	                                .uid = session->holder->peer.owner,
 	                                .use = CHUNK_PRIVATE,
+	                                .is_held_back = &session->holder->sleep.is_asleep,
 	                                .done = on_chunks};
 	if (!add_parts(session, request, &several)) {
 		return;

@@ -7,20 +7,30 @@
 #include "tests/harness/run.h"
 #include "tests/harness/world.h"
 
-static void begin(const char *tenant)
+static void begin_with(const char *tenant, const char *more)
 {
 	static char config[512];
 	snprintf(config, sizeof(config),
 	         WORLD_CONFIG "warm_bytes = 0; min_awake_ms = 1000; "
-	                      "tenants = ({ name = \"default\"; %s });",
-	         tenant);
+	                      "tenants = ({ name = \"default\"; %s }); %s",
+	         tenant, more);
 	world_begin(.config = config, .devices = "1x64MiB", .speed = 5);
+}
+
+static void begin(const char *tenant)
+{
+	begin_with(tenant, "");
+}
+
+static void start_as(struct run *run, const char *scenario)
+{
+	run_start(run, NULL, run_in_build("tests/shim/sleep"), scenario, NULL);
+	run_read(run, "ready");
 }
 
 static void start(struct run *run)
 {
-	run_start(run, NULL, run_in_build("tests/shim/sleep"), "waits_long", NULL);
-	run_read(run, "ready");
+	start_as(run, "waits_long");
 }
 
 static void use(struct run *run)
@@ -135,5 +145,45 @@ START_TEST_WITH(the_status_has_the_policy, .n = 3)
 	ck_assert_int_eq(status.sleeps_on_pressure, _i == 1);
 	ck_assert_uint_eq(status.mover_idle_ms, 0);
 	ck_assert_int_eq(status.waits, 0);
+}
+END_TEST
+
+/* Each waits for the room of the other. Who came first gets it; the other one wakes for its own, and gets what it waits for. */
+START_TEST(two_programs_that_wait_for_each_other_both_get_room)
+{
+	struct run a;
+	struct run b;
+	begin_with("on_pressure = \"sleep\";", "pressure = \"wait\"; wait_ms = 200000;");
+	start_as(&a, "grows");
+	start_as(&b, "grows");
+	usleep(1500000);
+	run_continue(&a);
+	run_continue(&b);
+	run_read(&a, "ready");
+	run_read(&b, "ready");
+	ck_assert_uint_ge(world_metric("sleeps_pressure"), 2);
+	end(&a);
+	end(&b);
+}
+END_TEST
+
+/* Only two have room for what they have, and only one for what it wants. */
+START_TEST(programs_that_want_more_than_there_is_take_turns)
+{
+	struct run runs[3];
+	begin_with("on_pressure = \"sleep\";", "pressure = \"wait\"; wait_ms = 200000;");
+	for (size_t i = 0; i < n_elements(runs); i++) {
+		start_as(&runs[i], "grows_and_shrinks");
+		usleep(1500000);
+	}
+	for (size_t i = 0; i < n_elements(runs); i++) {
+		run_continue(&runs[i]);
+	}
+	for (size_t i = 0; i < n_elements(runs); i++) {
+		run_read(&runs[i], "ready");
+	}
+	for (size_t i = 0; i < n_elements(runs); i++) {
+		end(&runs[i]);
+	}
 }
 END_TEST

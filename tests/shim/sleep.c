@@ -252,6 +252,34 @@ static void waits_long(void)
 	}
 }
 
+/* It has half of what it needs, and wants the other half when it is told to. */
+static void grows(void)
+{
+	start();
+	alloc(24 * MIB);
+	wait_for_line();
+	alloc(24 * MIB);
+	expect_all();
+	wait_for_line();
+}
+
+/* The same, with pauses, and once more. */
+static void grows_and_shrinks(void)
+{
+	start();
+	alloc(24 * MIB);
+	wait_for_line();
+	for (int i = 0; i < 4; i++) {
+		alloc(24 * MIB);
+		expect_all();
+		n_buffers--;
+		usleep(400000);
+		must_ok(cuMemFree(buffers[n_buffers].ptr));
+	}
+	expect_all();
+	wait_for_line();
+}
+
 /* From now on no thread of the process can start another. */
 static void forbid_threads(void)
 {
@@ -574,6 +602,7 @@ int main(int argc, char **argv)
 		{"cancels", cancels},       {"forks", forks},
 		{"executes", executes},     {"saturates", saturates},
 		{"lingers", lingers},       {"frees_asleep", frees_asleep},
+		{"grows", grows},           {"grows_and_shrinks", grows_and_shrinks},
 	};
 	return run_scenario(argc, argv, scenarios, sizeof(scenarios) / sizeof(scenarios[0]));
 }

@@ -219,14 +219,13 @@ static struct {
 	const struct tenant *tenant;
 } sleepers;
 
-static bool ask_sleepers(void *user, const struct location *at, const struct tenant *tenant,
-                         uint64_t bytes)
+static bool ask_sleepers(void *user, const struct pressure_request *request, uint64_t bytes)
 {
 	hear('s');
 	ck_assert_ptr_eq(user, &sleepers);
 	ck_assert_uint_gt(bytes, 0);
 	sleepers.asked_bytes = bytes;
-	sleepers.tenant = tenant;
+	sleepers.tenant = request->tenant;
 	return sleepers.is_coming;
 }
 
@@ -985,6 +984,54 @@ START_TEST(a_program_that_gives_up_keeps_nobody_waiting)
 END_TEST
 
 /* After the charge, what fits is served. */
+/* ---- requests of programs that sleep ------------------------------------------------------------ */
+
+static struct want *hold_back(uint64_t bytes, const bool *is_held_back)
+{
+	struct want *want = want_new(0, 0, bytes);
+	want->request.is_held_back = is_held_back;
+	start(want);
+	run_maker();
+	return want;
+}
+
+START_TEST(what_a_sleeper_waits_for_is_left_to_others_until_it_is_awake)
+{
+	bool is_asleep = true;
+	begin(10000);
+	struct want *held = want_on(1, 0, 70 * MIB);
+	struct want *sleepers_own = hold_back(40 * MIB, &is_asleep);
+	expect_state(sleepers_own, PRESSURE_SHORT);
+	ck_assert_uint_gt(pressure_waiting_number(&sleepers_own->request), 0);
+	release(held);
+	pass(100);
+	expect_state(sleepers_own, PRESSURE_SHORT);
+	struct want *other = want_on(1, 0, 80 * MIB);
+	expect_state(other, PRESSURE_GRANTED);
+	ck_assert_uint_eq(pressure_waiting_number(&other->request), 0);
+	release(other);
+	is_asleep = false;
+	pass(20);
+	expect_state(sleepers_own, PRESSURE_GRANTED);
+	end();
+}
+END_TEST
+
+START_TEST(what_a_sleeper_waits_for_is_refused_when_its_patience_is_over)
+{
+	const bool is_asleep = true;
+	begin(500);
+	struct want *held = want_on(1, 0, 70 * MIB);
+	struct want *sleepers_own = hold_back(40 * MIB, &is_asleep);
+	release(held);
+	pass(450);
+	expect_state(sleepers_own, PRESSURE_SHORT);
+	pass(100);
+	expect_refused(sleepers_own, STATUS_NO_DEVICE_MEMORY);
+	end();
+}
+END_TEST
+
 START_TEST(what_fits_a_full_device_first_is_served_first)
 {
 	begin(10000);
