@@ -36,6 +36,7 @@ void holders_init(struct holders *holders, uv_loop_t *loop, struct location *con
 	list_init(&holders->list);
 	list_init(&holders->realms);
 	list_init(&holders->sleepers);
+	list_init(&holders->reading);
 	orders_init(&holders->orders);
 }
 

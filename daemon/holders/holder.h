@@ -209,6 +209,7 @@ struct holders {
 	struct store *store;               /* borrowed */
 	struct orders orders;
 	struct list sleepers; /* of sleeper.link: the longest asleep first */
+	struct list reading;  /* of sleep_wake.turn: they copy from host memory in this order */
 	uint64_t n_unkept;    /* named chunks that are not parked */
 	struct list realms;
 	const struct holder_watch *watch; /* NULL: nobody; then the next is not used */

@@ -1,7 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sleep without the shim: a session's memory goes to host memory and comes back, at the same addresses. */
+#include <poll.h>
+#include <signal.h>
+
 #include "libclient/link/session.h"
 #include "libclient/space/range.h"
+#include "tests/harness/connection.h"
 #include "tests/harness/words.h"
 
 #define CONFIG WORLD_CONFIG "warm_bytes = \"64MiB\";"
@@ -129,5 +133,65 @@ START_TEST(nothing_is_lost_when_a_session_ends_asleep)
 	words_fall_asleep(session);
 	world_disconnect(session);
 	ck_assert_uint_eq(words_device_bytes(), 0);
+}
+END_TEST
+
+/* ---- several wake ---- */
+
+/* A connection that sleeps, with so many chunks of 2 MiB. */
+static int fall_asleep(uint32_t n_chunks)
+{
+	uint64_t ids[32];
+	struct fdlist fds;
+	int sleeper = connection_hello(&harness);
+	fdlist_init(&fds);
+	ck_assert_int_eq(connection_alloc(sleeper, 0, 2 * MIB, n_chunks, ids, &fds),
+	                 GLAKE__WIRE__STATUS__OK);
+	fdlist_deinit(&fds);
+	ck_assert_int_eq(connection_status(sleeper,
+	                                   CONNECTION_REQUEST(SLEEP_COPY, SleepCopy, sleep_copy,
+	                                                      .ids = ids, .n_ids = n_chunks),
+	                                   NULL, 0),
+	                 GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(connection_status(sleeper,
+	                                   CONNECTION_REQUEST(SLEEP_ENTER, SleepEnter, sleep_enter),
+	                                   NULL, 0),
+	                 GLAKE__WIRE__STATUS__OK);
+	return sleeper;
+}
+
+/* Its memory is reserved, and nothing is copied: the mover is stopped. */
+static void begin_to_wake(int sleeper, uint64_t n_bytes)
+{
+	connection_send(
+		sleeper,
+		CONNECTION_REQUEST(SLEEP_LEAVE, SleepLeave, sleep_leave, .keeps_copies = true),
+		NULL, 0);
+	while (words_device_bytes() < n_bytes) {
+		usleep(1000);
+	}
+}
+
+/* The first has the link, also for what the mover has not been asked for yet. */
+START_TEST(who_wakes_first_is_awake_first)
+{
+	int large = fall_asleep(32);
+	int small = fall_asleep(1);
+	ck_assert_uint_eq(words_device_bytes(), 0);
+	pid_t mover = world_running_mover();
+	kill(mover, SIGSTOP);
+	begin_to_wake(large, 64 * MIB);
+	begin_to_wake(small, 66 * MIB);
+	kill(mover, SIGCONT);
+	Glake__Wire__Answer *answer = connection_receive(small, NULL);
+	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__OK);
+	connection_free(answer);
+	struct pollfd first = {.fd = large, .events = POLLIN};
+	ck_assert_int_eq(poll(&first, 1, 0), 1);
+	answer = connection_receive(large, NULL);
+	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__OK);
+	connection_free(answer);
+	connection_close(&large);
+	connection_close(&small);
 }
 END_TEST
