@@ -284,7 +284,7 @@ struct glake_event_row {
 	uint64_t id;      /* from 1 on, since glaked started */
 	uint64_t time_ms; /* since 1970 */
 	const char *
-		kind; /* "block_damaged", "device_fault", "wake_refused", "limit_too_small", "mover_failed" */
+		kind; /* "block_damaged", "copy_damaged", "device_fault", "wake_refused", "limit_too_small", "mover_failed" */
 	const char *realm; /* "" = of none: only admins see it */
 	uint64_t session;  /* 0 = of none */
 	uint32_t pid;      /* 0 = of none */

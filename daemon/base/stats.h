@@ -51,11 +51,13 @@
 	X(quota_refusals, "requests refused by a tenant's limit") \
 	X(memory_refusals, "requests refused for lack of device memory") \
 	X(sleeps, "times that a program fell asleep") \
+	X(sleeps_asked, "of them: because somebody asked") \
 	X(sleeps_idle, "of them: because it was idle") \
 	X(sleeps_pressure, "of them: because others needed its memory") \
 	X(slept_bytes, "bytes that left a GPU so, shared ones included") \
 	X(wakes, "times that a program woke") \
-	X(wakes_refused, "wakes that waited for room in vain") \
+	X(wakes_failed, "wakes that failed: the program slept on, and may have tried again") \
+	X(wakes_refused, "of them: they waited for room in vain") \
 	X(woken_bytes, "bytes that came back to a GPU so") \
 	X(mover_starts, "times glake-mover was started") \
 	X(mover_deaths, "times glake-mover ended without being asked to") \
@@ -68,7 +70,10 @@
 	X(request, \
 	  "time that glaked's thread took to handle a request; it serves nobody else then") \
 	X(alloc, "time from a request for private memory to its answer, refused ones included") \
-	X(load, "time that the load of a model took")
+	X(load, "time that the load of a model took") \
+	X(sleep, "time that copying took when a program fell asleep") \
+	X(wake, "time that a wake took from when it had room") \
+	X(wake_wait, "time that it had waited for room before")
 
 struct stats {
 #define STATS_FIELD(name, help) uint64_t name;

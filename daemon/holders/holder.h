@@ -161,6 +161,7 @@ struct holder_sleep {
 	uint64_t awake_since_ms;   /* the last wake; 0: it never slept */
 	uint64_t refused_since_ms; /* no room since then to wake; 0: not refused yet */
 	bool is_told;              /* of that, an operator */
+	bool is_damaged;           /* some of it, in host memory, and an operator knows */
 	bool is_asleep;            /* it sleeps, or waits to wake */
 	uint64_t nap_after_ms;     /* glaked asks it to sleep no earlier, as it was busy; */
 	uint64_t nap_pause_ms;     /* it waited so long for that; 0: it was not busy */

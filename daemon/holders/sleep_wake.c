@@ -146,6 +146,7 @@ static void fail(struct sleep_wake *wake, enum status status, const char *error)
 {
 	char text[SLEEP_ERROR_BYTES];
 	snprintf(text, sizeof(text), "%s", error);
+	wake->context->allocator->stats->wakes_failed++;
 	keep(wake);
 	leave(wake, false);
 	wake->done(wake->user, status, text);
@@ -190,6 +191,8 @@ static void commit(struct sleep_wake *wake)
 	}
 	holder->sleep.woke_ns = uv_hrtime() - wake->began_ns;
 	holder->sleep.woke_waited_ms = wake->waited_ms;
+	histogram_add(&stats->wake_time, holder->sleep.woke_ns);
+	histogram_add(&stats->wake_wait_time, wake->waited_ms * 1000000);
 	holder->sleep.awake_since_ms = uv_now(holder->all->loop);
 	holder->sleep.refused_since_ms = 0;
 	holder->sleep.is_told = false;
@@ -315,11 +318,25 @@ static const struct admit_ops admit_ops = {.done = on_admitted, .gone = on_admit
 
 /* ---- copies ----------------------------------------------------------------------------------- */
 
+static struct event_subject subject_of(const struct holder *holder)
+{
+	return (struct event_subject){.realm = holder->realm->name,
+	                              .session = holder->id,
+	                              .pid = holder->peer.pid,
+	                              .limit = &holder->tenant->log_limit};
+}
+
+/* Its program may try again and again: an operator learns of it once. */
 static void fail_damaged(struct sleep_wake *wake, struct place *place)
 {
-	const struct holder *holder = wake->sleeper->holder;
-	log_error("memory of session %llu (pid %d) is damaged in host memory: it cannot wake",
-	          (unsigned long long)holder->id, (int)holder->peer.pid);
+	struct holder *holder = wake->sleeper->holder;
+	const struct event_subject subject = subject_of(holder);
+	if (wake->context->events && !holder->sleep.is_damaged) {
+		holder->sleep.is_damaged = events_add(
+			wake->context->events, EVENT_COPY_DAMAGED, &subject,
+			"memory of session %llu (pid %d) is damaged in host memory: it cannot wake",
+			(unsigned long long)holder->id, (int)holder->peer.pid);
+	}
 	if (place->slept->kind != HELD_CHUNK) {
 		copies_drop(wake->context->copies, place->copy);
 	}
@@ -508,10 +525,7 @@ static void note_refusal(struct sleep_wake *wake, enum status status)
 	const struct sleep_context *context = wake->context;
 	struct holder *holder = wake->sleeper->holder;
 	struct holder_sleep *sleep = &holder->sleep;
-	const struct event_subject subject = {.realm = holder->realm->name,
-	                                      .session = holder->id,
-	                                      .pid = holder->peer.pid,
-	                                      .limit = &holder->tenant->log_limit};
+	const struct event_subject subject = subject_of(holder);
 	uint64_t now_ms = uv_now(holder->all->loop);
 	context->allocator->stats->wakes_refused++;
 	sleep->refused_since_ms = sleep->refused_since_ms ? sleep->refused_since_ms

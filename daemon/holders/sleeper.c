@@ -187,9 +187,11 @@ static void count(const struct sleeper *sleeper)
 {
 	struct stats *stats = sleeper->context->allocator->stats;
 	stats->sleeps++;
+	stats->sleeps_asked += sleeper->why == SLEEP_ASKED;
 	stats->sleeps_idle += sleeper->why == SLEEP_IDLE;
 	stats->sleeps_pressure += sleeper->why == SLEEP_PRESSURE;
 	stats->slept_bytes += sleeper->private_bytes + sleeper->shared_bytes;
+	histogram_add(&stats->sleep_time, sleeper->copy_ns);
 }
 
 enum status sleeper_enter(struct holder *holder, enum sleep_why why, const struct sleep_stay *stays,

@@ -190,6 +190,71 @@ static void write_hosts(const struct snapshot *snapshot, FILE *out)
 	}
 }
 
+static void write_copies(const struct glake_host_status *host, const char *name, uint64_t bytes,
+                         FILE *out)
+{
+	fprintf(out, "glake_host_copy_bytes{node=\"%" PRIu32 "\",for=\"%s\"", host->node, name);
+	value(out, bytes);
+}
+
+/* Each copy once, and what those of sleepers stand for. */
+static void write_tier(const struct snapshot *snapshot, FILE *out)
+{
+	const struct glake_status *status = &snapshot->status;
+	begin(out, "glake_host_copy_bytes", "gauge",
+	      "Copies in host memory by what they are for; those that are made or read are not "
+	      "here");
+	for (uint32_t i = 0; i < status->n_hosts; i++) {
+		const struct glake_host_status *host = &status->hosts[i];
+		write_copies(host, "sleep", host->sleep_copy_bytes, out);
+		write_copies(host, "model", host->model_copy_bytes, out);
+		write_copies(host, "cache", host->cached_copy_bytes, out);
+	}
+	begin(out, "glake_host_slept_bytes", "gauge",
+	      "What copies for sleep stand for: without sharing they would be so much");
+	for (uint32_t i = 0; i < status->n_hosts; i++) {
+		fprintf(out, "glake_host_slept_bytes{node=\"%" PRIu32 "\"", status->hosts[i].node);
+		value(out, status->hosts[i].slept_bytes);
+	}
+}
+
+static void write_asleep(const char *kind, uint64_t bytes, FILE *out)
+{
+	fprintf(out, "glake_asleep_bytes{kind=\"%s\"", kind);
+	value(out, bytes);
+}
+
+static void write_sleepers(const struct snapshot *snapshot, FILE *out)
+{
+	struct glake_sleeper_row sum = {.session = 0};
+	uint64_t n_waking = 0;
+	uint64_t n_waiting = 0;
+	for (size_t i = 0; i < snapshot->sleepers.n; i++) {
+		const struct glake_sleeper_row *sleeper = rows_at(&snapshot->sleepers, i);
+		sum.private_bytes += sleeper->private_bytes;
+		sum.shared_bytes += sleeper->shared_bytes;
+		sum.gpu_bytes += sleeper->gpu_bytes;
+		sum.stays_bytes += sleeper->stays_bytes;
+		n_waking += strcmp(sleeper->state, "waking") == 0;
+		n_waiting += sleeper->place > 0;
+		sum.waiting_ms = sleeper->waiting_ms > sum.waiting_ms ? sleeper->waiting_ms
+		                                                      : sum.waiting_ms;
+	}
+	plain(out, "glake_sleepers", "Programs that sleep, or wake", snapshot->sleepers.n);
+	plain(out, "glake_sleepers_waking", "Of them: those that wake", n_waking);
+	plain(out, "glake_sleepers_waiting", "Of those: they wait for room", n_waiting);
+	begin(out, "glake_sleepers_waiting_seconds", "gauge", "The longest of these waits so far");
+	fprintf(out, "glake_sleepers_waiting_seconds %.3f\n", (double)sum.waiting_ms / 1000);
+	begin(out, "glake_asleep_bytes", "gauge",
+	      "Of programs that sleep: private and shared memory; of the shared one what the GPU "
+	      "has "
+	      "still; what stays there");
+	write_asleep("private", sum.private_bytes, out);
+	write_asleep("shared", sum.shared_bytes, out);
+	write_asleep("on_gpu", sum.gpu_bytes, out);
+	write_asleep("stays", sum.stays_bytes, out);
+}
+
 /* ---- tenants, sessions, models ---------------------------------------------------------------- */
 
 static void tenant_label(FILE *out, const char *name, const struct glake_tenant_row *tenant)
@@ -237,6 +302,15 @@ static void write_tenants(const struct snapshot *snapshot, FILE *out)
 {
 	const struct rows *tenants = &snapshot->tenants;
 	write_tenant_devices(tenants, out);
+	begin(out, "glake_tenant_host_bytes", "gauge", "What it is charged for in host memory");
+	for (size_t i = 0; i < tenants->n; i++) {
+		const struct glake_tenant_row *tenant = rows_at(tenants, i);
+		for (uint32_t at = 0; at < tenant->n_hosts; at++) {
+			tenant_label(out, "glake_tenant_host_bytes", tenant);
+			fprintf(out, ",node=\"%" PRIu32 "\"", tenant->hosts[at].device);
+			value(out, tenant->hosts[at].used_bytes);
+		}
+	}
 	begin(out, "glake_tenant_sessions", "gauge", "Sessions of the tenant");
 	for (size_t i = 0; i < tenants->n; i++) {
 		const struct glake_tenant_row *tenant = rows_at(tenants, i);
@@ -384,13 +458,14 @@ static void write_models(const struct snapshot *snapshot, FILE *out)
 		{"span", OF(span_bytes)},
 		{"part", OF(part_bytes)},
 		{"unique", OF(unique_bytes)},
+		{"copied", OF(copied_bytes)},
 	};
 	enum { N_KINDS = sizeof(kinds) / sizeof(kinds[0]) };
 	const void **models = sorted(&snapshot->models, larger_model);
 	size_t n = !models ? 0 : snapshot->models.n < MAX_SHOWN ? snapshot->models.n : MAX_SHOWN;
 	begin(out, "glake_model_bytes", "gauge",
 	      "Blocks of a model; its part of them, which adds up over models; those that only it "
-	      "has");
+	      "has; those that host memory has a copy of");
 	for (size_t i = 0; i < n; i++) {
 		for (size_t at = 0; at < N_KINDS; at++) {
 			model_label(out, "glake_model_bytes", models[i]);
@@ -455,6 +530,8 @@ void metrics_write(const struct snapshot *snapshot, FILE *out)
 	write_daemon(snapshot, out);
 	write_devices(snapshot, out);
 	write_hosts(snapshot, out);
+	write_tier(snapshot, out);
+	write_sleepers(snapshot, out);
 	write_tenants(snapshot, out);
 	write_sessions(snapshot, out);
 	write_models(snapshot, out);

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sleep without the shim: a session's memory goes to host memory and comes back, at the same addresses. */
+#include <dirent.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/stat.h>
 
 #include "libclient/link/session.h"
 #include "libclient/space/range.h"
@@ -93,6 +96,95 @@ START_TEST(the_host_tier_tells_what_its_copies_stand_for)
 	assert_ok(glake_wake(one, NULL));
 	ck_assert_uint_eq(host().slept_bytes, 0);
 	ck_assert_uint_eq(host().cached_copy_bytes, 6 * MIB);
+}
+END_TEST
+
+struct times {
+	const char *name;
+	uint64_t n;
+};
+
+static int count_times(void *user, const struct glake_histogram *histogram)
+{
+	struct times *times = user;
+	for (uint32_t i = 0; strcmp(histogram->name, times->name) == 0 && i <= histogram->n_bounds;
+	     i++) {
+		times->n += histogram->counts[i];
+	}
+	return 0;
+}
+
+static uint64_t n_times(const char *name)
+{
+	struct times times = {.name = name};
+	assert_ok(glake_get_histograms(eye, count_times, &times));
+	return times.n;
+}
+
+START_TEST(sleeps_and_wakes_are_counted_and_timed)
+{
+	struct glake_session *session = world_connect();
+	words_alloc(session, 6 * MIB, 7);
+	for (uint64_t i = 1; i <= 3; i++) {
+		words_fall_asleep(session);
+		ck_assert_uint_eq(n_times("sleep"), i);
+		assert_ok(glake_wake(session, NULL));
+		ck_assert_uint_eq(n_times("wake"), i);
+		ck_assert_uint_eq(n_times("wake_wait"), i);
+	}
+	ck_assert_uint_eq(world_metric("sleeps"), 3);
+	ck_assert_uint_eq(world_metric("sleeps_asked"), 0);
+	ck_assert_uint_eq(world_metric("wakes"), 3);
+	ck_assert_uint_eq(world_metric("slept_bytes"), 18 * MIB);
+	ck_assert_uint_eq(world_metric("woken_bytes"), 18 * MIB);
+}
+END_TEST
+
+/* In large chunks: files of glaked's, whose bytes the simulator keeps there. */
+static void damage_copies(void)
+{
+	char path[512];
+	unsigned n_damaged = 0;
+	snprintf(path, sizeof(path), "/proc/%d/fd", harness.pid);
+	DIR *folder = opendir(path);
+	ck_assert_ptr_nonnull(folder);
+	for (struct dirent *entry; (entry = readdir(folder));) {
+		struct stat stat;
+		snprintf(path, sizeof(path), "/proc/%d/fd/%s", harness.pid, entry->d_name);
+		if (entry->d_name[0] != '.' && fstatat(AT_FDCWD, path, &stat, 0) == 0 &&
+		    S_ISREG(stat.st_mode) && stat.st_size >= (off_t)GIB) {
+			cleanup_fd int fd = open(path, O_RDWR | O_CLOEXEC);
+			ck_assert_int_eq(pwrite(fd, "damage", 6, MIB), 6);
+			n_damaged++;
+		}
+	}
+	closedir(folder);
+	ck_assert_uint_ge(n_damaged, 1);
+}
+
+static int count_event(void *user, const struct glake_event_row *row)
+{
+	*(unsigned *)user += strcmp(row->kind, "copy_damaged") == 0;
+	return 0;
+}
+
+/* Nobody gets it, and an operator learns of it once, however often the program tries. */
+START_TEST(a_sleeper_that_is_damaged_in_host_memory_is_told_once)
+{
+	struct glake_session *session = world_connect();
+	words_alloc(session, 6 * MIB, 7);
+	words_fall_asleep(session);
+	damage_copies();
+	for (uint64_t i = 1; i <= 2; i++) {
+		unsigned n_events = 0;
+		assert_fails(GLAKE_E_MOVER, "damaged there", glake_wake(session, NULL));
+		ck_assert(glake_is_asleep(session));
+		assert_ok(glake_list_events(eye, count_event, &n_events));
+		ck_assert_uint_eq(n_events, 1);
+		ck_assert_uint_eq(world_metric("wakes_failed"), i);
+	}
+	ck_assert_uint_eq(world_metric("wakes_refused"), 0);
+	ck_assert_uint_eq(words_device_bytes(), 0);
 }
 END_TEST
 

@@ -352,6 +352,8 @@ START_TEST(without_room_it_sleeps_on)
 	ck_assert_uint_eq(row.n_sleeps, 2);
 	ck_assert_uint_gt(row.woke_ns, 0);
 	ck_assert_uint_ge(row.woke_waited_ms, 2 * 300);
+	ck_assert_uint_eq(world_metric("wakes_failed"), 2);
+	ck_assert_uint_eq(world_metric("wakes_refused"), 2);
 	assert_ok(glake_wake(scene.session, NULL));
 	scene_end(&scene);
 }

@@ -1536,6 +1536,15 @@ START_TEST(metrics_have_their_format)
 	                "\nglake_device_bytes{device=\"0\",use=\"blocks_cached\"} 1073741824\n");
 	assert_contains(out_text,
 	                "\nglake_tenant_quota_bytes{tenant=\"default\",device=\"0\"} 2147483648\n");
+	assert_contains(out_text, "\nglake_host_copy_bytes{node=\"1\",for=\"sleep\"} 536870912\n");
+	assert_contains(out_text, "\nglake_host_copy_bytes{node=\"1\",for=\"cache\"} 268435456\n");
+	assert_contains(out_text, "\nglake_host_slept_bytes{node=\"1\"} 4294967296\n");
+	assert_contains(out_text, "\nglake_sleepers 1\n");
+	assert_contains(out_text, "\nglake_sleepers_waking 0\n");
+	assert_contains(out_text, "\nglake_asleep_bytes{kind=\"private\"} 1073741824\n");
+	assert_contains(out_text, "\nglake_asleep_bytes{kind=\"on_gpu\"} 2147483648\n");
+	assert_contains(out_text,
+	                "\nglake_tenant_host_bytes{tenant=\"default\",node=\"1\"} 5368709120\n");
 	/* No limit is not a limit of 0. */
 	ck_assert_ptr_null(
 		strstr(out_text, "glake_tenant_quota_bytes{tenant=\"default\",device=\"1\"}"));
@@ -1559,7 +1568,7 @@ START_TEST(metrics_have_their_format)
 	ck_assert_int_eq(run("metrics"), 0);
 	ck_assert_uint_eq(count(out_text, "\nglake_session_bytes{"), 4 * 201);
 	ck_assert_uint_eq(count(out_text, "\nglake_session_requests_total{"), 200);
-	ck_assert_uint_eq(count(out_text, "\nglake_model_bytes{"), 3 * (200 + 2));
+	ck_assert_uint_eq(count(out_text, "\nglake_model_bytes{"), 4 * (200 + 2));
 	ck_assert_ptr_nonnull(strstr(out_text, "\nglake_session_bytes{session=\"4000\","));
 	/* 2801 of the crowd and the one without memory. */
 	ck_assert_ptr_nonnull(strstr(out_text,
