@@ -131,9 +131,11 @@ struct part {
 	const struct glake_session_row *session;
 };
 
+/* Of a device, or of a NUMA node of the host. */
 struct parts {
 	const struct snapshot *snapshot;
-	const struct glake_device_status *device;
+	const struct glake_device_status *device; /* NULL: it is a node */
+	uint64_t total_bytes;
 	struct rows list; /* struct part */
 };
 
@@ -252,6 +254,19 @@ static void find_parts(struct parts *parts)
 	add_plain(parts, "free", "free", device->free_bytes);
 }
 
+/* Copies that are neither for somebody nor cache are being made, or read. */
+static void find_host_parts(struct parts *parts, const struct glake_host_status *host)
+{
+	uint64_t known = host->sleep_copy_bytes + host->model_copy_bytes + host->cached_copy_bytes;
+	add_plain(parts, "private", "host memory of programs", host->private_bytes);
+	add_plain(parts, "asleep", "copies for programs that sleep", host->sleep_copy_bytes);
+	add_plain(parts, "demoted", "models that only host memory has", host->model_copy_bytes);
+	add_plain(parts, "driver", "copies on their way", less(host->used_copy_bytes, known));
+	add_plain(parts, "cached", "copies that nobody needs", host->cached_copy_bytes);
+	add_plain(parts, "pool", "made ahead", less(host->copy_bytes, host->used_copy_bytes));
+	add_plain(parts, "free", "may be taken", less(host->limit_bytes, host->physical_bytes));
+}
+
 /* ---- the bar and its rows --------------------------------------------------------------------- */
 
 #define MAX_SHARERS 12u
@@ -273,11 +288,11 @@ static void put_name(const struct part *part, FILE *out)
 /* Each part as wide as it is large; on a dark ground what of it is not live. */
 static void put_bar(const struct parts *parts, FILE *out)
 {
-	double total = (double)(parts->device->total_bytes + 1);
+	double total = (double)(parts->total_bytes + 1);
 	double x = 0;
 	fputs("<svg class=\"bar\" viewBox=\"0 0 1000 100\" preserveAspectRatio=\"none\" "
 	      "role=\"img\" "
-	      "aria-label=\"Parts of the device's memory\">\n<rect class=\"unknown\" "
+	      "aria-label=\"Parts of the memory\">\n<rect class=\"unknown\" "
 	      "width=\"1000\" "
 	      "height=\"100\"/>\n",
 	      out);
@@ -334,6 +349,10 @@ static void put_model(const struct snapshot *snapshot, const struct glake_model_
 		text_duration(model->idle_ms, idle);
 		fprintf(out, "; unused for %s", idle);
 	}
+	if (model->copied_bytes > 0) {
+		fputs("; host memory has ", out);
+		html_size(out, model->copied_bytes);
+	}
 	fputs(model->pinned ? "; pinned" : "", out);
 	if (strcmp(model->state, "ready") != 0) {
 		fputs("; ", out);
@@ -341,7 +360,8 @@ static void put_model(const struct snapshot *snapshot, const struct glake_model_
 	}
 }
 
-static void put_session(const struct glake_session_row *session, double live, FILE *out)
+static void put_session(const struct snapshot *snapshot, const struct glake_session_row *session,
+                        double live, FILE *out)
 {
 	fputs("tenant ", out);
 	html_text(out, session->tenant);
@@ -356,6 +376,7 @@ static void put_session(const struct glake_session_row *session, double live, FI
 		html_size(out, session->shared_bytes);
 	}
 	fputs(session->detached ? "; its connection is lost" : "", out);
+	fputs(snapshot_sleeper(snapshot, session->session) ? "; asleep, and this stays" : "", out);
 }
 
 static void put_part(const struct parts *parts, const struct part *part, FILE *out)
@@ -369,14 +390,23 @@ static void put_part(const struct parts *parts, const struct part *part, FILE *o
 		fputs("</small>", out);
 	} else if (part->session) {
 		fputs("<small>", out);
-		put_session(part->session, part->live, out);
+		put_session(parts->snapshot, part->session, part->live, out);
 		fputs("</small>", out);
 	}
 	fputs("</span><span class=\"n\">", out);
 	html_size(out, part->bytes);
 	fputs("<small>", out);
-	html_percent(out, (double)part->bytes / (double)(parts->device->total_bytes + 1));
+	html_percent(out, (double)part->bytes / (double)(parts->total_bytes + 1));
 	fputs("</small></span></li>\n", out);
+}
+
+static void put_parts(const struct parts *parts, FILE *out)
+{
+	fputs("<ul>\n", out);
+	for (size_t i = 0; i < parts->list.n; i++) {
+		put_part(parts, rows_at(&parts->list, i), out);
+	}
+	fputs("</ul>\n", out);
 }
 
 /* ---- over time -------------------------------------------------------------------------------- */
@@ -446,14 +476,139 @@ static void put_history(const struct map *map, const struct glake_device_status 
 	put_legend(map, device, out);
 }
 
+/* ---- who is in host memory -------------------------------------------------------------------- */
+
+static uint64_t asleep_bytes(const struct glake_sleeper_row *sleeper)
+{
+	return sleeper->private_bytes + sleeper->shared_bytes;
+}
+
+static int larger_sleeper(const void *a, const void *b)
+{
+	uint64_t left = asleep_bytes(a);
+	uint64_t right = asleep_bytes(b);
+	return left < right ? 1 : left > right ? -1 : 0;
+}
+
+static void put_ms(FILE *out, const char *before, uint64_t ms)
+{
+	char text[TEXT_NUMBER_BYTES];
+	text_duration(ms, text);
+	fprintf(out, "%s%s", before, text);
+}
+
+static void put_named_size(FILE *out, const char *before, uint64_t bytes)
+{
+	if (bytes > 0) {
+		fputs(before, out);
+		html_size(out, bytes);
+	}
+}
+
+static void put_row(FILE *out, const char *class, const char *name, uint32_t pid)
+{
+	fprintf(out, "<li><i class=\"%s\"></i><span><b>", class);
+	html_text(out, name);
+	if (pid > 0) {
+		fprintf(out, " (%" PRIu32 ")", pid);
+	}
+	fputs("</b><small>", out);
+}
+
+static void end_row(FILE *out, uint64_t bytes, const char *state)
+{
+	fputs("</small></span><span class=\"n\">", out);
+	html_size(out, bytes);
+	fprintf(out, "<small>%s</small></span></li>\n", state);
+}
+
+static void put_sleeper(const struct glake_sleeper_row *sleeper, FILE *out)
+{
+	bool is_waiting = sleeper->place > 0;
+	put_row(out, "asleep", sleeper->program, sleeper->pid);
+	fputs("tenant ", out);
+	html_text(out, sleeper->tenant);
+	put_ms(out, "; for ", sleeper->asleep_ms);
+	fputs(" (", out);
+	html_text(out, sleeper->why);
+	fputs(")", out);
+	put_named_size(out, "; shared ", sleeper->shared_bytes);
+	put_named_size(out, ", of it still on the GPU ", sleeper->gpu_bytes);
+	put_named_size(out, "; on the GPU stays ", sleeper->stays_bytes);
+	if (is_waiting) {
+		fprintf(out, "; place %" PRIu32, sleeper->place);
+		put_ms(out, ", for ", sleeper->waiting_ms);
+	}
+	if (sleeper->woke_ns > 0) {
+		put_ms(out, "; its last wake took ", sleeper->woke_ns / 1000000);
+	}
+	end_row(out, asleep_bytes(sleeper),
+	        is_waiting                              ? "waits for room"
+	        : strcmp(sleeper->state, "waking") == 0 ? "wakes"
+	                                                : "asleep");
+}
+
+/* Returns how many. */
+static size_t put_demoted(const struct snapshot *snapshot, size_t n_most, FILE *out)
+{
+	size_t n = 0;
+	for (size_t i = 0; i < snapshot->models.n; i++) {
+		const struct glake_model_row *model = rows_at(&snapshot->models, i);
+		if (strcmp(model->state, "host") != 0 || ++n > n_most) {
+			continue;
+		}
+		put_row(out, "demoted", model->name, 0);
+		put_ms(out, "unused for ", model->idle_ms);
+		fprintf(out, "; of GPU %" PRIu32, model->device);
+		end_row(out, model->copied_bytes, "only in host memory");
+	}
+	return n;
+}
+
+/* What several have counts for each. */
+static void put_asleep(const struct snapshot *snapshot, FILE *out)
+{
+	struct rows sleepers = {0};
+	for (size_t i = 0; i < snapshot->sleepers.n; i++) {
+		struct glake_sleeper_row *row = rows_add(&sleepers, sizeof(*row));
+		if (row) {
+			*row = *(const struct glake_sleeper_row *)rows_at(&snapshot->sleepers, i);
+		}
+	}
+	rows_sort(&sleepers, larger_sleeper);
+	fputs("<section class=\"elsewhere\">\n<h2>Not on a GPU</h2>\n<p>What several have counts "
+	      "for "
+	      "each.</p>\n<ul>\n",
+	      out);
+	for (size_t i = 0; i < sleepers.n && i < MAX_PARTS; i++) {
+		put_sleeper(rows_at(&sleepers, i), out);
+	}
+	size_t n = put_demoted(snapshot, MAX_PARTS, out);
+	fputs("</ul>\n", out);
+	if (sleepers.n > MAX_PARTS) {
+		fprintf(out, "<p>And %zu smaller programs.</p>\n", sleepers.n - MAX_PARTS);
+	}
+	if (n > MAX_PARTS) {
+		fprintf(out, "<p>And %zu more models.</p>\n", n - MAX_PARTS);
+	}
+	if (sleepers.n + n == 0) {
+		fputs("<p>No program sleeps, and no model is in host memory alone.</p>\n", out);
+	}
+	fputs("</section>\n", out);
+	rows_deinit(&sleepers);
+}
+
 /* ---- the page --------------------------------------------------------------------------------- */
 
 static const char style[] =
 	":root { --private: #2f6fbf; --blocks: #3a8f4d; --cached: #a5d3ad; --pool: #9aa7b5; "
-	"--driver: #c98a1b; --foreign: #a8442f; --unaccounted: #8a4fa3; --free: #e9edf1; }\n"
+	"--driver: #c98a1b; --foreign: #a8442f; --unaccounted: #8a4fa3; --free: #e9edf1; "
+	"--asleep: #3f4f9c; --demoted: #2a8a8a; }\n"
 	"@media (prefers-color-scheme: dark) { :root { --private: #4f92de; --blocks: #4fae64; "
 	"--cached: #2d5a37; --pool: #566270; --driver: #d9a441; --foreign: #c8614b; "
-	"--unaccounted: #a56bc0; --free: #23292f; } }\n"
+	"--unaccounted: #a56bc0; --free: #23292f; --asleep: #7d8ce0; --demoted: #4cb5b5; } }\n"
+	".asleep { fill: var(--asleep); background: var(--asleep); }\n"
+	".demoted { fill: var(--demoted); background: var(--demoted); }\n"
 	".private { fill: var(--private); background: var(--private); }\n"
 	".blocks { fill: var(--blocks); background: var(--blocks); }\n"
 	".cached { fill: var(--cached); background: var(--cached); }\n"
@@ -486,10 +641,11 @@ static const char style[] =
 static void put_device(const struct map *map, const struct snapshot *snapshot,
                        const struct glake_device_status *device, FILE *out)
 {
-	struct parts parts = {.snapshot = snapshot, .device = device};
+	struct parts parts = {
+		.snapshot = snapshot, .device = device, .total_bytes = device->total_bytes};
 	bool is_known = device->free_bytes > 0;
 	find_parts(&parts);
-	fprintf(out, "<section>\n<h2>GPU %" PRIu32 " ", device->index);
+	fprintf(out, "<section class=\"gpu\">\n<h2>GPU %" PRIu32 " ", device->index);
 	html_text(out, device->name);
 	fputs("</h2>\n<p>", out);
 	html_size(out, is_known ? less(device->total_bytes, device->free_bytes)
@@ -506,11 +662,33 @@ static void put_device(const struct map *map, const struct snapshot *snapshot,
 	fputs("</p>\n", out);
 	put_bar(&parts, out);
 	put_history(map, device, out);
-	fputs("<ul>\n", out);
-	for (size_t i = 0; i < parts.list.n; i++) {
-		put_part(&parts, rows_at(&parts.list, i), out);
+	put_parts(&parts, out);
+	fputs("</section>\n", out);
+	rows_deinit(&parts.list);
+}
+
+static void put_host(const struct snapshot *snapshot, const struct glake_host_status *host,
+                     FILE *out)
+{
+	struct parts parts = {.snapshot = snapshot, .total_bytes = host->limit_bytes};
+	find_host_parts(&parts, host);
+	fprintf(out, "<section class=\"host\">\n<h2>Host memory, node %" PRIu32 "</h2>\n<p>",
+	        host->node);
+	html_size(out, host->physical_bytes);
+	fputs(" taken, of ", out);
+	html_size(out, host->limit_bytes);
+	fputs(" that glaked may take; the node has ", out);
+	html_size(out, host->total_bytes);
+	fputs(". ", out);
+	if (host->slept_bytes > host->sleep_copy_bytes) {
+		fputs("Sharing saves ", out);
+		html_size(out, host->slept_bytes - host->sleep_copy_bytes);
+		fputs(".", out);
 	}
-	fputs("</ul>\n</section>\n", out);
+	fputs("</p>\n", out);
+	put_bar(&parts, out);
+	put_parts(&parts, out);
+	fputs("</section>\n", out);
 	rows_deinit(&parts.list);
 }
 
@@ -535,6 +713,12 @@ void map_write(const struct map *map, const struct snapshot *snapshot, unsigned 
 	fputs("<main>\n", out);
 	for (size_t i = 0; i < snapshot->devices.n; i++) {
 		put_device(map, snapshot, rows_at(&snapshot->devices, i), out);
+	}
+	for (uint32_t i = 0; i < snapshot->status.n_hosts; i++) {
+		put_host(snapshot, &snapshot->status.hosts[i], out);
+	}
+	if (snapshot->status.n_hosts > 0) {
+		put_asleep(snapshot, out);
 	}
 	fputs("</main>\n", out);
 	html_end(out);

@@ -97,7 +97,7 @@ class Map(WithGlaked):
         self.browser.size(390, 844)
         self.browser.open(url)
         value = self.browser.value
-        rows = value("[...document.querySelectorAll('li')].map(row => row.innerText)")
+        rows = value("[...document.querySelectorAll('.gpu li')].map(row => row.innerText)")
         self.assertTrue(any(f"({program.pid})" in row and "2.0 MiB" in row for row in rows), rows)
         (model,) = (row for row in rows if "m <b>.safetensors" in row)
         self.assertIn("6.0 MiB", model)
@@ -106,7 +106,7 @@ class Map(WithGlaked):
         self.assertEqual(value("document.documentElement.scrollWidth"), 390)
         self.assertEqual(value("document.scripts.length + performance.getEntriesByType('resource').length"), 0)
         # Parts stand side by side, each as wide as it is large.
-        parts = value("[...document.querySelectorAll('.bar .whole')].map(part => {"
+        parts = value("[...document.querySelectorAll('.gpu .bar .whole')].map(part => {"
                       " const box = part.getBoundingClientRect(); return [box.left, box.width]; })")
         self.assertEqual(len(parts), len(rows))
         for (left, width), (next_left, _) in zip(parts, parts[1:]):

@@ -32,6 +32,7 @@ static struct {
 	char call[256]; /* the last steering call with its arguments */
 	const char *name;
 	bool is_old;
+	bool waits_to_wake;
 	bool has_woken;   /* the sleeper, before it slept again */
 	bool has_demoted; /* a model that only host memory has, besides */
 	bool stitches;    /* the session with memory */
@@ -454,6 +455,8 @@ int glake_list_sleepers(struct glake_session *session, glake_sleeper_fn row, voi
 		.private_bytes = GIB,
 		.shared_bytes = 3 * GIB,
 		.gpu_bytes = 2 * GIB,
+		.place = fake.waits_to_wake ? 2 : 0,
+		.waiting_ms = fake.waits_to_wake ? 3000 : 0,
 		.woke_ns = fake.has_woken ? 340000000 : 0,
 		.woke_waited_ms = fake.has_woken ? 62000 : 0,
 		.stays_bytes = 2 * MIB,
@@ -1417,6 +1420,8 @@ START_TEST(the_map_names_who_holds_what)
 	char line[300];
 	char page[64 * 1024] = "";
 	fake.name = "<i>\"a\" & b\n";
+	fake.has_demoted = true;
+	fake.waits_to_wake = true;
 	snprintf(path, sizeof(path), "%s/map.html", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
 	snprintf(line, sizeof(line), "map --html=%s --seconds 1", path);
 	for (int i = 0; i < 2; i++) {
@@ -1438,6 +1443,22 @@ START_TEST(the_map_names_who_holds_what)
 			page, "<b>programs without a session</b></span><span class=\"n\">5.0 GiB");
 		assert_contains(page, "; pinned");
 		ck_assert_int_eq(strstr(page, "; open in &lt;i&gt;") != NULL, !fake.is_old);
+		assert_contains(page,
+		                "<h2>Host memory, node 1</h2>\n<p>3.0 GiB taken, of 16.0 GiB that "
+		                "glaked may take; the node has 64.0 GiB. Sharing saves 3.5 GiB.");
+		assert_contains(page,
+		                "<b>copies for programs that sleep</b></span><span class=\"n\">"
+		                "512.0 MiB");
+		/* An older glaked has no sleepers. */
+		ck_assert_int_eq(
+			strstr(page,
+		               "<i class=\"asleep\"></i><span><b>&lt;i&gt;&quot;a&quot; &amp; "
+		               "b\\x0a (100)</b><small>tenant default; for 1.0 s (asked); "
+		               "shared 3.0 GiB, of it still on the GPU 2.0 GiB; on the GPU "
+		               "stays 2.0 MiB; place 2, for 3.0 s</small></span><span "
+		               "class=\"n\">4.0 GiB<small>waits for room") != NULL,
+			!fake.is_old);
+		assert_contains(page, "<b>demoted</b><small>unused for ");
 		assert_contains(page, "<polygon class=\"cached\"");
 		fake.is_old = true;
 	}
@@ -1464,8 +1485,8 @@ START_TEST(a_map_of_many_shows_the_largest)
 	ck_assert_ptr_nonnull(strstr(page, "; open in plain (100), crowd (1001), crowd (1002), "));
 	ck_assert_ptr_nonnull(strstr(page, " and 2989 more"));
 	ck_assert_ptr_nonnull(strstr(page, "<b>1480 smaller models</b>"));
-	/* As many rows of both devices as there are parts in their bars. */
-	ck_assert_uint_eq(count(page, "<li>"), count(page, "class=\"whole\""));
+	/* As many rows of both devices, and of the node, as there are parts in their bars; and one who sleeps. */
+	ck_assert_uint_eq(count(page, "<li>"), count(page, "class=\"whole\"") + 1);
 	ck_assert_uint_lt(count(page, "<li>"), 100);
 }
 END_TEST
