@@ -416,6 +416,8 @@ struct glake_sleeper_row {
 	uint64_t woke_waited_ms; /* that wake waited so long for room */
 	uint64_t
 		gpu_bytes; /* of shared_bytes: of blocks that are on the GPU, for others or as cache */
+	uint32_t n_models;         /* 16 at most */
+	const char *const *models; /* names of those that it has open */
 };
 
 typedef int (*glake_sleeper_fn)(void *user, const struct glake_sleeper_row *row);

@@ -69,6 +69,8 @@ static inline uint64_t glake_chunk_bytes(uint64_t content_bytes)
 /* What one SleepCopy names, and how many reasons there are for memory that stays, each of a few words. */
 #define GLAKE_MAX_SLEPT 2000u
 #define GLAKE_MAX_STAYS 16u
+/* Models of a sleeper that are listed. */
+#define GLAKE_MAX_SLEPT_MODELS 16u
 #define GLAKE_MAX_STAY_BYTES 128u
 
 /* Names of tensors, models, programs: longer ones are refused. */

@@ -155,6 +155,7 @@ void rpc_sleep_leave(struct session *session, const request_t *request, struct f
 struct sleeper_row {
 	Glake__Wire__SleepStay stays[GLAKE_MAX_STAYS];
 	Glake__Wire__SleepStay *list[GLAKE_MAX_STAYS];
+	char *models[GLAKE_MAX_SLEPT_MODELS];
 };
 
 static uint64_t gpu_bytes_of(struct store *store, const struct slept *slept)
@@ -181,6 +182,18 @@ static uint64_t gpu_bytes(struct store *store, const struct sleeper *sleeper, si
 	return bytes;
 }
 
+static void list_models(const struct sleeper *sleeper, struct sleeper_row *place,
+                        Glake__Wire__SleeperInfo *row)
+{
+	const struct slept *slept;
+	row->models = place->models;
+	list_for_each (slept, &sleeper->slept, link) {
+		if (slept->name && row->n_models < GLAKE_MAX_SLEPT_MODELS) {
+			place->models[row->n_models++] = slept->name;
+		}
+	}
+}
+
 static void describe(const struct sleeper *sleeper, struct sleeper_row *place,
                      Glake__Wire__SleeperInfo *row)
 {
@@ -204,6 +217,7 @@ static void describe(const struct sleeper *sleeper, struct sleeper_row *place,
 		place->stays[i].bytes = sleeper->stays[i].bytes;
 		place->list[row->n_stays++] = &place->stays[i];
 	}
+	list_models(sleeper, place, row);
 	if (sleeper->wake && sleep_wake_is_waiting(sleeper->wake)) {
 		row->place = sleep_wake_place(sleeper->wake);
 		row->waiting_ms = sleep_wake_waited_ms(sleeper->wake);

@@ -656,6 +656,8 @@ static int show_sleeper(const Glake__Wire__SleeperInfo *from, const struct list 
 		.woke_ns = from->woke_ns,
 		.woke_waited_ms = from->woke_waited_ms,
 		.gpu_bytes = from->gpu_bytes,
+		.n_models = (uint32_t)from->n_models,
+		.models = (const char *const *)from->models,
 		.n_stays = (uint32_t)from->n_stays,
 		.stays = stays,
 	};

@@ -39,14 +39,22 @@ int ctl_list_add(void *user, const void *row)
 
 int ctl_list_add_more(void *user, const void *row, const char *key, json_t *more)
 {
-	struct ctl_list *list = user;
-	int err = ctl_list_add(list, row);
-	if (err == 0 && list->rows) {
-		json_t *object = json_array_get(list->rows, json_array_size(list->rows) - 1);
-		return json_object_set_new(object, key, more) < 0 ? CTL_E_OUTPUT : 0;
+	int err = ctl_list_add(user, row);
+	if (err) {
+		json_decref(more);
+		return err;
 	}
-	json_decref(more);
-	return err;
+	return ctl_list_more(user, key, more);
+}
+
+int ctl_list_more(struct ctl_list *list, const char *key, json_t *more)
+{
+	if (!list->rows) {
+		json_decref(more);
+		return 0;
+	}
+	json_t *object = json_array_get(list->rows, json_array_size(list->rows) - 1);
+	return json_object_set_new(object, key, more) < 0 ? CTL_E_OUTPUT : 0;
 }
 
 static int print(struct ctl *ctl, const char *key, struct ctl_list *list)

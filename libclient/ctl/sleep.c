@@ -62,7 +62,10 @@ static const struct field stay_fields[] = {
 
 /* ---- whom the operand means ------------------------------------------------------------------- */
 
-/* A number is a pid or a session: ids of sessions are far above any pid. Anything else is a tenant. */
+/*
+ * A number is a pid or a session: ids of sessions are far above any pid. Anything else is a tenant; if none of that name has
+ * sessions, it is a model, and all sessions of the processes are meant that have it open.
+ */
 struct meant {
 	const char *tenant; /* NULL: the number */
 	uint64_t number;
@@ -73,17 +76,117 @@ struct meant {
 	} found[MAX_SESSIONS];
 };
 
-static int find_meant(void *user, const struct glake_session_row *row)
+static void add_meant(struct meant *meant, const struct glake_session_row *row)
 {
-	struct meant *meant = user;
-	bool is_meant = meant->tenant ? strcmp(row->tenant, meant->tenant) == 0
-	                              : row->session == meant->number || row->pid == meant->number;
-	if (is_meant && meant->n < MAX_SESSIONS) {
+	if (meant->n < MAX_SESSIONS) {
 		meant->found[meant->n].session = row->session;
 		meant->found[meant->n].pid = row->pid;
 		meant->n++;
 	}
+}
+
+static int find_meant(void *user, const struct glake_session_row *row)
+{
+	struct meant *meant = user;
+	if (meant->tenant ? strcmp(row->tenant, meant->tenant) == 0
+	                  : row->session == meant->number || row->pid == meant->number) {
+		add_meant(meant, row);
+	}
 	return 0;
+}
+
+struct numbers {
+	uint64_t list[MAX_SESSIONS];
+	size_t n;
+};
+
+static void add_number(struct numbers *numbers, uint64_t number)
+{
+	if (numbers->n < MAX_SESSIONS) {
+		numbers->list[numbers->n++] = number;
+	}
+}
+
+static bool has_number(const struct numbers *numbers, uint64_t number)
+{
+	size_t i = 0;
+	while (i < numbers->n && numbers->list[i] != number) {
+		i++;
+	}
+	return i < numbers->n;
+}
+
+/* Who has a model open: step by step. */
+struct openers {
+	const char *model;
+	struct numbers models; /* ids: of each device it is another one */
+	struct numbers sessions;
+	struct numbers pids;
+	struct meant *meant;
+};
+
+static int note_model(void *user, const struct glake_model_row *row)
+{
+	struct openers *openers = user;
+	if (strcmp(row->name, openers->model) == 0) {
+		add_number(&openers->models, row->id);
+	}
+	return 0;
+}
+
+static int note_use(void *user, const struct glake_use_row *row)
+{
+	struct openers *openers = user;
+	uint32_t i = 0;
+	while (i < row->n_models && !has_number(&openers->models, row->models[i])) {
+		i++;
+	}
+	if (i < row->n_models) {
+		add_number(&openers->sessions, row->session);
+	}
+	return 0;
+}
+
+/* The model itself may be gone. */
+static int note_sleeper(void *user, const struct glake_sleeper_row *row)
+{
+	struct openers *openers = user;
+	uint32_t i = 0;
+	while (i < row->n_models && strcmp(row->models[i], openers->model) != 0) {
+		i++;
+	}
+	if (i < row->n_models) {
+		add_number(&openers->sessions, row->session);
+	}
+	return 0;
+}
+
+static int note_pid(void *user, const struct glake_session_row *row)
+{
+	struct openers *openers = user;
+	if (has_number(&openers->sessions, row->session)) {
+		add_number(&openers->pids, row->pid);
+	}
+	return 0;
+}
+
+static int find_of_pids(void *user, const struct glake_session_row *row)
+{
+	const struct openers *openers = user;
+	if (has_number(&openers->pids, row->pid)) {
+		add_meant(openers->meant, row);
+	}
+	return 0;
+}
+
+static int find_openers(struct ctl *ctl, const char *model, struct meant *meant)
+{
+	struct openers openers = {.model = model, .meant = meant};
+	int err = glake_list_models(ctl->session, note_model, &openers);
+	err = err ? err : glake_list_uses(ctl->session, note_use, &openers);
+	err = err ? err : glake_list_sleepers(ctl->session, note_sleeper, &openers);
+	err = err ? err : glake_list_sessions(ctl->session, note_pid, &openers);
+	return err ? err : glake_list_sessions(ctl->session, find_of_pids, &openers);
 }
 
 static int find_all(struct ctl *ctl, struct meant *meant)
@@ -93,7 +196,11 @@ static int find_all(struct ctl *ctl, struct meant *meant)
 	}
 	int err = glake_list_sessions(ctl->session, find_meant, meant);
 	if (err == 0 && meant->n == 0 && meant->tenant) {
-		snprintf(ctl->cause, sizeof(ctl->cause), "tenant '%s' has no sessions",
+		err = find_openers(ctl, meant->tenant, meant);
+	}
+	if (err == 0 && meant->n == 0 && meant->tenant) {
+		snprintf(ctl->cause, sizeof(ctl->cause),
+		         "no tenant '%s' has sessions, and nobody has such a model open",
 		         meant->tenant);
 		return GLAKE_E_NOT_FOUND;
 	}
@@ -213,7 +320,7 @@ static int run_wake(struct ctl *ctl)
 
 const struct ctl_command ctl_sleep = {
 	.name = "sleep",
-	.operands = "PID | SESSION | TENANT",
+	.operands = "PID | SESSION | TENANT | MODEL",
 	.summary = "Have programs give their GPU memory to others, until they need it",
 	.options = CTL_OPTION_EXACT,
 	.min_operands = 1,
@@ -223,7 +330,7 @@ const struct ctl_command ctl_sleep = {
 
 const struct ctl_command ctl_wake = {
 	.name = "wake",
-	.operands = "PID | SESSION | TENANT",
+	.operands = "PID | SESSION | TENANT | MODEL",
 	.summary = "Have programs that sleep take their GPU memory back",
 	.options = CTL_OPTION_EXACT,
 	.min_operands = 1,
@@ -285,15 +392,24 @@ static const struct field row_stay_fields[] = {
 static int add_sleeper(void *list, const struct glake_sleeper_row *row)
 {
 	json_t *stays = json_array();
+	json_t *models = json_array();
 	for (uint32_t i = 0; i < row->n_stays; i++) {
 		json_array_append_new(stays, field_object(FIELDS(row_stay_fields), &row->stays[i]));
+	}
+	for (uint32_t i = 0; i < row->n_models; i++) {
+		json_array_append_new(models, json_string(row->models[i]));
 	}
 	const struct sleeper sleeper = {
 		.of = *row,
 		.woke_ms = row->woke_ns > 0 ? row->woke_ns / 1000000 : FIELD_NONE,
 		.waited_ms = row->woke_ns > 0 ? row->woke_waited_ms : FIELD_NONE,
 	};
-	return ctl_list_add_more(list, &sleeper, "stays", stays);
+	int err = ctl_list_add_more(list, &sleeper, "stays", stays);
+	if (err) {
+		json_decref(models);
+		return err;
+	}
+	return ctl_list_more(list, "models", models);
 }
 
 static int fill_sleepers(struct ctl *ctl, struct ctl_list *list)

@@ -1006,6 +1006,7 @@ class Sleep(Case):
             tensor = model["a"]
             n_bytes = model.mapped_bytes
             self.assertEqual(session.sleep()["shared_bytes"], n_bytes)
+            self.assertEqual(glake.sleepers()[0]["models"], [model.name])
             glake.evict(session=session)
             self.assertEqual(glake.status()["devices"][0]["block_bytes"], 0)
             self.assertEqual(session.wake()["shared_bytes"], n_bytes)

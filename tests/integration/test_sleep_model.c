@@ -82,6 +82,13 @@ static uint64_t copy_bytes(void)
 	return bytes;
 }
 
+static int take_sleeper(void *user, const struct glake_sleeper_row *row)
+{
+	ck_assert_uint_eq(row->n_models, 1);
+	ck_assert_str_eq(row->models[0], user);
+	return 0;
+}
+
 /* ---- one -------------------------------------------------------------------------------------- */
 
 /* As cache it stays on the GPU, unless somebody wants the memory. */
@@ -102,6 +109,7 @@ START_TEST_WITH(a_model_leaves_and_comes_back, .n = 2)
 		evict_all();
 		ck_assert_uint_eq(words_device_bytes(), 0);
 	}
+	assert_ok(glake_list_sleepers(eye, take_sleeper, (void *)before.name));
 	slept.size = sizeof(slept);
 	assert_ok(glake_wake(session, &slept));
 	ck_assert_uint_eq(slept.shared_bytes, WORLD_MODEL_BYTES);

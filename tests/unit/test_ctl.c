@@ -443,6 +443,7 @@ int glake_sleep_session(struct glake_session *session, uint64_t id,
 int glake_list_sleepers(struct glake_session *session, glake_sleeper_fn row, void *user)
 {
 	static const struct glake_stay stays[] = {{"memory has a handle", 2 * MIB}};
+	static const char *const models[] = {"other", "forgotten"};
 	const struct glake_sleeper_row sleeper = {
 		.session = 1,
 		.pid = 100,
@@ -463,6 +464,8 @@ int glake_list_sleepers(struct glake_session *session, glake_sleeper_fn row, voi
 		.n_sleeps = 1,
 		.n_stays = 1,
 		.stays = stays,
+		.n_models = 2,
+		.models = models,
 	};
 	return fake.error ? fake.error : fake.is_old ? GLAKE_E_BAD_REQUEST : row(user, &sleeper);
 }
@@ -1010,6 +1013,23 @@ START_TEST(status_shows_all_words)
 	ck_assert(json_is_null(json_object_get(second, "dedup_ratio")));
 	ck_assert(json_is_null(json_object_get(second, "unaccounted_bytes")));
 	json_decref(document);
+}
+END_TEST
+
+/* All sessions of the process are asked; one that sleeps with a model is found by that, also if the store has none of the name. */
+START_TEST(programs_are_put_to_sleep_by_the_models_that_they_have_open)
+{
+	fake.name = "llama";
+	ck_assert_int_eq(run("sleep llama"), 0);
+	ck_assert_str_eq(fake.call, "sleep 1");
+	fake.call[0] = 0;
+	ck_assert_int_eq(run("wake forgotten"), 0);
+	ck_assert_str_eq(fake.call, "wake 1");
+	fake.has_demoted = true;
+	ck_assert_int_eq(run("sleep demoted"), CTL_NOT_FOUND);
+	assert_contains(err_text, "nobody has such a model open");
+	ck_assert_int_eq(run("sleepers --json"), 0);
+	assert_contains(out_text, "\"forgotten\"");
 }
 END_TEST
 

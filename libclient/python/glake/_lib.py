@@ -252,7 +252,7 @@ class SleeperRow(Structure):
                 ("stays_bytes", c_uint64), ("place", c_uint32), ("waiting_ms", c_uint64),
                 ("n_sleeps", c_uint64), ("slept_ns", c_uint64), ("woke_ns", c_uint64),
                 ("n_stays", c_uint32), ("stays", POINTER(Stay)), ("woke_waited_ms", c_uint64),
-                ("gpu_bytes", c_uint64)]
+                ("gpu_bytes", c_uint64), ("n_models", c_uint32), ("models", POINTER(c_char_p))]
 
 
 STATUS_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(Status))

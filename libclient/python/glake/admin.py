@@ -40,6 +40,8 @@ def _row(struct: ctypes.Structure, flags: Tuple[str, ...] = ()) -> Row:
         value = getattr(struct, name)
         if name in flags:
             row[name] = bool(value)
+        elif isinstance(value, ctypes.POINTER(ctypes.c_char_p)):
+            row[name] = [_plain(value[i]) for i in range(getattr(struct, "n_" + name))]
         elif isinstance(value, ctypes._Pointer):
             row[name] = [_row(value[i], ("rdma",)) for i in range(getattr(struct, "n_" + name))]
         elif name not in ("n_devices", "n_unsealed", "n_pools", "n_hosts", "n_stays"):
