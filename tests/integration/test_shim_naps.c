@@ -7,14 +7,21 @@
 #include "tests/harness/run.h"
 #include "tests/harness/world.h"
 
-static void begin_with(const char *tenant, const char *more)
+#define SPEED 5u
+
+static void begin_at(unsigned speed, const char *tenant, const char *more)
 {
 	static char config[512];
 	snprintf(config, sizeof(config),
-	         WORLD_CONFIG "warm_bytes = 0; min_awake_ms = 1000; "
-	                      "tenants = ({ name = \"default\"; %s }); %s",
-	         tenant, more);
-	world_begin(.config = config, .devices = "1x64MiB", .speed = 5);
+	         WORLD_CONFIG "warm_bytes = 0; min_awake_ms = 1000; %s "
+	                      "tenants = ({ name = \"default\"; %s });",
+	         more, tenant);
+	world_begin(.config = config, .devices = "1x64MiB", .speed = speed);
+}
+
+static void begin_with(const char *tenant, const char *more)
+{
+	begin_at(SPEED, tenant, more);
 }
 
 static void begin(const char *tenant)
@@ -185,5 +192,140 @@ START_TEST(programs_that_want_more_than_there_is_take_turns)
 	for (size_t i = 0; i < n_elements(runs); i++) {
 		end(&runs[i]);
 	}
+}
+END_TEST
+
+/* ---- who is not put to sleep -------------------------------------------------------------------- */
+
+static int connect_other(void)
+{
+	struct fdlist fds;
+	uint64_t id;
+	int other = connection_hello(&harness);
+	fdlist_init(&fds);
+	ck_assert_int_eq(connection_alloc(other, 0, 40 * MIB, 1, &id, &fds),
+	                 GLAKE__WIRE__STATUS__NO_DEVICE_MEMORY);
+	fdlist_deinit(&fds);
+	return other;
+}
+
+/* When the log had the line with @text for the @n-th time, by the calendar; waits for it. */
+static uint64_t logged_ms(const char *text, unsigned n)
+{
+	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
+	while (harness_n_log_lines(&harness, text) < n) {
+		ck_assert_msg(harness_now_ms() < end_ms, "%u lines of \"%s\"\n%s",
+		              harness_n_log_lines(&harness, text), text, harness_log(&harness));
+		harness_sleep_ms(20);
+	}
+	const char *at = harness_log(&harness);
+	for (unsigned i = 0; i < n; i++) {
+		at = strstr(at, text) + 1;
+	}
+	while (at > harness_log(&harness) && at[-1] != '\n') {
+		at--;
+	}
+	unsigned hour;
+	unsigned minute;
+	unsigned second;
+	unsigned ms;
+	ck_assert_int_eq(sscanf(at, "%*10cT%u:%u:%u.%u", &hour, &minute, &second, &ms), 4);
+	return ((hour * 60 + minute) * 60 + second) * 1000ull + ms;
+}
+
+/* It is idle, but cannot sleep: it is asked again after ten seconds of glaked's, then after twenty. */
+START_TEST(a_program_that_is_busy_is_asked_less_and_less)
+{
+	static const char why[] = "no thread can be started";
+	struct run run;
+	begin("idle_ms = 2000;");
+	start_as(&run, "threadless");
+	uint64_t first_ms = logged_ms(why, 1);
+	uint64_t second_ms = logged_ms(why, 2);
+	uint64_t third_ms = logged_ms(why, 3);
+	ck_assert_uint_ge(second_ms - first_ms, 9000 / SPEED);
+	ck_assert_uint_ge(third_ms - second_ms, 19000 / SPEED);
+	ck_assert_uint_eq(world_metric("sleeps"), 0);
+	end(&run);
+}
+END_TEST
+
+/* Nobody is asked for ten seconds then. */
+START_TEST(without_host_memory_idle_programs_stay_awake)
+{
+	static const char why[] = "host node 0 has no";
+	struct run run;
+	begin_with("idle_ms = 2000;", "host_bytes = \"8MiB\";");
+	start(&run);
+	uint64_t first_ms = logged_ms(why, 1);
+	uint64_t second_ms = logged_ms(why, 2);
+	ck_assert_uint_ge(second_ms - first_ms, 9000 / SPEED);
+	ck_assert_uint_eq(world_metric("sleeps"), 0);
+	use(&run);
+	use(&run);
+	end(&run);
+}
+END_TEST
+
+/* The request that wants its room is refused, and the log says why. */
+START_TEST(without_host_memory_pressure_puts_nobody_to_sleep)
+{
+	struct run run;
+	begin_with("on_pressure = \"sleep\";", "host_bytes = \"8MiB\";");
+	start(&run);
+	usleep(1500000);
+	int other = connect_other();
+	harness_wait_log(&harness, "host node 0 has no");
+	ck_assert_uint_eq(world_metric("sleeps"), 0);
+	connection_close(&other);
+	use(&run);
+	use(&run);
+	end(&run);
+}
+END_TEST
+
+/* ---- who cannot wake ---------------------------------------------------------------------------- */
+
+static int note_event(void *user, const struct glake_event_row *row)
+{
+	unsigned *n = user;
+	*n += strcmp(row->kind, "wake_refused") == 0;
+	return 0;
+}
+
+static unsigned n_told(void)
+{
+	unsigned n = 0;
+	assert_ok(glake_list_events(eye, note_event, &n));
+	return n;
+}
+
+/* After a minute of glaked's an operator is told, once, however often it asks. */
+START_TEST(a_program_that_finds_no_room_for_long_is_an_event)
+{
+	struct run run;
+	struct fdlist fds;
+	uint64_t id;
+	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
+	begin_at(30, "idle_ms = 2000;", "wake_wait_ms = 15000;");
+	start(&run);
+	world_wait_metric("sleeps", 1);
+	int other = connection_hello(&harness);
+	fdlist_init(&fds);
+	ck_assert_int_eq(connection_alloc(other, 0, 40 * MIB, 1, &id, &fds),
+	                 GLAKE__WIRE__STATUS__OK);
+	fdlist_deinit(&fds);
+	run_continue(&run);
+	while (n_told() == 0) {
+		ck_assert_uint_lt(harness_now_ms(), end_ms);
+		harness_sleep_ms(50);
+	}
+	ck_assert_uint_ge(world_metric("wakes_refused"), 3);
+	world_wait_metric("wakes_refused", world_metric("wakes_refused") + 1);
+	ck_assert_uint_eq(n_told(), 1);
+	connection_close(&other);
+	run_read(&run, "ready");
+	use(&run);
+	end(&run);
 }
 END_TEST
