@@ -233,6 +233,69 @@ START_TEST(it_wakes_and_sleeps_when_asked)
 }
 END_TEST
 
+/* ---- two operators at once --------------------------------------------------------------------- */
+
+static const char *const wishes[] = {"sleep", "wake"};
+
+/* One is told that the other was first, and of which mind. */
+static void ask_twice(struct run *run, bool first_wakes)
+{
+	int first = connection_hello(&harness);
+	kill(run->pid, SIGSTOP);
+	uint64_t id = connection_send(first,
+	                              CONNECTION_REQUEST(SESSION_SLEEP, SessionSleep, session_sleep,
+	                                                 .session = session_of(run),
+	                                                 .wakes = first_wakes),
+	                              NULL, 0);
+	connection_ping(first);
+	for (int wakes = 0; wakes < 2; wakes++) {
+		char why[64];
+		Glake__Wire__Answer *answer = ask(run, wakes);
+		snprintf(why, sizeof(why), "is being asked to %s already", wishes[first_wakes]);
+		ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__BUSY);
+		ck_assert_ptr_nonnull(strstr(answer->error, why));
+		connection_free(answer);
+	}
+	kill(run->pid, SIGCONT);
+	Glake__Wire__Answer *answer = connection_receive_for(first, id, NULL);
+	ck_answer(run, answer, !first_wakes);
+	connection_free(answer);
+	connection_close(&first);
+}
+
+START_TEST(of_two_operators_the_first_is_followed)
+{
+	struct run run;
+	start(&run, "allocates");
+	ask_twice(&run, false);
+	ck_asleep();
+	ask_twice(&run, true);
+	ck_assert_uint_ge(world_books().private_bytes, 6 * MIB);
+	end(&run);
+}
+END_TEST
+
+/* It goes on asking for the program, which nobody asks twice; the program does what it is asked. */
+START_TEST(an_operator_who_goes_away_changes_nothing)
+{
+	struct run run;
+	start(&run, "allocates");
+	kill(run.pid, SIGSTOP);
+	int first = connection_hello(&harness);
+	connection_send(first,
+	                CONNECTION_REQUEST(SESSION_SLEEP, SessionSleep, session_sleep,
+	                                   .session = session_of(&run)),
+	                NULL, 0);
+	connection_ping(first);
+	connection_close(&first);
+	kill(run.pid, SIGCONT);
+	world_wait_metric("sleeps", 1);
+	put_to_sleep(&run);
+	wake(&run);
+	end(&run);
+}
+END_TEST
+
 START_TEST(a_captured_stream_is_waited_for_by_the_asker)
 {
 	struct run run;

@@ -154,6 +154,16 @@ static void map_twice(size_t n_bytes, CUdeviceptr *second_out)
 
 /* ---- scenarios -------------------------------------------------------------------------------- */
 
+/* As the health check of a server does. */
+static void ask_events(CUevent before, CUevent behind)
+{
+	float ms = -1;
+	must_ok(cuEventQuery(before));
+	must_ok(cuEventSynchronize(behind));
+	must_ok(cuEventElapsedTime(&ms, before, behind));
+	must(ms >= 0);
+}
+
 static void ask_everything(const struct buffer *buffer)
 {
 	size_t n_free;
@@ -209,8 +219,14 @@ static void everything(void)
 	must_ok(cuMemAllocManaged(&managed, 2 * MIB, CU_MEM_ATTACH_GLOBAL));
 	memset((void *)managed, 5, 2 * MIB);
 	CUgraphExec exec = graph_of(&buffers[2]);
+	CUevent events[2];
+	for (int i = 0; i < 2; i++) {
+		must_ok(cuEventCreate(&events[i], CU_EVENT_DEFAULT));
+		must_ok(cuEventRecord(events[i], stream));
+	}
 	wait_for_line();
 	/* Asleep. */
+	ask_events(events[0], events[1]);
 	for (size_t i = 0; i < 4; i++) {
 		ask_everything(&buffers[i]);
 	}
