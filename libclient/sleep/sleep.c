@@ -22,7 +22,7 @@
 /* Others that work on some of the memory end within this, mostly. */
 #define HOLD_TRIES 1000u
 /* Copies that were given up are out of the mover's hands within this, mostly. */
-#define COPY_TRIES 25u
+#define COPY_TRIES 100u
 /* Restarts of glaked in the moment of a wake. */
 #define MAP_TRIES 3u
 
@@ -33,7 +33,8 @@ struct glake__sleeping {
 	uint64_t *bytes; /* owned: of each */
 	size_t n_ids;
 	enum glake__sleep_why why;
-	bool is_told; /* glaked knows that all of it is unmapped, as far as that is so */
+	bool is_told;  /* glaked knows that all of it is unmapped, as far as that is so */
+	bool is_stale; /* what of it is mapped has to go first: it is not what glaked has */
 };
 
 _Static_assert(GLAKE_MAX_STAYS == GLAKE_MAX_STAYS_SLEPT, "what is reported");
@@ -295,11 +296,12 @@ static int map(struct glake_session *session, struct glake__sleeping *sleeping)
 
 /*
  * Have glaked bring it to the GPU. What glaked does not know to be asleep is there: an earlier wake came so far. A glaked that
- * was not told of the sleep takes our memory to be mapped still, so that is said first.
+ * was not told of the sleep takes our memory to be mapped still, so that is said first. Makes no driver call: what is stale
+ * comes later.
  */
 static int fetch(struct glake_session *session, struct glake__sleeping *sleeping)
 {
-	if (sleeping->memory.n_chunks == 0) {
+	if (sleeping->memory.n_chunks == 0 || sleeping->is_stale) {
 		return 0;
 	}
 	int r = sleeping->is_told ? 0 : enter(session, sleeping);
@@ -307,6 +309,14 @@ static int fetch(struct glake_session *session, struct glake__sleeping *sleeping
 		r = glake__rpc_sleep_leave(session, true);
 	}
 	return r == GLAKE_E_BAD_REQUEST ? 0 : r;
+}
+
+/* What was imported before is not what comes now. If it cannot be unmapped, nothing may come to stand beside it. */
+static int drop_stale(struct glake__sleeping *sleeping)
+{
+	int r = sleeping->is_stale ? glake__asleep_unmap(&sleeping->memory) : 0;
+	sleeping->is_stale = r < 0;
+	return r;
 }
 
 /*
@@ -317,11 +327,11 @@ static int fetch_and_map(struct glake_session *session, struct glake__sleeping *
 {
 	int r = GLAKE_E_NO_FDS;
 	for (unsigned i = 0; r == GLAKE_E_NO_FDS && i < MAP_TRIES; i++) {
-		r = fetch(session, sleeping);
+		r = drop_stale(sleeping);
+		r = r < 0 ? r : fetch(session, sleeping);
 		r = r < 0 ? r : map(session, sleeping);
 		if (r == GLAKE_E_NO_FDS) {
-			/* What was imported before is not what comes now. */
-			glake__asleep_unmap(&sleeping->memory);
+			sleeping->is_stale = true;
 			sleeping->is_told = false;
 		}
 	}

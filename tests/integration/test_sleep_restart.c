@@ -442,6 +442,43 @@ static void enter_in_vain(void *user)
 	end_victim(&victim);
 }
 
+/* What an earlier wake has mapped is of the glaked that has gone, and the driver does not unmap it at first. */
+static void wake_in_halves(void *user)
+{
+	struct victim victim = begin_victim();
+	glake_ptr more = words_alloc(victim.session, PRIVATE_BYTES, 9);
+	assert_ok(glake_sleep(victim.session, 1000, NULL));
+	world_set_own_faults("cuMemMap:2:fail=999");
+	ck_assert_int_eq(glake_wake(victim.session, NULL), GLAKE_E_CUDA);
+	world_reach(1);
+	world_await(2);
+	world_set_own_faults("cuMemUnmap:1:fail=999");
+	ck_assert_int_eq(glake_wake(victim.session, NULL), GLAKE_E_CUDA);
+	ck_assert(glake_is_asleep(victim.session));
+	world_set_own_faults("");
+	assert_ok(glake_wake(victim.session, NULL));
+	/* What it writes now is what sleeps next, so it has what glaked knows. */
+	check_victim(&victim);
+	assert_ok(glake_sleep(victim.session, 1000, NULL));
+	assert_ok(glake_wake(victim.session, NULL));
+	words_check(more, PRIVATE_BYTES, 9);
+	assert_ok(glake_free(victim.session, more));
+	end_victim(&victim);
+}
+
+START_TEST(what_an_earlier_wake_has_mapped_goes_before_all_comes_anew)
+{
+	begin();
+	pid_t client = world_client(wake_in_halves, NULL);
+	world_await(1);
+	kill_glaked();
+	harness_restart(&harness);
+	world_reach(2);
+	world_join(client);
+	assert_nothing_is_left();
+}
+END_TEST
+
 START_TEST(a_program_that_could_not_say_that_it_sleeps_wakes_with_all_its_bytes)
 {
 	begin();
