@@ -712,9 +712,10 @@ struct glake_slept {
  * fault, which ends the context. A model that is closed, or loses its last such tensor, asleep is unmapped by the wake.
  *
  * Under the shim the program's work is waited for, and what the program submits next wakes it, by whatever thread. Without the
- * shim the caller sees to it that nothing uses the memory, and that nobody uses, allocates, frees, maps, shares or seals memory
- * of the session before glake_wake(): what is allocated may lie in pages that are asleep, and calls that change what is asleep
- * wait until another thread wakes it.
+ * shim the caller sees to it that nothing uses the memory, and that nobody uses, shares or seals memory of the session before
+ * glake_wake(): calls that change what is asleep wait until another thread wakes it. But glake_alloc() and its like, and
+ * glake_unmap(), wake it first, with the errors of glake_wake(). glake_free() and glake_free_async() of whole chunks leave it
+ * asleep, and the copies go; others wake it.
  *
  * Errors: session errors; request errors; -EBUSY (work that is queued does not end in time, another thread does the same, or
  * under the shim another thread wants to work while copies are still being made);

@@ -116,6 +116,8 @@ static int session_new(const struct glake_connect_options *options, const uint8_
 	session->report = glake__usage_report;
 	session->stitches = wants_stitching(options);
 	session->settle = session->stitches ? glake__supply_settle : NULL;
+	session->wake = glake__wake_plainly;
+	session->free_asleep = glake__sleep_free;
 	session->n_refs = 1;
 	glake__space_begin();
 	pthread_mutex_init(&session->usage_lock, NULL);

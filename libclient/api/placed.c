@@ -244,7 +244,7 @@ int glake_map(struct glake_session *session, uint32_t device, glake_ptr ptr, uin
 
 int glake_unmap(struct glake_session *session, glake_ptr ptr, uint64_t bytes)
 {
-	int r = glake__session_check(session);
+	int r = glake__session_awake(session);
 	if (r < 0) {
 		return r;
 	}

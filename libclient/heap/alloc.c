@@ -12,7 +12,7 @@ int glake_alloc(struct glake_session *session, uint32_t device, uint64_t bytes, 
                 glake_ptr *ptr_out)
 {
 	static const struct glake__tag nobody;
-	int r = glake__session_check(session);
+	int r = glake__session_awake(session);
 	if (r == 0 && !ptr_out) {
 		r = glake__fail(-EINVAL, "ptr_out is NULL");
 	}
@@ -35,17 +35,11 @@ int glake_alloc(struct glake_session *session, uint32_t device, uint64_t bytes, 
 	return r;
 }
 
-int glake_free(struct glake_session *session, glake_ptr ptr)
-{
-	int r = glake__session_check(session);
-	return r < 0 || ptr == 0 ? r : glake__heap_free(session, ptr);
-}
-
 int glake_alloc_async(struct glake_session *session, void *stream, uint64_t bytes, unsigned flags,
                       glake_ptr *ptr_out)
 {
 	struct glake__async_place place;
-	int r = glake__session_check(session);
+	int r = glake__session_awake(session);
 	if (r == 0 && !ptr_out) {
 		r = glake__fail(-EINVAL, "ptr_out is NULL");
 	}
@@ -95,6 +89,38 @@ static struct glake__allocation *claim(struct glake_session *session, glake_ptr 
 	return allocation;
 }
 
+/* True: it was asleep, is free, and nobody was woken. Else the session is awake, or *result_out says why not. */
+static bool free_asleep(struct glake_session *session, glake_ptr ptr, int *result_out)
+{
+	*result_out = 0;
+	if (!session->asleep) {
+		return false;
+	}
+	struct glake__allocation *allocation = claim(session, ptr);
+	if (!allocation) {
+		*result_out = -EINVAL;
+		return false;
+	}
+	if (session->free_asleep(session, allocation)) {
+		return true;
+	}
+	glake__heap_unclaim(allocation);
+	*result_out = session->wake(session);
+	return false;
+}
+
+int glake_free(struct glake_session *session, glake_ptr ptr)
+{
+	int r = glake__session_check(session);
+	if (r < 0 || ptr == 0) {
+		return r;
+	}
+	if (free_asleep(session, ptr, &r)) {
+		return glake__leave(session, 0);
+	}
+	return r < 0 ? r : glake__heap_free(session, ptr);
+}
+
 int glake_free_async(struct glake_session *session, void *stream, glake_ptr ptr, unsigned flags)
 {
 	struct glake__async_place place;
@@ -106,6 +132,12 @@ int glake_free_async(struct glake_session *session, void *stream, glake_ptr ptr,
 		return glake__fail(-EINVAL, "cannot free with flags 0x%x", flags);
 	}
 	r = glake__async_place(session, stream, flags, &place);
+	if (r < 0) {
+		return r;
+	}
+	if (free_asleep(session, ptr, &r)) {
+		return glake__leave(session, 0);
+	}
 	if (r < 0) {
 		return r;
 	}

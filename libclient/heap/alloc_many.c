@@ -183,7 +183,7 @@ int glake_alloc_many(struct glake_session *session, uint32_t device, const uint6
 	cleanup_cancel int cancel = cancel_disable();
 	struct glake__device *found = NULL;
 	struct many many;
-	int r = glake__session_check(session);
+	int r = glake__session_awake(session);
 	if (r == 0 && n > 0 && (!bytes || !ptrs_out)) {
 		r = glake__fail(-EINVAL, "bytes or ptrs_out is NULL");
 	}

@@ -21,6 +21,12 @@ int glake__session_check(const struct glake_session *session)
 	return 0;
 }
 
+int glake__session_awake(struct glake_session *session)
+{
+	int r = glake__session_check(session);
+	return r == 0 && session->asleep ? session->wake(session) : r;
+}
+
 bool glake__session_is_gone(struct glake_session *session)
 {
 	return glake__link_is_gone(&session->link);

@@ -28,6 +28,8 @@
 #include "libclient/link/error.h"
 #include "libclient/link/link.h"
 
+struct glake__allocation;
+
 struct glake__device {
 	struct glake_session *session; /* that it is of */
 	struct glake_device public;
@@ -118,6 +120,9 @@ struct glake_session {
 	void (*report)(struct glake_session *session);
 	/* Give back memory that the program does not need (heap/supply.h); NULL: it does so when it frees. */
 	void (*settle)(struct glake_session *session);
+	/* Wake it; release a claimed allocation while it sleeps, unless that is false (sleep/sleep.h). */
+	int (*wake)(struct glake_session *session);
+	bool (*free_asleep)(struct glake_session *session, struct glake__allocation *allocation);
 	pthread_mutex_t sleep_lock;               /* of whoever puts it to sleep or wakes it */
 	_Atomic(struct glake__sleeping *) asleep; /* owned (sleep.c); NULL: it is awake */
 	/* Set with the first model: a program without models need not link their code. */
@@ -138,6 +143,12 @@ struct glake_session {
  * GLAKE_E_FORKED.
  */
 int glake__session_check(const struct glake_session *session);
+
+/*
+ * The same for calls that give memory out, or change it: a session that sleeps is woken first, which waits for room. Or an
+ * error of glake_wake().
+ */
+int glake__session_awake(struct glake_session *session);
 
 /* The last one frees the struct. All else has ended by then. */
 void glake__session_ref(struct glake_session *session);

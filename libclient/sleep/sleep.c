@@ -491,6 +491,12 @@ int glake__wake(struct glake_session *session, struct glake_slept *slept_out)
 	return glake__leave(session, r);
 }
 
+int glake__wake_plainly(struct glake_session *session)
+{
+	struct glake_slept slept;
+	return glake__wake(session, &slept);
+}
+
 /* ---- freeing ---------------------------------------------------------------------------------- */
 
 bool glake__sleep_free(struct glake_session *session, struct glake__allocation *allocation)

@@ -53,6 +53,9 @@ int glake__sleep(struct glake_session *session, enum glake__sleep_why why, uint6
  */
 int glake__wake(struct glake_session *session, struct glake_slept *slept_out);
 
+/* The same, for who does not want to know. */
+int glake__wake_plainly(struct glake_session *session);
+
 /* The first half of it, which makes no driver call: wait until all of it is on the GPU. */
 int glake__wake_wait(struct glake_session *session);
 

@@ -287,3 +287,71 @@ START_TEST(who_wakes_first_is_awake_first)
 	connection_close(&small);
 }
 END_TEST
+
+/* Small memory would lie in pages that are asleep, and large memory be mapped where nobody looks. */
+START_TEST_WITH(who_allocates_wakes_it, .n = 3)
+{
+	static const uint64_t sizes[] = {64 * KIB, 6 * MIB};
+	struct glake_session *session = world_connect();
+	glake_ptr small = words_alloc(session, 64 * KIB, 7);
+	glake_ptr large = words_alloc(session, 6 * MIB, 8);
+	glake_ptr more[2] = {0, 0};
+	words_fall_asleep(session);
+	if (_i < 2) {
+		assert_ok(glake_alloc(session, 0, sizes[_i], 0, &more[0]));
+	} else {
+		assert_ok(glake_alloc_many(session, 0, sizes, 2, 0, more));
+	}
+	ck_assert(!glake_is_asleep(session));
+	ck_assert(words_can_write(more[0]));
+	words_check(small, 64 * KIB, 7);
+	words_check(large, 6 * MIB, 8);
+}
+END_TEST
+
+/* More than may stay warm, in two chunks of which one is small; what is left comes back. */
+START_TEST(what_is_freed_asleep_does_not_come_back)
+{
+	struct glake_session *session = world_connect();
+	glake_ptr kept = words_alloc(session, 6 * MIB, 7);
+	glake_ptr large = words_alloc(session, 130 * MIB, 8);
+	glake_ptr small = words_alloc(session, 64 * KIB, 9);
+	glake_ptr beside = words_alloc(session, 64 * KIB, 10);
+	words_fall_asleep(session);
+	assert_ok(glake_free(session, large));
+	assert_ok(glake_free(session, small));
+	assert_fails(-EINVAL, "not memory of glake_alloc()", glake_free(session, large));
+	ck_assert(glake_is_asleep(session));
+	ck_assert(glake__space_is_valid());
+	ck_assert_uint_eq(words_device_bytes(), 0);
+	assert_ok(glake_wake(session, NULL));
+	ck_assert_uint_eq(words_device_bytes(), 8 * MIB);
+	words_check(kept, 6 * MIB, 7);
+	words_check(beside, 64 * KIB, 10);
+	/* The last of its chunk. */
+	words_fall_asleep(session);
+	assert_ok(glake_free(session, beside));
+	ck_assert(!glake_is_asleep(session));
+	/* And all of it. */
+	words_fall_asleep(session);
+	assert_ok(glake_free(session, kept));
+	assert_ok(glake_wake(session, NULL));
+	kept = words_alloc(session, 6 * MIB, 11);
+	words_fall_asleep(session);
+	assert_ok(glake_wake(session, NULL));
+	words_check(kept, 6 * MIB, 11);
+}
+END_TEST
+
+/* A sealed block has a copy for others: it is no chunk that can just go. */
+START_TEST(sealed_memory_is_woken_to_be_freed)
+{
+	struct glake_session *session = world_connect();
+	glake_ptr sealed = words_alloc(session, 6 * MIB, 7);
+	words_seal(sealed, 6 * MIB);
+	words_fall_asleep(session);
+	assert_ok(glake_free(session, sealed));
+	ck_assert(!glake_is_asleep(session));
+	ck_assert(glake__space_is_valid());
+}
+END_TEST
