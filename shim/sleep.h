@@ -29,6 +29,8 @@
  *      change does; it enters the gate nowhere. So it may wait for none of 1 and 2
  *   4. this file's lock, of which the holder waits for nobody but the connection's lock. Who has closed the gate may take it
  *   5. glaked, for room
+ * The sleeper wakes the session under the session's sleep_lock. A thread that frees what is asleep (sleep_free()) only tries to take
+ * it, and has it for one request to glaked, which waits for no room.
  * Nobody who waits is needed by the one that it waits for: the sleeper makes no call that passes the gate, and no allocation
  * by ours.
  *

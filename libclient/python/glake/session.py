@@ -132,9 +132,8 @@ class Session:
         addresses stay, and so do models and their tensors. Nothing may use the memory before wake(); work
         under way is waited for, ``timeout_ms`` at most, only under ``glake run``. Does nothing if it sleeps.
 
-        Nor may memory of the session be made, freed, shared or sealed before wake(): what is made may lie in pages
-        that are asleep, and free() may wait for another thread to wake it. After an exception it is awake;
-        is_asleep() tells if not even that worked."""
+        Nor may memory of the session be shared or sealed before wake(). alloc() wakes it first; free() does if it must.
+        After an exception it is awake; is_asleep() tells if not even that worked."""
         _lib.unsigned(timeout_ms, "timeout_ms", 32)
         slept = _lib.Slept(ctypes.sizeof(_lib.Slept))
         _lib.check(_lib.library().glake_sleep(self.handle, timeout_ms, ctypes.byref(slept)))
