@@ -197,8 +197,11 @@ static void order_probe(struct jobs *jobs, const Glake__Mover__Order *order, str
 		put_uuid(&probe, &order->digest->device_uuid);
 		submit(jobs, &probe, fds, fds->n_fds == 2 ? 2 : 1);
 	} else {
-		probe.kind = PROBE_COMPARE;
+		probe.kind = order->compare->host_bytes ? PROBE_COMPARE_HOST : PROBE_COMPARE;
 		probe.chunk_bytes = order->compare->chunk_bytes;
+		probe.host_chunk = order->compare->host_chunk;
+		probe.host_bytes = order->compare->host_bytes;
+		probe.host_offset = order->compare->host_offset;
 		put_uuid(&probe, &order->compare->device_uuid);
 		submit(jobs, &probe, fds, 2);
 	}
@@ -218,6 +221,19 @@ static void order_copy(struct jobs *jobs, uint64_t job, const Glake__Mover__Copy
 	};
 	put_uuid(&probe, &body->device_uuid);
 	submit(jobs, &probe, fds, 2);
+}
+
+static void order_zero(struct jobs *jobs, uint64_t job, const Glake__Mover__Zero *body,
+                       struct fdlist *fds)
+{
+	struct probe probe = {
+		.kind = PROBE_ZERO,
+		.job = job,
+		.chunk_bytes = body->chunk_bytes,
+		.content_bytes = body->content_bytes,
+	};
+	put_uuid(&probe, &body->device_uuid);
+	submit(jobs, &probe, fds, 1);
 }
 
 static void order_forget(struct jobs *jobs, uint64_t job, uint64_t host_chunk, struct fdlist *fds)
@@ -261,6 +277,9 @@ static void take_order(struct jobs *jobs, const Glake__Mover__Order *order, stru
 		break;
 	case GLAKE__MOVER__ORDER__BODY_COPY:
 		order_copy(jobs, order->job, order->copy, fds);
+		break;
+	case GLAKE__MOVER__ORDER__BODY_ZERO:
+		order_zero(jobs, order->job, order->zero, fds);
 		break;
 	case GLAKE__MOVER__ORDER__BODY_FORGET:
 		order_forget(jobs, order->job, order->forget->host_chunk, fds);

@@ -143,8 +143,8 @@ static void finish_oldest(struct prober *prober, struct runs *runs)
 	runs->n--;
 	if (error) {
 		report_failed(prober->report, job, &fault);
-	} else if (run->probe.kind != PROBE_COMPARE) {
-		report_digested(prober->report, job, &result.digest, result.equal);
+	} else if (run->probe.kind != PROBE_COMPARE && run->probe.kind != PROBE_COMPARE_HOST) {
+		report_digested(prober->report, job, &result.digest, result.equal, result.zero);
 	} else {
 		report_compared(prober->report, job, result.equal);
 	}

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/mover/probe_run.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "proto/limits.h"
@@ -19,9 +20,9 @@ struct probe_digest {
  */
 struct probe_words {
 	struct probe_digest digest;
-	uint8_t edge[32]; /* where the content ends */
 	uint32_t differs;
-	uint32_t padding_differs;
+	uint8_t edge[32]; /* the first of what is to be zero */
+	uint32_t rest_differs;
 };
 
 /* Pinned memory has one address. */
@@ -283,53 +284,62 @@ static CUresult queue_views(struct probe_run *run)
 	                     run->probe.chunk_bytes, &run->slot->host_words->differs);
 }
 
-/* From the 16 bytes in which the content ends. */
-static uint64_t padding_of(const struct probe *probe)
+/* What is behind the first @n_bytes of the chunk, from the 16 bytes in which they end. */
+static uint64_t rest_of(const struct probe *probe, uint64_t n_bytes)
 {
-	return probe->chunk_bytes - probe->content_bytes / 16 * 16;
+	return probe->chunk_bytes - n_bytes / 16 * 16;
 }
 
 /* The bytes of it that are looked at here. */
-static size_t edge_of(const struct probe *probe)
+static size_t edge_of(const struct probe *probe, uint64_t n_bytes)
 {
 	const struct probe_words *words;
-	uint64_t rest = padding_of(probe);
+	uint64_t rest = rest_of(probe, n_bytes);
 	return rest < sizeof(words->edge) ? (size_t)rest : sizeof(words->edge);
 }
 
 /*
  * Memory is zero if its first 16 bytes are and it equals itself 16 bytes further: no zeros to
- * compare it with are needed. The edge is the 16 bytes in which the content ends and the next 16.
+ * compare it with are needed. The edge is the 16 bytes in which the first @n_bytes end and the next 16.
  */
-static CUresult queue_padding(struct probe_run *run)
+static CUresult queue_rest(struct probe_run *run, uint64_t n_bytes)
 {
 	struct probe_slot *slot = run->slot;
-	const uint64_t rest = padding_of(&run->probe);
+	const uint64_t rest = rest_of(&run->probe, n_bytes);
 	const CUdeviceptr edge = run->views[0].address + run->probe.chunk_bytes - rest;
 	const CUdeviceptr zeros = edge + 16;
 	if (rest == 0) {
 		return CUDA_SUCCESS;
 	}
+	slot->host_words->rest_differs = 0;
 	CUresult result = run->device->drv->cuMemcpyDtoHAsync(
-		slot->host_words->edge, edge, edge_of(&run->probe), run->lane->stream);
-	return result != CUDA_SUCCESS ? result
-	                              : queue_compare(run, run->lane->stream, zeros, zeros + 16,
-	                                              rest > 32 ? rest - 32 : 0,
-	                                              &slot->host_words->padding_differs);
+		slot->host_words->edge, edge, edge_of(&run->probe, n_bytes), run->lane->stream);
+	return result != CUDA_SUCCESS
+	               ? result
+	               : queue_compare(run, run->lane->stream, zeros, zeros + 16,
+	                               rest > 32 ? rest - 32 : 0, &slot->host_words->rest_differs);
+}
+
+/* What queue_rest() has found. */
+static bool is_rest_zero(const struct probe_run *run, uint64_t n_bytes)
+{
+	const struct probe *probe = &run->probe;
+	const struct probe_words *words = run->slot->host_words;
+	if (rest_of(probe, n_bytes) == 0) {
+		return true;
+	}
+	bool is_zero = words->rest_differs == 0;
+	for (size_t i = (size_t)(n_bytes % 16); i < edge_of(probe, n_bytes); i++) {
+		is_zero &= words->edge[i] == 0;
+	}
+	return is_zero;
 }
 
 static int check_padding(const struct probe_run *run, struct fault *fault)
 {
 	const struct probe *probe = &run->probe;
-	const struct probe_words *words = run->slot->host_words;
-	if (padding_of(probe) == 0) {
-		return 0;
-	}
-	bool is_zero = words->padding_differs == 0;
-	for (size_t i = (size_t)(probe->content_bytes % 16); i < edge_of(probe); i++) {
-		is_zero &= words->edge[i] == 0;
-	}
-	return is_zero ? 0
+	return is_rest_zero(run, probe->content_bytes)
+	               ? 0
 	               : fault_set(fault, FAULT_BAD_REQUEST,
 	                           "the chunk is not zero behind its %llu bytes of content",
 	                           (unsigned long long)probe->content_bytes);
@@ -362,7 +372,7 @@ static int start_digest(struct probe_run *run, struct fault *fault)
 	if (error) {
 		return error;
 	}
-	CUresult result = queue_padding(run);
+	CUresult result = queue_rest(run, probe->content_bytes);
 	if (result == CUDA_SUCCESS) {
 		result = queue_digest(run, run->lane->stream, run->views[0].address,
 		                      &run->slot->host_words->digest);
@@ -371,6 +381,53 @@ static int start_digest(struct probe_run *run, struct fault *fault)
 		result = queue_views(run);
 	}
 	return result == CUDA_SUCCESS ? 0 : device_fault(drv, result, "digesting", fault);
+}
+
+/* ---- zeros ---------------------------------------------------------------------------------- */
+
+/* Whether all bytes of the chunk are zero. Waits for what its stream has to do. */
+static int look_for_zeros(struct probe_run *run, bool *are_out, struct fault *fault)
+{
+	CUresult result = queue_rest(run, 0);
+	if (result == CUDA_SUCCESS) {
+		result = run->device->drv->cuStreamSynchronize(run->lane->stream);
+	}
+	if (result != CUDA_SUCCESS) {
+		return device_fault(run->device->drv, result, "looking for zeros", fault);
+	}
+	*are_out = is_rest_zero(run, 0);
+	return 0;
+}
+
+/* False: no memory. */
+static bool need_zeros(struct probe_lanes *lanes, uint64_t n_bytes)
+{
+	const struct digest leaf = digest_leaf(NULL, 0);
+	const uint64_t n_leaves = digest_n_leaves(n_bytes);
+	if (lanes->zeros_bytes == n_bytes) {
+		return true;
+	}
+	struct digest *leaves = malloc(n_leaves * sizeof(leaves[0]));
+	if (!leaves) {
+		return false;
+	}
+	for (uint64_t i = 0; i < n_leaves; i++) {
+		leaves[i] = leaf;
+	}
+	lanes->zeros = digest_root(leaves, n_leaves, n_bytes);
+	lanes->zeros_bytes = n_bytes;
+	free(leaves);
+	return true;
+}
+
+/* The digest says which chunks may be zero, so that the others need not be looked at. */
+static int find_zeros(struct probe_run *run, struct probe_result *result, struct fault *fault)
+{
+	const struct probe *probe = &run->probe;
+	bool may_be = !run->views[1].address && probe->content_bytes == probe->chunk_bytes &&
+	              need_zeros(run->lanes, probe->content_bytes) &&
+	              digest_equal(&result->digest, &run->lanes->zeros);
+	return may_be ? look_for_zeros(run, &result->zero, fault) : 0;
 }
 
 /* ---- copies --------------------------------------------------------------------------------- */
@@ -417,28 +474,35 @@ static CUresult queue_check(struct probe_run *run, CUdeviceptr host)
 	return result;
 }
 
-/* @then goes on behind the copy, and the next copies beside it: the last step of a digest is slow. */
-static CUresult queue_copy_to(struct probe_run *run, CUdeviceptr to, CUdeviceptr from,
-                              uint64_t n_bytes, CUstream then)
+/* @then goes on behind what was written, and the next copies beside it: the last step of a digest is slow. */
+static CUresult queue_behind(struct probe_run *run, CUstream then)
 {
 	const struct cudrv *drv = run->device->drv;
-	const struct probe_lane *lane = run->lane;
-	CUresult result = drv->cuMemcpyDtoDAsync(to, from, n_bytes, lane->stream);
-	if (result == CUDA_SUCCESS) {
-		result = drv->cuEventRecord(run->slot->written, lane->stream);
-	}
+	CUresult result = drv->cuEventRecord(run->slot->written, run->lane->stream);
 	return result == CUDA_SUCCESS ? drv->cuStreamWaitEvent(then, run->slot->written, 0)
 	                              : result;
 }
 
+static CUresult queue_copy_to(struct probe_run *run, CUdeviceptr to, CUdeviceptr from,
+                              uint64_t n_bytes, CUstream then)
+{
+	CUresult result = run->device->drv->cuMemcpyDtoDAsync(to, from, n_bytes, run->lane->stream);
+	return result == CUDA_SUCCESS ? queue_behind(run, then) : result;
+}
+
+/* Of the chunk, among the checks. */
+static CUresult queue_digest_of_chunk(struct probe_run *run)
+{
+	return queue_digest(run, run->lane->check_stream, run->views[0].address,
+	                    &run->slot->host_words->digest);
+}
+
 static CUresult queue_copy_out(struct probe_run *run, CUdeviceptr host)
 {
-	const CUdeviceptr chunk = run->views[0].address;
-	CUresult result = queue_copy_to(run, host, chunk, run->probe.chunk_bytes,
+	CUresult result = queue_copy_to(run, host, run->views[0].address, run->probe.chunk_bytes,
 	                                run->lane->back_stream);
 	if (result == CUDA_SUCCESS) {
-		result = queue_digest(run, run->lane->check_stream, chunk,
-		                      &run->slot->host_words->digest);
+		result = queue_digest_of_chunk(run);
 	}
 	return result == CUDA_SUCCESS ? queue_check(run, host) : result;
 }
@@ -446,39 +510,68 @@ static CUresult queue_copy_out(struct probe_run *run, CUdeviceptr host)
 /* Back comes what the digest covers: a fresh chunk is zero behind it. */
 static CUresult queue_copy_in(struct probe_run *run, CUdeviceptr host)
 {
-	const CUdeviceptr chunk = run->views[0].address;
 	const uint64_t n_bytes = digest_n_leaves(run->probe.content_bytes) * DIGEST_LEAF_BYTES;
-	CUresult result = queue_copy_to(run, chunk, host, n_bytes, run->lane->check_stream);
-	return result == CUDA_SUCCESS ? queue_digest(run, run->lane->check_stream, chunk,
-	                                             &run->slot->host_words->digest)
-	                              : result;
+	CUresult result = queue_copy_to(run, run->views[0].address, host, n_bytes,
+	                                run->lane->check_stream);
+	return result == CUDA_SUCCESS ? queue_digest_of_chunk(run) : result;
 }
 
-static int start_copy(struct probe_run *run, struct fault *fault)
+/* Map the chunk, and its part of host memory. */
+static int open_host(struct probe_run *run, enum chunk_access access, CUdeviceptr *host_out,
+                     struct fault *fault)
 {
 	const struct probe *probe = &run->probe;
-	bool is_out = probe->kind == PROBE_COPY_OUT;
-	CUdeviceptr host = 0;
 	if (probe->host_bytes > GLAKE_MAX_CHUNK_BYTES || probe->host_offset > probe->host_bytes ||
 	    probe->chunk_bytes > probe->host_bytes - probe->host_offset) {
 		return fault_set(fault, FAULT_BAD_REQUEST, "a copy beyond its chunk");
 	}
+	int error = view_open(&run->views[0], run->device, probe->fds[0], probe->chunk_bytes,
+	                      access, fault);
+	if (!error) {
+		error = host_chunks_map(&run->lanes->hosts, run->device, probe->host_chunk,
+		                        probe->fds[1], probe->host_bytes, host_out, fault);
+		*host_out += probe->host_offset;
+	}
+	return error;
+}
+
+static int start_copy(struct probe_run *run, struct fault *fault)
+{
+	bool is_out = run->probe.kind == PROBE_COPY_OUT;
+	CUdeviceptr host = 0;
 	int error = prepare_digest(run, fault);
 	if (!error) {
-		error = view_open(&run->views[0], run->device, probe->fds[0], probe->chunk_bytes,
-		                  is_out ? CHUNK_READ : CHUNK_WRITE, fault);
-	}
-	if (!error) {
-		error = host_chunks_map(run->hosts, run->device, probe->host_chunk, probe->fds[1],
-		                        probe->host_bytes, &host, fault);
+		error = open_host(run, is_out ? CHUNK_READ : CHUNK_WRITE, &host, fault);
 	}
 	if (error) {
 		return error;
 	}
-	host += probe->host_offset;
 	CUresult result = is_out ? queue_copy_out(run, host) : queue_copy_in(run, host);
 	return result == CUDA_SUCCESS ? 0
 	                              : device_fault(run->device->drv, result, "copying", fault);
+}
+
+static int start_zero(struct probe_run *run, struct fault *fault)
+{
+	const struct probe *probe = &run->probe;
+	const struct cudrv *drv = run->device->drv;
+	int error = prepare_digest(run, fault);
+	if (!error) {
+		error = view_open(&run->views[0], run->device, probe->fds[0], probe->chunk_bytes,
+		                  CHUNK_WRITE, fault);
+	}
+	if (error) {
+		return error;
+	}
+	CUresult result = drv->cuMemsetD8Async(run->views[0].address, 0, probe->chunk_bytes,
+	                                       run->lane->stream);
+	if (result == CUDA_SUCCESS) {
+		result = queue_behind(run, run->lane->check_stream);
+	}
+	if (result == CUDA_SUCCESS) {
+		result = queue_digest_of_chunk(run);
+	}
+	return result == CUDA_SUCCESS ? 0 : device_fault(drv, result, "setting", fault);
 }
 
 /* The digest is the source's: what was written has to equal it. */
@@ -507,13 +600,25 @@ static int start_compare(struct probe_run *run, struct fault *fault)
 	                              : device_fault(run->device->drv, result, "comparing", fault);
 }
 
+static int start_compare_host(struct probe_run *run, struct fault *fault)
+{
+	CUdeviceptr host = 0;
+	int error = open_host(run, CHUNK_READ, &host, fault);
+	if (error) {
+		return error;
+	}
+	CUresult result = queue_check(run, host);
+	return result == CUDA_SUCCESS ? 0
+	                              : device_fault(run->device->drv, result, "comparing", fault);
+}
+
 /* ---- runs ----------------------------------------------------------------------------------- */
 
 /* The one where the last work of the run is, which comes after all of it. */
 static CUstream last_stream(const struct probe_run *run)
 {
-	bool is_copy = run->probe.kind == PROBE_COPY_OUT || run->probe.kind == PROBE_COPY_IN;
-	return is_copy ? run->lane->check_stream : run->lane->stream;
+	bool is_of_chunks = run->probe.kind == PROBE_DIGEST || run->probe.kind == PROBE_COMPARE;
+	return is_of_chunks ? run->lane->stream : run->lane->check_stream;
 }
 
 static void await_streams(const struct probe_run *run)
@@ -524,18 +629,22 @@ static void await_streams(const struct probe_run *run)
 	drv->cuStreamSynchronize(run->lane->check_stream);
 }
 
+static int (*const starts[])(struct probe_run *run, struct fault *fault) = {
+	[PROBE_DIGEST] = start_digest, [PROBE_COMPARE] = start_compare,
+	[PROBE_COPY_OUT] = start_copy, [PROBE_COMPARE_HOST] = start_compare_host,
+	[PROBE_COPY_IN] = start_copy,  [PROBE_ZERO] = start_zero,
+};
+
 int probe_start(struct probe_lanes *lanes, struct probe_run *run, unsigned i_slot,
                 struct fault *fault)
 {
 	run->views[0] = run->views[1] = (struct probe_view){0};
-	run->hosts = &lanes->hosts;
+	run->lanes = lanes;
 	int error = enter(lanes, run, i_slot, fault);
 	if (error) {
 		return error;
 	}
-	error = run->probe.kind == PROBE_DIGEST    ? start_digest(run, fault)
-	        : run->probe.kind == PROBE_COMPARE ? start_compare(run, fault)
-	                                           : start_copy(run, fault);
+	error = starts[run->probe.kind](run, fault);
 	const struct cudrv *drv = run->device->drv;
 	if (!error) {
 		CUresult result = drv->cuEventRecord(run->slot->done, last_stream(run));
@@ -555,6 +664,23 @@ bool probe_is_done(const struct probe_run *run)
 	return run->device->drv->cuEventQuery(run->slot->done) != CUDA_ERROR_NOT_READY;
 }
 
+/* All of it is done: is it right? */
+static int check(struct probe_run *run, struct probe_result *result_out, struct fault *fault)
+{
+	enum probe_kind kind = run->probe.kind;
+	bool has_two = run->views[1].address || kind == PROBE_COMPARE_HOST;
+	*result_out = (struct probe_result){
+		.digest = digest_from_bytes(run->slot->host_words->digest.root),
+		.equal = has_two && run->slot->host_words->differs == 0,
+	};
+	int error = kind == PROBE_DIGEST     ? check_padding(run, fault)
+	            : kind == PROBE_COPY_OUT ? check_copy(run, fault)
+	                                     : 0;
+	return !error && (kind == PROBE_DIGEST || kind == PROBE_COPY_OUT)
+	               ? find_zeros(run, result_out, fault)
+	               : error;
+}
+
 int probe_finish(struct probe_run *run, struct probe_result *result_out, struct fault *fault)
 {
 	const struct cudrv *drv = run->device->drv;
@@ -565,18 +691,9 @@ int probe_finish(struct probe_run *run, struct probe_result *result_out, struct 
 		                ? 0
 		                : device_fault(drv, result, "waiting for the device", fault);
 	}
+	error = error ? error : check(run, result_out, fault);
 	if (error) {
 		await_streams(run);
-	} else if (run->probe.kind == PROBE_DIGEST) {
-		error = check_padding(run, fault);
-	} else if (run->probe.kind == PROBE_COPY_OUT) {
-		error = check_copy(run, fault);
-	}
-	if (!error) {
-		*result_out = (struct probe_result){
-			.digest = digest_from_bytes(run->slot->host_words->digest.root),
-			.equal = run->views[1].address && run->slot->host_words->differs == 0,
-		};
 	}
 	close_views(run);
 	return error;

@@ -16,8 +16,16 @@
 #include "daemon/mover/host_chunks.h"
 #include "proto/digest.h"
 
-/* A copy goes between a chunk and a part of a large chunk of host memory; FORGET is about such a one. */
-enum probe_kind { PROBE_DIGEST, PROBE_COMPARE, PROBE_COPY_OUT, PROBE_COPY_IN, PROBE_FORGET };
+/* COPY_* and COMPARE_HOST are about a chunk and a part of a large chunk of host memory, FORGET about a large one. */
+enum probe_kind {
+	PROBE_DIGEST,
+	PROBE_COMPARE,
+	PROBE_COMPARE_HOST,
+	PROBE_COPY_OUT,
+	PROBE_COPY_IN,
+	PROBE_ZERO,
+	PROBE_FORGET,
+};
 
 struct probe {
 	struct probe *next; /* link: prober.first */
@@ -27,8 +35,8 @@ struct probe {
 	uint8_t uuid[16];
 	size_t n_uuid_bytes;
 	uint64_t chunk_bytes;
-	uint64_t content_bytes; /* digest, copy */
-	uint64_t host_chunk;    /* copy, forget; and of a copy: */
+	uint64_t content_bytes; /* digest, copy, zero */
+	uint64_t host_chunk;    /* copy, compare host, forget; and of the first two: */
 	uint64_t host_bytes;
 	uint64_t host_offset;
 };
@@ -67,6 +75,8 @@ struct probe_lane {
 struct probe_lanes {
 	struct devices *devices; /* borrowed */
 	struct host_chunks hosts;
+	uint64_t zeros_bytes; /* of the next; 0: none yet */
+	struct digest zeros;
 	struct probe_lane lanes[DEVICE_MAX];
 };
 
@@ -79,7 +89,7 @@ struct probe_view {
 /* A probe under way, from probe_start() to probe_finish(). */
 struct probe_run {
 	struct probe probe; /* its fds are the caller's, who may close them once it is started */
-	struct host_chunks *hosts; /* borrowed */
+	struct probe_lanes *lanes; /* borrowed */
 	struct device *device;
 	struct probe_lane *lane;
 	struct probe_slot *slot;
@@ -87,8 +97,9 @@ struct probe_run {
 };
 
 struct probe_result {
-	struct digest digest; /* of a PROBE_DIGEST, and of what a copy has written */
-	bool equal;           /* both chunks, if there are two */
+	struct digest digest; /* of a PROBE_DIGEST, and of what was written */
+	bool equal;           /* of two chunks, or of a chunk and its part of host memory */
+	bool zero;            /* all of the one chunk of a PROBE_DIGEST or PROBE_COPY_OUT */
 };
 
 /* Map the chunks of run->probe, no PROBE_FORGET, and queue the work, in the slot @i_slot, which no other run has. */

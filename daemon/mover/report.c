@@ -168,7 +168,8 @@ void report_load_done(struct report *report, uint64_t job, uint64_t read_bytes,
 	send_report(report, &message);
 }
 
-void report_digested(struct report *report, uint64_t job, const struct digest *digest, bool equal)
+void report_digested(struct report *report, uint64_t job, const struct digest *digest, bool equal,
+                     bool zero)
 {
 	uint8_t bytes[DIGEST_BYTES];
 	Glake__Mover__Digested body = GLAKE__MOVER__DIGESTED__INIT;
@@ -176,6 +177,7 @@ void report_digested(struct report *report, uint64_t job, const struct digest *d
 	digest_to_bytes(digest, bytes);
 	body.digest = (ProtobufCBinaryData){.len = sizeof(bytes), .data = bytes};
 	body.equal = equal;
+	body.zero = zero;
 	message.digested = &body;
 	send_report(report, &message);
 }

@@ -34,7 +34,8 @@ void report_block_loaded(struct report *report, uint64_t job, uint64_t block,
                          const struct digest *digest);
 void report_load_done(struct report *report, uint64_t job, uint64_t read_bytes,
                       uint64_t direct_bytes, uint64_t ns);
-void report_digested(struct report *report, uint64_t job, const struct digest *digest, bool equal);
+void report_digested(struct report *report, uint64_t job, const struct digest *digest, bool equal,
+                     bool zero);
 void report_compared(struct report *report, uint64_t job, bool equal);
 void report_forgotten(struct report *report, uint64_t job);
 

@@ -310,6 +310,24 @@ int mover_compare(struct mover_link *link, struct compare_job *compare, const st
 	return begin_probe(link, &compare->job, &order, fds, 2);
 }
 
+int mover_compare_host(struct mover_link *link, struct compare_job *compare,
+                       const struct device *device, int fd, uint64_t chunk_bytes,
+                       const struct mover_host *host)
+{
+	Glake__Mover__Compare body = GLAKE__MOVER__COMPARE__INIT;
+	order_t order = GLAKE__MOVER__ORDER__INIT;
+	body.device_uuid = uuid_of(device);
+	body.chunk_bytes = chunk_bytes;
+	body.host_chunk = host->chunk;
+	body.host_bytes = host->chunk_bytes;
+	body.host_offset = host->offset;
+	order.body_case = GLAKE__MOVER__ORDER__BODY_COMPARE;
+	order.compare = &body;
+	compare->job.kind = JOB_COMPARE;
+	const int fds[] = {fd, host->fd};
+	return begin_probe(link, &compare->job, &order, fds, 2);
+}
+
 int mover_copy(struct mover_link *link, struct digest_job *copy, const struct device *device,
                int fd, uint64_t chunk_bytes, uint64_t content_bytes, const struct mover_host *host,
                bool to_host)
@@ -328,6 +346,20 @@ int mover_copy(struct mover_link *link, struct digest_job *copy, const struct de
 	copy->job.kind = JOB_DIGEST;
 	const int fds[] = {fd, host->fd};
 	return begin_probe(link, &copy->job, &order, fds, 2);
+}
+
+int mover_zero(struct mover_link *link, struct digest_job *zero, const struct device *device,
+               int fd, uint64_t chunk_bytes, uint64_t content_bytes)
+{
+	Glake__Mover__Zero body = GLAKE__MOVER__ZERO__INIT;
+	order_t order = GLAKE__MOVER__ORDER__INIT;
+	body.device_uuid = uuid_of(device);
+	body.chunk_bytes = chunk_bytes;
+	body.content_bytes = content_bytes;
+	order.body_case = GLAKE__MOVER__ORDER__BODY_ZERO;
+	order.zero = &body;
+	zero->job.kind = JOB_DIGEST;
+	return begin_probe(link, &zero->job, &order, &fd, 1);
 }
 
 int mover_forget(struct mover_link *link, struct forget_job *forget, uint64_t host_chunk)
@@ -466,6 +498,7 @@ static int deliver_digest(struct mover_link *link, struct digest_job *job, const
 	}
 	remove_job(link, &job->job);
 	job->is_equal = report->digested->equal;
+	job->is_zero = report->digested->zero;
 	job->on_digested(job, &digest);
 	return 0;
 }

@@ -91,7 +91,9 @@ struct load_job {
 /* When its handler is called, the link has forgotten the job. */
 struct digest_job {
 	struct mover_job job;
-	bool is_equal; /* set before the next: to the second chunk, if there was one */
+	/* Set before the next. */
+	bool is_equal; /* to the second chunk, if there was one */
+	bool is_zero;  /* all bytes of the only chunk; not of one that was written */
 	void (*on_digested)(struct digest_job *job, const struct digest *digest);
 };
 
@@ -170,6 +172,10 @@ int mover_digest(struct mover_link *link, struct digest_job *digest, const struc
                  int fd, int other_fd, uint64_t chunk_bytes, uint64_t content_bytes);
 int mover_compare(struct mover_link *link, struct compare_job *compare, const struct device *device,
                   int fd, int other_fd, uint64_t chunk_bytes);
+/* The chunk with what is at @host: all of it. As for mover_copy(). */
+int mover_compare_host(struct mover_link *link, struct compare_job *compare,
+                       const struct device *device, int fd, uint64_t chunk_bytes,
+                       const struct mover_host *host);
 
 /*
  * Copy the chunk with @fd to @host, or from there. The digest is of what was written. The mover has the large chunk from
@@ -178,6 +184,9 @@ int mover_compare(struct mover_link *link, struct compare_job *compare, const st
 int mover_copy(struct mover_link *link, struct digest_job *copy, const struct device *device,
                int fd, uint64_t chunk_bytes, uint64_t content_bytes, const struct mover_host *host,
                bool to_host);
+/* The chunk is to read zero. The digest is of that. */
+int mover_zero(struct mover_link *link, struct digest_job *zero, const struct device *device,
+               int fd, uint64_t chunk_bytes, uint64_t content_bytes);
 /* A mover runs. */
 int mover_forget(struct mover_link *link, struct forget_job *forget, uint64_t host_chunk);
 

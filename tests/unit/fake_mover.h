@@ -17,6 +17,7 @@ static struct {
 	int refusal;      /* of the next order; 0: none */
 	size_t n_granted; /* chunks, to all loads */
 	size_t n_guesses; /* digests with a second chunk */
+	size_t n_zeros;   /* chunks that are to read zero */
 } fake_mover;
 
 static int fake_mover_take(struct mover_job *job, enum job_kind kind)
@@ -57,6 +58,15 @@ int mover_compare(struct mover_link *link, struct compare_job *compare, const st
 	return fake_mover_take(&compare->job, JOB_COMPARE);
 }
 
+int mover_compare_host(struct mover_link *link, struct compare_job *compare,
+                       const struct device *device, int fd, uint64_t chunk_bytes,
+                       const struct mover_host *host)
+{
+	ck_assert_int_ge(fd, 0);
+	ck_assert_int_ge(host->fd, 0);
+	return fake_mover_take(&compare->job, JOB_COMPARE);
+}
+
 int mover_copy(struct mover_link *link, struct digest_job *copy, const struct device *device,
                int fd, uint64_t chunk_bytes, uint64_t content_bytes, const struct mover_host *host,
                bool to_host)
@@ -64,6 +74,14 @@ int mover_copy(struct mover_link *link, struct digest_job *copy, const struct de
 	ck_assert_int_ge(fd, 0);
 	ck_assert_int_ge(host->fd, 0);
 	return fake_mover_take(&copy->job, JOB_DIGEST);
+}
+
+int mover_zero(struct mover_link *link, struct digest_job *zero, const struct device *device,
+               int fd, uint64_t chunk_bytes, uint64_t content_bytes)
+{
+	ck_assert_int_ge(fd, 0);
+	fake_mover.n_zeros++;
+	return fake_mover_take(&zero->job, JOB_DIGEST);
 }
 
 int mover_forget(struct mover_link *link, struct forget_job *forget, uint64_t host_chunk)

@@ -380,6 +380,35 @@ PEER_UNUSED static void peer_copy(struct peer *peer, uint64_t job,
 	peer_send(peer, &order, fds, 2);
 }
 
+/* The same places. */
+PEER_UNUSED static void peer_compare_host(struct peer *peer, uint64_t job,
+                                          const struct chunk_in_test *chunk,
+                                          const struct chunk_in_test *host, uint64_t offset)
+{
+	Glake__Mover__Compare body = GLAKE__MOVER__COMPARE__INIT;
+	Glake__Mover__Order order = ORDER(job, COMPARE);
+	int fds[] = {chunk->fd, host->fd};
+	body.device_uuid = peer_uuid(peer, 0);
+	body.chunk_bytes = chunk->bytes;
+	body.host_chunk = 7;
+	body.host_bytes = host->bytes;
+	body.host_offset = offset;
+	order.compare = &body;
+	peer_send(peer, &order, fds, 2);
+}
+
+PEER_UNUSED static void peer_zero(struct peer *peer, uint64_t job,
+                                  const struct chunk_in_test *chunk)
+{
+	Glake__Mover__Zero body = GLAKE__MOVER__ZERO__INIT;
+	Glake__Mover__Order order = ORDER(job, ZERO);
+	body.device_uuid = peer_uuid(peer, 0);
+	body.chunk_bytes = chunk->bytes;
+	body.content_bytes = chunk->bytes;
+	order.zero = &body;
+	peer_send(peer, &order, &chunk->fd, 1);
+}
+
 PEER_UNUSED static void peer_forget(struct peer *peer, uint64_t job)
 {
 	Glake__Mover__Forget body = GLAKE__MOVER__FORGET__INIT;

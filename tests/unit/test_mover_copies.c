@@ -241,3 +241,118 @@ START_TEST(a_copy_beyond_its_chunk_is_refused)
 	copies_end();
 }
 END_TEST
+
+/* ---- equal bytes, and zeros -------------------------------------------------------------------- */
+
+static bool is_equal_to_host(unsigned i, uint64_t offset)
+{
+	peer_compare_host(&peer, 3, &ones[i].chunk, &host, offset);
+	Glake__Mover__Report *report = peer_expect(&peer, 3, GLAKE__MOVER__REPORT__BODY_COMPARED);
+	bool equal = report->compared->equal;
+	peer_free_report(report);
+	return equal;
+}
+
+/* Also behind the piece that is looked at first. */
+START_TEST(every_byte_is_compared_with_host_memory)
+{
+	static const uint64_t places[] = {0, 15, 16, 4096, 8 * MIB - 1, 8 * MIB, 20 * MIB - 1};
+	copies_begin(NULL);
+	struct one *one = &ones[0];
+	peer_drop_chunk(&peer, &one->chunk);
+	one->chunk = peer_chunk(&peer, 0, 20 * MIB);
+	uint8_t *bytes = malloc(20 * MIB);
+	ck_assert_ptr_nonnull(bytes);
+	for (uint64_t k = 0; k < 20 * MIB; k++) {
+		bytes[k] = (uint8_t)made_random();
+	}
+	peer_move(&peer, &one->chunk, 0, bytes, true);
+	one->digest = digest_of(bytes, 20 * MIB);
+	one->offset = 2 * MIB;
+	copy_one(0, true);
+	expect_copied(0);
+	ck_assert(is_equal_to_host(0, 2 * MIB));
+	ck_assert(!is_equal_to_host(0, 4 * MIB));
+	for (size_t i = 0; i < n_elements(places); i++) {
+		bytes[places[i]] ^= 0x80;
+		peer_move(&peer, &one->chunk, 0, bytes, true);
+		ck_assert_msg(!is_equal_to_host(0, 2 * MIB), "%zu", i);
+		bytes[places[i]] ^= 0x80;
+	}
+	peer_move(&peer, &one->chunk, 0, bytes, true);
+	ck_assert(is_equal_to_host(0, 2 * MIB));
+	peer_compare_host(&peer, 4, &one->chunk, &host, host.bytes - 18 * MIB);
+	peer_expect_failed(&peer, 4, GLAKE__WIRE__STATUS__BAD_REQUEST, "beyond its chunk");
+	free(bytes);
+	copies_end();
+}
+END_TEST
+
+START_TEST(a_driver_fault_costs_one_comparison)
+{
+	copies_begin("glake-mover/cuMemImportFromShareableHandle:3:fail=1,"
+	             "glake-mover/cuLaunchKernel:5:fail=1");
+	copy_one(0, true);
+	expect_copied(0);
+	for (unsigned i = 0; i < 2; i++) {
+		peer_compare_host(&peer, 3, &ones[0].chunk, &host, ones[0].offset);
+		peer_expect_failed(&peer, 3, GLAKE__WIRE__STATUS__INTERNAL, "CUDA_ERROR");
+		ck_assert(is_equal_to_host(0, ones[0].offset));
+	}
+	copies_end();
+}
+END_TEST
+
+/* What a digest or a copy says of the chunk. */
+static bool reads_zero(unsigned i, bool is_copied)
+{
+	if (is_copied) {
+		copy_one(i, true);
+	} else {
+		peer_digest(&peer, 100 + i, &ones[i].chunk, ones[i].chunk.bytes);
+	}
+	Glake__Mover__Report *report = peer_expect(&peer, 100 + i,
+	                                           GLAKE__MOVER__REPORT__BODY_DIGESTED);
+	bool zero = report->digested->zero;
+	peer_free_report(report);
+	return zero;
+}
+
+START_TEST_WITH(zeros_are_told_from_other_bytes, .n = 2)
+{
+	copies_begin(NULL);
+	for (unsigned i = 0; i < 3; i++) {
+		uint64_t n_bytes = ones[i].chunk.bytes;
+		const uint64_t places[] = {0, 15, 16, 31, 32, n_bytes / 2, n_bytes - 1};
+		uint8_t *bytes = calloc(1, n_bytes);
+		ck_assert_ptr_nonnull(bytes);
+		ck_assert(!reads_zero(i, _i > 0));
+		for (size_t k = 0; k < n_elements(places); k++) {
+			bytes[places[k]] = 1;
+			peer_move(&peer, &ones[i].chunk, 0, bytes, true);
+			ck_assert(!reads_zero(i, _i > 0));
+			bytes[places[k]] = 0;
+		}
+		peer_move(&peer, &ones[i].chunk, 0, bytes, true);
+		ck_assert(reads_zero(i, _i > 0));
+		free(bytes);
+	}
+	copies_end();
+}
+END_TEST
+
+START_TEST(a_chunk_is_made_to_read_zero)
+{
+	copies_begin(NULL);
+	for (unsigned i = 0; i < N_CHUNKS; i++) {
+		memset(ones[i].bytes, 0, ones[i].chunk.bytes);
+		ones[i].digest = digest_of(ones[i].bytes, ones[i].chunk.bytes);
+		peer_zero(&peer, 100 + i, &ones[i].chunk);
+	}
+	for (unsigned i = 0; i < N_CHUNKS; i++) {
+		expect_copied(i);
+	}
+	check_content();
+	copies_end();
+}
+END_TEST
