@@ -276,13 +276,16 @@ static struct copy *make_copy(struct adoption *adoption, uint64_t id,
 	                          .content_bytes = body->content_bytes,
 	                          .bytes = body->bytes,
 	                          .is_found = body->is_found,
+	                          .is_of_block = !body->is_private,
+	                          .is_zero = body->is_zero,
 	                          .chunk = find(adoption, BOOKS_HOST_CHUNK, body->chunk),
 	                          .offset = body->offset};
-	if (!as.chunk || body->digest.len != DIGEST_BYTES) {
+	if ((!as.chunk && !body->is_zero) || !is_chunk_size(body->bytes) ||
+	    body->digest.len != DIGEST_BYTES) {
 		return NULL;
 	}
 	as.digest = digest_from_bytes(body->digest.data);
-	as.in = copies_at(copies, extents_location(as.chunk));
+	as.in = as.is_zero ? NULL : copies_at(copies, extents_location(as.chunk));
 	as.realm = realm_of(adoption, body->realm);
 	struct copy *copy = as.realm ? copies_adopt(copies, id, &as) : NULL;
 	realm_unref(as.realm);

@@ -223,11 +223,15 @@ static void write_copy(void *user, const struct copy *copy)
 	body.digest.data = digest;
 	body.digest.len = sizeof(digest);
 	body.content_bytes = copy->content_bytes;
-	body.chunk = extent_chunk_parking(copy->extent)->id;
-	body.offset = copy->extent->offset;
 	body.bytes = copy->bytes;
 	body.is_found = copy->is_found;
-	body.payer = copy->extent->charge.tenant->name;
+	body.is_private = !copy->is_of_block;
+	body.is_zero = copy->is_zero;
+	if (copy->extent) {
+		body.chunk = extent_chunk_parking(copy->extent)->id;
+		body.offset = copy->extent->offset;
+		body.payer = copy->extent->charge.tenant->name;
+	}
 	put(user, BOOKS_COPY, copy->id, &body.base);
 }
 

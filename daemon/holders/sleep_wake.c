@@ -337,9 +337,7 @@ static void fail_damaged(struct sleep_wake *wake, struct place *place)
 			"memory of session %llu (pid %d) is damaged in host memory: it cannot wake",
 			(unsigned long long)holder->id, (int)holder->peer.pid);
 	}
-	if (place->slept->kind != HELD_CHUNK) {
-		copies_drop(wake->context->copies, place->copy);
-	}
+	copies_drop(wake->context->copies, place->copy);
 	fail(wake, STATUS_MOVER_FAILED, "what was copied to host memory was damaged there");
 }
 

@@ -2,10 +2,13 @@
 /*
  * Copies in host memory of what is on a GPU: the host tier.
  *
- * A copy of a block is found by realm and digest, as a block is, and serves every GPU. A copy of a private chunk is found
- * by nobody: it is of who ordered it, and goes when he lets it. The mover makes a copy, and digests what it copies and
- * what it has written: only if they are equal, and for a block the digest is the block's, the copy is THERE. Whoever reads
- * it back has it digested again, on the GPU.
+ * A copy is found by realm and digest, as a block is, and serves every GPU. That of a block serves whoever has a block of
+ * that digest, and is cache when nobody holds it. That of a private chunk serves others once the mover has compared all their bytes
+ * with it (copies_same.c), and goes with the last who holds it. A private chunk that reads zero has a copy that takes no
+ * host memory.
+ *
+ * The mover makes a copy, digests what it copies, and compares it with what it has written: only if they are equal, and for a block
+ * the digest is the block's, the copy is THERE. Whoever reads it back has it digested again, on the GPU.
  *
  *            its turn has come        its extent is taken        the digest is right
  *   (none) -------------------> TAKING ------------------> WRITING ------------------> THERE
@@ -55,7 +58,7 @@ enum copy_state {
 
 /* What a copy that is THERE is for. */
 enum copy_use {
-	COPY_USE_NONE,  /* it is not THERE */
+	COPY_USE_NONE,  /* it is not THERE, or zero */
 	COPY_USE_SLEEP, /* a program that sleeps, or is about to, has it: it is parked */
 	COPY_USE_MODEL, /* models have it that are in host memory alone, and nobody else */
 	COPY_USE_CACHE, /* nobody has it */
@@ -66,7 +69,8 @@ enum copy_use {
 /* Of the copies on one node. */
 struct copies_use {
 	uint64_t bytes[N_COPY_USES]; /* of NONE: 0 */
-	uint64_t slept_bytes; /* that programs have there, each copy as often as it is parked */
+	uint64_t
+		slept_bytes; /* that programs have there, each copy as often as it is parked; zeros, too */
 };
 
 struct copy_making;
@@ -79,9 +83,11 @@ struct copy {
 	enum copy_state state;
 	enum copy_use use; /* as it is in copies.use */
 	bool is_found;
+	bool is_of_block; /* what finds it is not compared; and it stays as cache */
+	bool is_zero;     /* THERE, without an extent */
 	uint64_t content_bytes;
-	uint64_t bytes;
-	struct extents *in; /* borrowed; with extent */
+	uint64_t bytes;     /* of what it is a copy of */
+	struct extents *in; /* borrowed; with extent. Zeros count at the first node */
 	struct extent *extent;
 	struct copy_making *making; /* borrowed: it is on its way */
 	struct list parked;         /* link: copies.parked, while n_parked > 0 */
@@ -149,12 +155,14 @@ struct copies {
 	struct copy *table;
 	struct list order;
 	struct list parked;         /* of copy.parked: what the next glaked is to have */
-	uint64_t bytes;             /* of all that are THERE */
+	uint64_t bytes;             /* of host memory, in all that are THERE */
 	struct list wanted;         /* of block.wanted: to be copied, oldest first */
 	struct list orders;         /* of copy_order.link: before all that is wanted */
+	struct list looked;         /* of copy_making.link: before all orders */
 	struct copy_making *taking; /* it looks for room, one at a time; or NULL */
-	struct list writing;        /* of copy_making.link: the mover has them */
-	size_t n_writing;
+	struct list writing;        /* of copy_making.link: the mover has them, or had */
+	size_t n_writing;           /* of these and of looked */
+	bool expects_same; /* the last private chunk needed no copy of its own: the next is looked at first */
 	unsigned n_forgetting; /* chunks that are free as soon as the mover has forgotten them */
 	bool is_looking;       /* in make_next(), which need not be called then */
 };
@@ -184,7 +192,7 @@ void copies_order(struct copies *copies, struct copy_order *order);
 /* done() is not called; gone() follows, perhaps at once. Harmless if done() was called and gone() was not. */
 void copies_cancel(struct copies *copies, struct copy_order *order);
 
-/* The copy of what @digest stands for, THERE; NULL: there is none. */
+/* The copy of the block for which @digest stands, THERE; NULL: there is none. */
 struct copy *copies_find(const struct copies *copies, const struct realm *realm,
                          const struct digest *digest);
 
@@ -249,6 +257,8 @@ struct copy_adopted {
 	uint64_t content_bytes;
 	uint64_t bytes;
 	bool is_found;
+	bool is_of_block;
+	bool is_zero; /* then it has none of the next */
 	struct extents *in;
 	struct extent_chunk *chunk;
 	uint64_t offset;

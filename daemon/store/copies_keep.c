@@ -29,11 +29,11 @@ static bool may_go(const struct copy *copy)
 
 static enum copy_use use_of(const struct copy *copy)
 {
-	return copy->state != COPY_THERE ? COPY_USE_NONE
-	       : copy->n_parked > 0      ? COPY_USE_SLEEP
-	       : !may_go(copy)           ? COPY_USE_HELD
-	       : copy->n_offered > 0     ? COPY_USE_MODEL
-	                                 : COPY_USE_CACHE;
+	return copy->state != COPY_THERE || copy->is_zero ? COPY_USE_NONE
+	       : copy->n_parked > 0                       ? COPY_USE_SLEEP
+	       : !may_go(copy)                            ? COPY_USE_HELD
+	       : copy->n_offered > 0                      ? COPY_USE_MODEL
+	                                                  : COPY_USE_CACHE;
 }
 
 struct copies_use *copies_use_at(const struct copies *copies, const struct copy *copy)
@@ -77,7 +77,7 @@ struct copy *copies_find(const struct copies *copies, const struct realm *realm,
                          const struct digest *digest)
 {
 	struct copy *copy = copies_find_any(copies, realm, digest);
-	return copy && copy->state == COPY_THERE ? copy : NULL;
+	return copy && copy->is_of_block && copy->state == COPY_THERE ? copy : NULL;
 }
 
 static bool enter(struct copies *copies, struct copy *copy)
@@ -105,6 +105,7 @@ struct copy *copies_new(struct copies *copies, const struct copy_wanted *wanted)
 	copy->key = key_of(wanted->realm, wanted->digest ? wanted->digest : &unknown);
 	copy->content_bytes = wanted->content_bytes;
 	copy->bytes = wanted->bytes;
+	copy->is_of_block = wanted->is_of_block;
 	list_init(&copy->link);
 	list_init(&copy->parked);
 	if (wanted->is_found && !enter(copies, copy)) {
@@ -119,7 +120,7 @@ void copies_free(struct copies *copies, struct copy *copy)
 {
 	assert(copy->n_held == 0 && copy->n_parked == 0);
 	copies_hide(copies, copy);
-	if (copy->state == COPY_THERE) {
+	if (copy->state == COPY_THERE && copy->extent) {
 		copies->bytes -= copy->bytes;
 	}
 	list_remove(&copy->link);
@@ -154,14 +155,40 @@ static void settle(struct copies *copies, struct copy *copy)
 	copies_count_use(copies, copy);
 }
 
+void copies_empty(struct copies *copies, struct copy *copy)
+{
+	struct extent *extent = ptr_steal(copy->extent);
+	if (extent) {
+		extent_release(copy->in, extent);
+	}
+	copy->is_zero = true;
+	copy->in = &copies->nodes[0];
+}
+
 void copies_written(struct copies *copies, struct copy *copy, const struct digest *digest)
 {
 	copy->key.digest = *digest;
-	extent_written(copy->extent);
 	copies_set_state(copy, COPY_THERE);
-	copies->bytes += copy->bytes;
 	copy->n_held = 1;
+	if (copy->extent) {
+		extent_written(copy->extent);
+		copies->bytes += copy->bytes;
+	}
 	copies_count_use(copies, copy);
+}
+
+void copies_show(struct copies *copies, struct copy *copy)
+{
+	if (!copies_find_any(copies, copy->realm, &copy->key.digest)) {
+		/* Without memory for that nobody finds it. */
+		enter(copies, copy);
+	}
+}
+
+/* Nobody holds it: it is of no use, not even as cache. */
+static bool is_over(const struct copy *copy)
+{
+	return copy->n_held == 0 && !(copy->is_found && copy->is_of_block);
 }
 
 void copies_use(struct copies *copies, struct copy *copy)
@@ -183,7 +210,7 @@ void copies_let(struct copies *copies, struct copy *copy)
 {
 	assert(copy->n_held > copy->n_offered);
 	copy->n_held--;
-	if (copy->n_held == 0 && !copy->is_found) {
+	if (is_over(copy)) {
 		copies_free(copies, copy);
 	} else {
 		settle(copies, copy);
@@ -209,7 +236,7 @@ void copies_let_offered(struct copies *copies, struct copy *copy)
 	assert(copy->n_offered > 0);
 	copy->n_offered--;
 	copy->n_held--;
-	if (copy->n_held == 0 && !copy->is_found) {
+	if (is_over(copy)) {
 		copies_free(copies, copy);
 	} else {
 		copies_count_use(copies, copy);
@@ -381,6 +408,9 @@ uint64_t copies_most_bytes(const struct copies *copies)
 int copies_read(struct copies *copies, struct copy *copy, struct digest_job *job,
                 const struct device *device, int fd)
 {
+	if (copy->is_zero) {
+		return mover_zero(copies->mover, job, device, fd, copy->bytes, copy->content_bytes);
+	}
 	const struct mover_host host = copies_place(copy, extent_source(copy->extent));
 	return mover_copy(copies->mover, job, device, fd, copy->bytes, copy->content_bytes, &host,
 	                  false);
@@ -413,6 +443,7 @@ int copies_init(struct copies *copies, struct store *store, struct mover_link *m
 	list_init(&copies->parked);
 	list_init(&copies->wanted);
 	list_init(&copies->orders);
+	list_init(&copies->looked);
 	list_init(&copies->writing);
 	copies->nodes = calloc(n_nodes ? n_nodes : 1, sizeof(copies->nodes[0]));
 	copies->use = calloc(n_nodes ? n_nodes : 1, sizeof(copies->use[0]));

@@ -17,30 +17,6 @@
 /* Copies on order that the mover has. It maps the next while it copies one; its queue is for all. */
 #define ORDERS_AT_ONCE 12
 
-/* A copy on its way. If a dead mover has it and cannot end, it outlives its place in copies. */
-struct copy_making {
-	struct digest_job job;
-	struct list link; /* link: copies.writing */
-	struct copies *copies;
-	struct copy *copy;
-	struct block
-		*block; /* what is copied: the store keeps it (store_begin_compare()); or NULL: */
-	struct copy_order *owner; /* of the private chunk, until it is gone */
-	const struct device *device;
-	int fd;
-	bool is_ordered;
-	bool has_digest;      /* the copy's key: else it is as what was written */
-	struct tenant *payer; /* while nobody has the copy: of an order that waits, or the cache */
-	struct list waiting;  /* of copy_order.link */
-
-	struct extents_request *request; /* while TAKING, unless: */
-	bool is_waiting;                 /* for chunks that are being forgotten */
-	size_t i_node;                   /* it was asked last */
-	uint64_t full_nodes;             /* that have no room, but would have without cache */
-	size_t i_refused;                /* the node of the next */
-	enum status refusal;
-};
-
 static void make_next(struct copies *copies);
 
 /* ---- orders ----------------------------------------------------------------------------------- */
@@ -123,12 +99,21 @@ static void leave(struct copy_making *making)
 	}
 }
 
+static void let_same(struct copy_making *making)
+{
+	struct copy *same = ptr_steal(making->same);
+	if (same) {
+		copies_let(making->copies, same);
+	}
+}
+
 /* The mover has nothing of it any more. */
-static void making_free(struct copy_making *making)
+static void making_drop(struct copy_making *making)
 {
 	struct copies *copies = making->copies;
 	struct copy_order *owner = making->owner;
 	leave(making);
+	let_same(making);
 	if (making->copy && making->copy->state != COPY_THERE) {
 		copies_free(copies, making->copy);
 	}
@@ -152,13 +137,13 @@ static void detach(struct copy_making *making, struct list *waiting)
 	}
 }
 
-static void fail(struct copy_making *making, enum status status, const char *error)
+void making_fail(struct copy_making *making, enum status status, const char *error)
 {
 	struct copies *copies = making->copies;
 	struct list waiting;
 	detach(making, &waiting);
 	end_all(copies, &waiting, NULL, status, error);
-	making_free(making);
+	making_drop(making);
 	make_next(copies);
 }
 
@@ -177,6 +162,9 @@ static bool is_paid_by_who_waits(const struct copy_making *making, const struct 
 static void settle_payer(struct copy_making *making)
 {
 	struct copies *copies = making->copies;
+	if (making->copy->is_zero) {
+		return;
+	}
 	struct charge *charge = &making->copy->extent->charge;
 	if (charge->tenant == copies->store->cache || list_is_empty(&making->waiting) ||
 	    is_paid_by_who_waits(making, charge->tenant)) {
@@ -188,21 +176,30 @@ static void settle_payer(struct copy_making *making)
 	}
 }
 
-static void succeed(struct copy_making *making, const struct digest *digest)
+void making_end(struct copy_making *making, struct copy *copy)
 {
 	struct copies *copies = making->copies;
-	struct copy *copy = making->copy;
 	struct list waiting;
-	settle_payer(making);
-	copy->making = NULL;
-	making->copy = NULL;
-	copies_written(copies, copy, digest);
-	copies->store->stats->blocks_copied += making->block != NULL;
 	detach(making, &waiting);
 	end_all(copies, &waiting, copy, STATUS_OK, NULL);
 	copies_let(copies, copy);
-	making_free(making);
+	making_drop(making);
 	make_next(copies);
+}
+
+void making_succeed(struct copy_making *making)
+{
+	struct copies *copies = making->copies;
+	struct copy *copy = making->copy;
+	settle_payer(making);
+	copy->making = NULL;
+	making->copy = NULL;
+	copies_written(copies, copy, &making->digest);
+	if (!making->block && !copy->is_zero) {
+		copies_show(copies, copy);
+	}
+	copies->store->stats->blocks_copied += making->block != NULL;
+	making_end(making, copy);
 }
 
 static void suspect(struct copy_making *making)
@@ -218,42 +215,75 @@ static void suspect(struct copy_making *making)
 static void on_written(struct digest_job *job, const struct digest *digest)
 {
 	struct copy_making *making = container_of(job, struct copy_making, job);
+	making->is_written = true;
 	if (making->has_digest && !digest_equal(digest, &making->copy->key.digest)) {
 		suspect(making);
-		fail(making, STATUS_MOVER_FAILED, "the copy is not what was copied");
+		making_fail(making, STATUS_MOVER_FAILED, "the copy is not what was copied");
+		return;
+	}
+	making->digest = *digest;
+	if (making->block) {
+		making_succeed(making);
+	} else if (list_is_empty(&making->waiting)) {
+		making_gone(making);
+	} else if (job->is_zero) {
+		making_is_zero(making);
 	} else {
-		succeed(making, digest);
+		making_meet(making);
 	}
 }
 
-static void on_not_written(struct mover_job *job, enum status status, const char *error)
+void making_lose(struct copy_making *making, const struct mover_job *job, enum status status,
+                 const char *error)
 {
-	struct copy_making *making = container_of(job, struct copy_making, job.job);
 	struct copies *copies = making->copies;
 	log_debug("copying to host memory: %s", error);
 	status = status == STATUS_BUSY ? STATUS_BUSY : STATUS_MOVER_FAILED;
 	if (job->id == 0) {
-		fail(making, status, error);
+		making_fail(making, status, error);
 		return;
 	}
 	/* A dead mover may write to the extent still. Others need not wait for it. */
 	struct list waiting;
 	leave(making);
+	let_same(making);
 	copies_hide(copies, making->copy);
 	detach(making, &waiting);
 	end_all(copies, &waiting, NULL, status, error);
 	make_next(copies);
 }
 
+static void on_not_written(struct mover_job *job, enum status status, const char *error)
+{
+	making_lose(container_of(job, struct copy_making, job.job), job, status, error);
+}
+
 static void on_mover_gone(struct mover_job *job)
 {
-	struct copy_making *making = container_of(job, struct copy_making, job.job);
+	making_gone(container_of(job, struct copy_making, job.job));
+}
+
+void making_gone(struct copy_making *making)
+{
 	struct copies *copies = making->copies;
-	making_free(making);
+	making_drop(making);
 	make_next(copies);
 }
 
 /* ---- its place -------------------------------------------------------------------------------- */
+
+void making_hand_over(struct copy_making *making, enum making_state state)
+{
+	struct copies *copies = making->copies;
+	making->state = state;
+	if (copies->taking == making) {
+		copies->taking = NULL;
+	}
+	if (list_is_empty(&making->link)) {
+		list_insert(&copies->writing, &making->link);
+		copies->n_writing++;
+	}
+}
 
 static void write_copy(struct copy_making *making)
 {
@@ -268,13 +298,11 @@ static void write_copy(struct copy_making *making)
 	int r = mover_copy(copies->mover, &making->job, making->device, making->fd, copy->bytes,
 	                   copy->content_bytes, &host, true);
 	if (r < 0) {
-		fail(making, r == -EBUSY ? STATUS_BUSY : STATUS_MOVER_FAILED,
-		     "glake-mover cannot copy to host memory now");
+		making_fail(making, r == -EBUSY ? STATUS_BUSY : STATUS_MOVER_FAILED,
+		            "glake-mover cannot copy to host memory now");
 		return;
 	}
-	copies->taking = NULL;
-	list_insert(&copies->writing, &making->link);
-	copies->n_writing++;
+	making_hand_over(making, MAKING_WRITING);
 	make_next(copies);
 }
 
@@ -297,9 +325,22 @@ static void fail_refused(struct copy_making *making)
 	const struct location *at = making->copies->nodes[making->i_refused].at;
 	alloc_explain(making->refusal, making->payer, at, making->copy->bytes, error,
 	              sizeof(error));
-	fail(making,
-	     making->refusal == STATUS_NO_DEVICE_MEMORY ? STATUS_NO_HOST_MEMORY : making->refusal,
-	     error);
+	making_fail(making,
+	            making->refusal == STATUS_NO_DEVICE_MEMORY ? STATUS_NO_HOST_MEMORY
+	                                                       : making->refusal,
+	            error);
+}
+
+/* A private chunk that reads zero, or has its bytes in another copy, needs no room. */
+static void refuse_place(struct copy_making *making)
+{
+	struct copies *copies = making->copies;
+	if (making->block || making->has_looked) {
+		fail_refused(making);
+	} else {
+		making_look(making);
+		make_next(copies);
+	}
 }
 
 static void on_taken(void *user, enum status status, struct list *extents);
@@ -313,6 +354,8 @@ static void ask_node(struct copy_making *making)
 
 static void take(struct copy_making *making)
 {
+	making->state = MAKING_TAKING;
+	making->copies->taking = making;
 	making->i_node = 0;
 	making->full_nodes = 0;
 	making->refusal = STATUS_OK;
@@ -340,7 +383,7 @@ static void on_taken(void *user, enum status status, struct list *extents)
 	} else if (making->full_nodes && copies_make_room(copies, making->full_nodes)) {
 		take(making);
 	} else {
-		fail_refused(making);
+		refuse_place(making);
 	}
 }
 
@@ -368,6 +411,7 @@ static struct copy_making *making_new(struct copies *copies, const struct copy_w
 	making->copies = copies;
 	making->copy = copy;
 	making->has_digest = wanted->digest != NULL;
+	making->digest = copy->key.digest;
 	making->payer = payer;
 	list_init(&making->link);
 	list_init(&making->waiting);
@@ -375,23 +419,41 @@ static struct copy_making *making_new(struct copies *copies, const struct copy_w
 	return making;
 }
 
+/* NULL: there is none. */
+static struct copy *find_any_for(const struct copies *copies, const struct block *block)
+{
+	return block && block->state == BLOCK_SHARED
+	               ? copies_find_any(copies, block->realm, &block->key.digest)
+	               : NULL;
+}
+
+/* A copy of a private chunk with the digest of the block. NULL: there is none. */
+static struct copy *find_private(const struct copies *copies, const struct block *block)
+{
+	struct copy *copy = find_any_for(copies, block);
+	return copy && !copy->is_of_block ? copy : NULL;
+}
+
 /* Who has a block keeps it if its digest is another's, too, or its content has changed. Nobody finds it, nor its copy. */
 static struct copy_making *make_block(struct copies *copies, struct block *block,
                                       struct tenant *payer)
 {
 	bool is_damaged = block->state == BLOCK_DAMAGED;
+	const struct copy *other = find_private(copies, block);
 	const struct copy_wanted wanted = {
 		.realm = block->realm,
 		.digest = is_damaged ? NULL : &block->key.digest,
 		.content_bytes = is_damaged ? block->chunk.bytes : block->content_bytes,
 		.bytes = block->chunk.bytes,
-		.is_found = block->state == BLOCK_SHARED,
+		.is_found = block->state == BLOCK_SHARED && !other,
+		.is_of_block = true,
 	};
 	struct copy_making *making = making_new(copies, &wanted, payer);
 	if (making) {
 		making->block = block;
 		making->device = location_device(block->chunk.at);
 		making->fd = block->chunk.fd;
+		making->is_likely = other != NULL;
 		store_begin_compare(block);
 	}
 	return making;
@@ -405,6 +467,7 @@ static struct copy_making *make_chunk(struct copies *copies, struct copy_order *
 	struct copy_making *making = making_new(copies, &wanted, order->tenant);
 	if (making) {
 		making->owner = order;
+		making->is_likely = copies->expects_same;
 		making->device = order->chunk.device;
 		making->fd = order->chunk.fd;
 	}
@@ -419,9 +482,8 @@ static bool fits_chunk(const struct copies *copies, uint64_t bytes)
 /* The copy of a block that is there, or on its way; NULL: there is none. */
 static struct copy *find_for(const struct copies *copies, const struct block *block)
 {
-	return block && block->state == BLOCK_SHARED
-	               ? copies_find_any(copies, block->realm, &block->key.digest)
-	               : NULL;
+	struct copy *copy = find_any_for(copies, block);
+	return copy && copy->is_of_block ? copy : NULL;
 }
 
 /* Returns whether it need not be made. */
@@ -442,6 +504,17 @@ static bool find_or_refuse(struct copies *copies, struct copy_order *order)
 	return true;
 }
 
+static void start(struct copy_making *making)
+{
+	if (!making->is_likely) {
+		take(making);
+	} else if (making->block) {
+		making_meet(making);
+	} else {
+		making_look(making);
+	}
+}
+
 static void start_order(struct copies *copies, struct copy_order *order)
 {
 	if (find_or_refuse(copies, order)) {
@@ -455,8 +528,7 @@ static void start_order(struct copies *copies, struct copy_order *order)
 	}
 	making->is_ordered = true;
 	order_wait(order, making);
-	copies->taking = making;
-	take(making);
+	start(making);
 }
 
 /* It has content that others may have, and no copy yet. */
@@ -473,8 +545,32 @@ static void start_wanted(struct copies *copies, struct block *block)
 	                                     ? make_block(copies, block, copies->store->cache)
 	                                     : NULL;
 	if (making) {
-		copies->taking = making;
-		take(making);
+		start(making);
+	}
+}
+
+void making_is_new(struct copy_making *making)
+{
+	struct copies *copies = making->copies;
+	if (!making->block) {
+		copies->expects_same = false;
+	}
+	if (making->is_written) {
+		making_succeed(making);
+	} else if (copies->is_closing) {
+		making_fail(making, STATUS_SHUTTING_DOWN, "glaked ends");
+	} else if (making->refusal != STATUS_OK) {
+		fail_refused(making);
+	} else {
+		/* Others wait for it. */
+		if (making->block) {
+			copies_show(copies, making->copy);
+		}
+		leave(making);
+		making->state = MAKING_QUEUED;
+		list_insert(&copies->looked, &making->link);
+		copies->n_writing++;
+		make_next(copies);
 	}
 }
 
@@ -485,8 +581,14 @@ static void make_next(struct copies *copies)
 		return;
 	}
 	copies->is_looking = true;
+	makings_meet(copies);
 	while (!copies->taking) {
-		if (!list_is_empty(&copies->orders) && copies->n_writing < ORDERS_AT_ONCE) {
+		if (!list_is_empty(&copies->looked)) {
+			struct copy_making *making = list_first(&copies->looked, struct copy_making,
+			                                        link);
+			leave(making);
+			take(making);
+		} else if (!list_is_empty(&copies->orders) && copies->n_writing < ORDERS_AT_ONCE) {
 			start_order(copies, list_first(&copies->orders, struct copy_order, link));
 		} else if (copies->n_writing == 0 && !list_is_empty(&copies->wanted)) {
 			start_wanted(copies, list_first(&copies->wanted, struct block, wanted));
@@ -554,13 +656,26 @@ static void give_up(struct copy_making *making)
 	if (making->request) {
 		extents_cancel(making->request);
 	}
-	if (copies->taking == making) {
-		making_free(making);
+	switch (making->state) {
+	case MAKING_TAKING:
+	case MAKING_BEHIND:
+	case MAKING_QUEUED:
+		making_drop(making);
 		make_next(copies);
-	} else if (!making->block) {
+		break;
+	case MAKING_WRITING:
+		/* A block's copy is cache then. */
+		if (!making->block) {
+			mover_cancel(copies->mover, &making->job.job);
+		}
+		break;
+	case MAKING_LOOKING:
 		mover_cancel(copies->mover, &making->job.job);
+		break;
+	case MAKING_COMPARING:
+		mover_cancel(copies->mover, &making->compare.job);
+		break;
 	}
-	/* A block's copy is cache then. */
 }
 
 /* Some wait for it still. */
@@ -593,26 +708,34 @@ void copies_cancel(struct copies *copies, struct copy_order *order)
 
 /* ---- the end ---------------------------------------------------------------------------------- */
 
-static void end_making(struct copy_making *making)
+/* One that the mover has nothing of. NULL: there is none. */
+static struct copy_making *find_waiting(const struct copies *copies)
 {
-	if (making->request) {
-		extents_cancel(making->request);
+	struct copy_making *making;
+	if (copies->taking || !list_is_empty(&copies->looked)) {
+		return copies->taking ? copies->taking
+		                      : list_first(&copies->looked, struct copy_making, link);
 	}
-	if (making->copies->taking == making) {
-		fail(making, STATUS_SHUTTING_DOWN, "glaked ends");
-	} else {
-		mover_cancel(making->copies->mover, &making->job.job);
+	list_for_each (making, &copies->writing, link) {
+		if (making->state == MAKING_BEHIND) {
+			return making;
+		}
 	}
+	return NULL;
 }
 
 void copies_close_makings(struct copies *copies)
 {
 	struct copy_making *making;
 	end_all(copies, &copies->orders, NULL, STATUS_SHUTTING_DOWN, "glaked ends");
-	if (copies->taking) {
-		end_making(copies->taking);
+	while ((making = find_waiting(copies))) {
+		if (making->request) {
+			extents_cancel(making->request);
+		}
+		making_fail(making, STATUS_SHUTTING_DOWN, "glaked ends");
 	}
 	list_for_each (making, &copies->writing, link) {
-		end_making(making);
+		mover_cancel(copies->mover, &making->job.job);
+		mover_cancel(copies->mover, &making->compare.job);
 	}
 }

@@ -55,6 +55,14 @@ static int park_chunk(struct store *store, struct copy *copy, struct user *user)
 	return 0;
 }
 
+static int park_extent(struct store *store, struct copy *copy, struct user *user)
+{
+	struct extent_parking *parking = extent_chunk_parking(copy->extent);
+	int r = store->parking && !parking->id ? park_chunk(store, copy, user) : 0;
+	parking->n_copies += r == 0;
+	return r;
+}
+
 static void unpark_chunk(struct store *store, struct copy *copy)
 {
 	char name[COPIES_PARKED_BYTES];
@@ -76,15 +84,13 @@ static void unpark_chunk(struct store *store, struct copy *copy)
 int copies_park(struct copies *copies, struct copy *copy, struct user *user)
 {
 	struct store *store = copies->store;
-	struct extent_parking *parking = extent_chunk_parking(copy->extent);
 	assert(copy->state == COPY_THERE && copy->n_held > 0);
 	if (copy->n_parked == 0) {
-		int r = store->parking && !parking->id ? park_chunk(store, copy, user) : 0;
+		int r = copy->extent ? park_extent(store, copy, user) : 0;
 		if (r != 0) {
 			return r;
 		}
-		parking->n_copies++;
-		copy->id = parking->id ? ++store->last_id : 0;
+		copy->id = store->parking ? ++store->last_id : 0;
 		list_insert(&copies->parked, &copy->parked);
 		note_copy(store, copy);
 	}
@@ -108,14 +114,14 @@ void copies_unpark(struct copies *copies, struct copy *copy)
 		store->watch->copy_gone(store->watcher, copy);
 	}
 	copy->id = 0;
-	if (--extent_chunk_parking(copy->extent)->n_copies == 0) {
+	if (copy->extent && --extent_chunk_parking(copy->extent)->n_copies == 0) {
 		unpark_chunk(store, copy);
 	}
 }
 
 uint64_t copies_unparked(const struct copy *copy)
 {
-	return extent_chunk_parking(copy->extent)->number;
+	return copy->extent ? extent_chunk_parking(copy->extent)->number : 0;
 }
 
 void copies_note(const struct copies *copies, const struct copy *copy)
@@ -127,7 +133,9 @@ void copies_note_all(const struct copies *copies)
 {
 	const struct copy *copy;
 	list_for_each (copy, &copies->parked, parked) {
-		note_chunk(copies->store, copy);
+		if (copy->extent) {
+			note_chunk(copies->store, copy);
+		}
 		note_copy(copies->store, copy);
 	}
 }
@@ -144,38 +152,48 @@ struct extents *copies_at(struct copies *copies, const struct location *at)
 	return NULL;
 }
 
+/* False: it cannot be there. */
+static bool adopt_extent(struct copies *copies, struct copy *copy, const struct copy_adopted *as)
+{
+	if (as->is_zero) {
+		copies_empty(copies, copy);
+		return true;
+	}
+	copy->in = as->in;
+	copy->extent = extents_adopt(as->in, as->chunk, as->offset, as->bytes, as->tenant);
+	if (copy->extent) {
+		copies->bytes += copy->bytes;
+		extent_chunk_parking(copy->extent)->n_copies++;
+	}
+	return copy->extent != NULL;
+}
+
 struct copy *copies_adopt(struct copies *copies, uint64_t id, const struct copy_adopted *as)
 {
 	const struct copy_wanted wanted = {.realm = as->realm,
 	                                   .digest = &as->digest,
 	                                   .content_bytes = as->content_bytes,
 	                                   .bytes = as->bytes,
-	                                   .is_found = as->is_found};
+	                                   .is_found = as->is_found && !as->is_zero,
+	                                   .is_of_block = as->is_of_block};
 	if (as->content_bytes > as->bytes ||
 	    (as->is_found && copies_find_any(copies, as->realm, &as->digest))) {
 		return NULL;
 	}
 	struct copy *copy = copies_new(copies, &wanted);
-	struct extent *extent = copy ? extents_adopt(as->in, as->chunk, as->offset, as->bytes,
-	                                             as->tenant)
-	                             : NULL;
-	if (!extent) {
+	if (!copy || !adopt_extent(copies, copy, as)) {
 		if (copy) {
 			copies_free(copies, copy);
 		}
 		return NULL;
 	}
 	copy->id = id;
-	copy->in = as->in;
-	copy->extent = extent;
 	copies_set_state(copy, COPY_WRITING);
 	copies_set_state(copy, COPY_THERE);
-	copies->bytes += copy->bytes;
 	copy->n_held = 1;
 	copy->n_parked = 1;
 	copies_use_at(copies, copy)->slept_bytes += copy->bytes;
 	copies_count_use(copies, copy);
-	extent_chunk_parking(extent)->n_copies++;
 	list_insert(&copies->parked, &copy->parked);
 	return copy;
 }

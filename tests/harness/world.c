@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/harness/world.h"
 
+#include <dirent.h>
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 #include "tests/harness/connection.h"
 #include "tests/harness/models.h"
@@ -367,6 +369,32 @@ void world_set_faults(const char *rules)
 void world_set_own_faults(const char *rules)
 {
 	set_faults(".own-faults", rules);
+}
+
+/* Large chunks are files of glaked's, in which the simulator keeps their bytes. */
+void world_damage_copies(void)
+{
+	char folder[64];
+	unsigned n_damaged = 0;
+	snprintf(folder, sizeof(folder), "/proc/%d/fd", harness.pid);
+	DIR *dir = opendir(folder);
+	ck_assert_ptr_nonnull(dir);
+	for (struct dirent *entry = readdir(dir); entry; entry = readdir(dir)) {
+		char path[512];
+		struct stat stat;
+		snprintf(path, sizeof(path), "%s/%s", folder, entry->d_name);
+		if (entry->d_name[0] == '.' || fstatat(AT_FDCWD, path, &stat, 0) < 0 ||
+		    !S_ISREG(stat.st_mode) || stat.st_size < (off_t)1 << 30) {
+			continue;
+		}
+		int fd = open(path, O_RDWR);
+		ck_assert_int_ge(fd, 0);
+		ck_assert_int_eq(pwrite(fd, "damage", 6, 5 << 20), 6);
+		close(fd);
+		n_damaged++;
+	}
+	closedir(dir);
+	ck_assert_uint_ge(n_damaged, 1);
 }
 
 /* ---- clients --------------------------------------------------------------------------------- */

@@ -114,6 +114,9 @@ void world_set_faults(const char *rules);
 /* The same for the driver of the test's process and its children. */
 void world_set_own_faults(const char *rules);
 
+/* Bytes in the sixth MiB of each large chunk for copies in host memory, of which there is one, become others. */
+void world_damage_copies(void);
+
 /* ---- clients --------------------------------------------------------------------------------- */
 
 /* Sessions with and without the driver; end them with world_disconnect(), or leave it to

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Models in host memory: copied when they are loaded, kept when they are evicted, and brought back. */
-#include <dirent.h>
 #include <inttypes.h>
 
 #include "libclient/link/rpc.h"
@@ -289,37 +288,11 @@ static const char *demote_one(const char *config)
 	return path;
 }
 
-/* Of large chunks: files of glaked's, whose bytes the simulator keeps there. */
-static void damage_copies(void)
-{
-	char folder[64];
-	unsigned n_damaged = 0;
-	snprintf(folder, sizeof(folder), "/proc/%d/fd", harness.pid);
-	DIR *dir = opendir(folder);
-	ck_assert_ptr_nonnull(dir);
-	for (struct dirent *entry = readdir(dir); entry; entry = readdir(dir)) {
-		char path[512];
-		struct stat stat;
-		snprintf(path, sizeof(path), "%s/%s", folder, entry->d_name);
-		if (entry->d_name[0] == '.' || fstatat(AT_FDCWD, path, &stat, 0) < 0 ||
-		    !S_ISREG(stat.st_mode) || stat.st_size < (off_t)GIB) {
-			continue;
-		}
-		int fd = open(path, O_RDWR);
-		ck_assert_int_ge(fd, 0);
-		ck_assert_int_eq(pwrite(fd, "damage", 6, 5 * MIB), 6);
-		close(fd);
-		n_damaged++;
-	}
-	closedir(dir);
-	ck_assert_uint_ge(n_damaged, 1);
-}
-
 START_TEST(nobody_gets_a_damaged_copy)
 {
 	struct glake_model *model;
 	const char *path = demote_one(CONFIG);
-	damage_copies();
+	world_damage_copies();
 	assert_fails(GLAKE_E_BUSY, "damaged: open it again",
 	             glake_model_open(session, path, NULL, &model));
 	ck_assert_str_eq(state_of("one.safetensors"), "");

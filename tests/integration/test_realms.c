@@ -12,7 +12,7 @@
 #include "proto/wire.h"
 #include "tests/harness/connection.h"
 #include "tests/harness/models.h"
-#include "tests/harness/world.h"
+#include "tests/harness/words.h"
 
 #define ALICE 12345u
 #define BOB 12346u
@@ -242,6 +242,58 @@ START_TEST(strangers_share_and_see_nothing)
 	/* The same person finds them again. */
 	as(ALICE, 0, map_and_leave);
 	ck_assert_uint_eq(world_metric("models_hit"), 1);
+}
+END_TEST
+
+/* ---- asleep ----------------------------------------------------------------------------------- */
+
+static void sleep_at_stage(void *user)
+{
+	const int *stage = user;
+	words_open_driver();
+	struct glake_session *session = world_connect();
+	glake_ptr ptr = words_alloc(session, 6 * MIB, 7);
+	words_fall_asleep(session);
+	world_reach(*stage);
+	world_await(10);
+	assert_ok(glake_wake(session, NULL));
+	words_check(ptr, 6 * MIB, 7);
+	world_disconnect(session);
+}
+
+static int take_copy_bytes(void *user, const struct glake_status *status)
+{
+	*(uint64_t *)user = status->n_hosts > 0 ? status->hosts[0].used_copy_bytes : 0;
+	return 0;
+}
+
+/* Equal private bytes are one copy for her two programs, and another for his. */
+START_TEST(who_sleeps_shares_no_copy_with_strangers)
+{
+	static const uid_t uids[] = {ALICE, BOB, ALICE, BOB};
+	static const uint64_t expected[] = {6 * MIB, 12 * MIB, 12 * MIB, 12 * MIB};
+	static int stages[4];
+	static struct person persons[4];
+	pid_t pids[4];
+	if (!harness_is_root()) {
+		return;
+	}
+	begin(WORLD_CONFIG "warm_bytes = \"0\"; ");
+	for (int i = 0; i < 4; i++) {
+		uint64_t bytes = 0;
+		stages[i] = i + 1;
+		persons[i] = (struct person){
+			.uid = uids[i], .gid = uids[i], .live = sleep_at_stage};
+		persons[i].user = &stages[i];
+		pids[i] = world_client(live_as, &persons[i]);
+		world_await(stages[i]);
+		assert_ok(glake_get_status(eye, take_copy_bytes, &bytes));
+		ck_assert_uint_eq(bytes, expected[i]);
+	}
+	world_reach(10);
+	for (int i = 0; i < 4; i++) {
+		world_join(pids[i]);
+	}
 }
 END_TEST
 

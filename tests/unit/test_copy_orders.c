@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies that somebody waits for: of blocks and private chunks, at each stage, on good days and bad. */
+#include "daemon/store/copies_parts.h"
 #include "daemon/store/store_parts.h"
 #include "tests/unit/made_copies.h"
 
@@ -13,6 +14,7 @@ static struct wait {
 	struct copy *copy; /* held */
 	char error[256];
 	int fd;
+	unsigned content;
 	struct wait *cancels; /* when it is done */
 	bool is_under_way;    /* not gone */
 } waits[N_ORDERS];
@@ -61,15 +63,22 @@ static void order_block(struct wait *wait, struct block *block)
 	copies_order(&copies, &wait->order);
 }
 
-static void order_chunk(struct wait *wait, uint64_t bytes)
+static void order_chunk_of(struct wait *wait, uint64_t bytes, struct realm *of,
+                           struct tenant *tenant)
 {
 	wait_init(wait);
 	wait->fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	wait->order.tenant = tenant;
 	wait->order.chunk.device = &devices[0];
 	wait->order.chunk.fd = wait->fd;
 	wait->order.chunk.bytes = bytes;
-	wait->order.chunk.realm = realm;
+	wait->order.chunk.realm = of;
 	copies_order(&copies, &wait->order);
+}
+
+static void order_chunk(struct wait *wait, uint64_t bytes)
+{
+	order_chunk_of(wait, bytes, realm, payer);
 }
 
 static void let(struct wait *wait)
@@ -87,6 +96,32 @@ static void finish(unsigned name)
 	struct mover_job *job = find_job(JOB_DIGEST);
 	ck_assert_ptr_nonnull(job);
 	fake_mover_digested(job, digest(name));
+}
+
+/* The same of one whose bytes are zero. */
+static void finish_zero(unsigned name)
+{
+	run_workers();
+	struct mover_job *job = find_job(JOB_DIGEST);
+	ck_assert_ptr_nonnull(job);
+	container_of(job, struct digest_job, job)->is_zero = true;
+	fake_mover_digested(job, digest(name));
+}
+
+static void finish_compare(bool equal)
+{
+	struct mover_job *job = find_job(JOB_COMPARE);
+	ck_assert_ptr_nonnull(job);
+	fake_mover_compared(job, equal);
+}
+
+static unsigned n_blocks_copies(void)
+{
+	unsigned n = 0;
+	for (const struct copy *copy = copies.table; copy; copy = copy->hh.next) {
+		n += copy->is_of_block;
+	}
+	return n;
 }
 
 static void expect(const struct wait *wait, enum status status, const char *error)
@@ -220,14 +255,14 @@ START_TEST(orders_go_first_and_several_at_a_time)
 	for (unsigned i = 0; i < 40; i++) {
 		run_workers();
 		n_most = n_jobs(JOB_DIGEST) > n_most ? n_jobs(JOB_DIGEST) : n_most;
-		ck_assert_uint_eq(HASH_COUNT(copies.table), 1);
+		ck_assert_uint_eq(n_blocks_copies(), 1);
 		finish(i + 1);
 		expect_ok(&waits[i]);
 	}
 	ck_assert_uint_ge(n_most, 8);
 	ck_assert_uint_le(n_most, 12);
 	settle();
-	ck_assert_uint_eq(HASH_COUNT(copies.table), 4);
+	ck_assert_uint_eq(n_blocks_copies(), 4);
 	/* Side by side, in two chunks. */
 	ck_assert_uint_eq(host->use_bytes[CHUNK_COPIES], 128 * MIB);
 	for (unsigned i = 0; i < 40; i++) {
@@ -267,7 +302,310 @@ START_TEST_WITH(a_block_that_nobody_finds_has_a_copy_that_nobody_finds, .n = 2)
 }
 END_TEST
 
+/* ---- equal bytes ------------------------------------------------------------------------------ */
+
+/* One has a copy; the others are copied, compared with it, and need theirs no more. */
+START_TEST(equal_private_chunks_have_one_copy)
+{
+	orders_begin(256 * MIB, false);
+	for (unsigned i = 0; i < 4; i++) {
+		order_chunk(&waits[i], 6 * MIB);
+	}
+	run_workers();
+	ck_assert_uint_eq(n_jobs(JOB_DIGEST), 4);
+	finish(7);
+	expect_ok(&waits[0]);
+	for (unsigned i = 1; i < 4; i++) {
+		finish(7);
+		ck_assert_uint_eq(waits[i].n_done, 0);
+		finish_compare(true);
+		expect_ok(&waits[i]);
+		ck_assert_ptr_eq(waits[i].copy, waits[0].copy);
+	}
+	ck_assert_uint_eq(copies.bytes, 6 * MIB);
+	ck_assert_uint_eq(paid(payer), 6 * MIB);
+	ck_assert(!has_copy(7));
+	for (unsigned i = 0; i < 4; i++) {
+		ck_assert_uint_eq(copies.bytes, 6 * MIB);
+		let(&waits[i]);
+	}
+	/* It was nobody's cache. */
+	ck_assert_uint_eq(copies.bytes, 0);
+	ck_assert_uint_eq(HASH_COUNT(copies.table), 0);
+	copies_end();
+}
+END_TEST
+
+/* Who ordered it first pays, whoever has it then. */
+START_TEST(who_finds_a_copy_pays_nothing)
+{
+	orders_begin(256 * MIB, false);
+	order_chunk(&waits[0], 6 * MIB);
+	finish(7);
+	order_chunk_of(&waits[1], 6 * MIB, realm, other_payer);
+	finish(7);
+	finish_compare(true);
+	expect_ok(&waits[1]);
+	ck_assert_uint_eq(paid(payer), 6 * MIB);
+	ck_assert_uint_eq(paid(other_payer), 0);
+	let(&waits[0]);
+	ck_assert_uint_eq(paid(payer), 6 * MIB);
+	let(&waits[1]);
+	ck_assert_uint_eq(paid(payer), 0);
+	copies_end();
+}
+END_TEST
+
+/* One digest, other bytes; or the mover cannot say. The one that was there is found. */
+START_TEST_WITH(what_is_not_known_to_be_equal_has_a_copy_of_its_own, .n = 3)
+{
+	orders_begin(256 * MIB, false);
+	order_chunk(&waits[0], 6 * MIB);
+	finish(7);
+	order_chunk(&waits[1], 6 * MIB);
+	run_workers();
+	if (_i == 2) {
+		fake_mover.refusal = -EBUSY;
+	}
+	finish(7);
+	if (_i == 0) {
+		finish_compare(false);
+	} else if (_i == 1) {
+		fake_mover_die();
+	}
+	expect_ok(&waits[1]);
+	ck_assert_ptr_ne(waits[0].copy, waits[1].copy);
+	ck_assert(waits[0].copy->is_found);
+	ck_assert(!waits[1].copy->is_found);
+	ck_assert_uint_eq(paid(payer), 12 * MIB);
+	let(&waits[0]);
+	let(&waits[1]);
+	ck_assert_uint_eq(copies.bytes, 0);
+	copies_end();
+}
+END_TEST
+
+START_TEST(other_realms_have_copies_of_their_own)
+{
+	orders_begin(256 * MIB, false);
+	order_chunk(&waits[0], 6 * MIB);
+	finish(7);
+	struct realm *other = realm_get(&realms, "other");
+	order_chunk_of(&waits[1], 6 * MIB, other, payer);
+	finish(7);
+	ck_assert(!has_job(JOB_COMPARE));
+	expect_ok(&waits[1]);
+	ck_assert_ptr_ne(waits[0].copy, waits[1].copy);
+	let(&waits[0]);
+	let(&waits[1]);
+	realm_unref(other);
+	copies_end();
+}
+END_TEST
+
+/* The last holder's end comes between: it is kept for who compares. */
+START_TEST(a_copy_is_let_while_another_is_compared_with_it)
+{
+	orders_begin(256 * MIB, false);
+	order_chunk(&waits[0], 6 * MIB);
+	finish(7);
+	order_chunk(&waits[1], 6 * MIB);
+	finish(7);
+	let(&waits[0]);
+	ck_assert_uint_eq(copies.bytes, 6 * MIB);
+	finish_compare(true);
+	expect_ok(&waits[1]);
+	ck_assert_uint_eq(copies.bytes, 6 * MIB);
+	let(&waits[1]);
+	ck_assert_uint_eq(copies.bytes, 0);
+	copies_end();
+}
+END_TEST
+
+/* A block's, that is there, or on its way: it is cache afterwards, as before. */
+START_TEST_WITH(a_private_chunk_shares_a_blocks_copy, .n = 2)
+{
+	orders_begin(256 * MIB, true);
+	struct block *block = have_block(7);
+	copies_want(&copies, block);
+	run_workers();
+	struct mover_job *copying = find_job(JOB_DIGEST);
+	if (_i == 0) {
+		fake_mover_digested(copying, digest(7));
+	}
+	order_chunk(&waits[0], 2 * MIB);
+	run_workers();
+	if (_i == 1) {
+		/* The younger job ends first. */
+		fake_mover_digested(copying->hh.next, digest(7));
+		ck_assert(!has_job(JOB_COMPARE));
+		fake_mover_digested(copying, digest(7));
+	} else {
+		finish(7);
+	}
+	finish_compare(true);
+	expect_ok(&waits[0]);
+	ck_assert_ptr_eq(waits[0].copy, copies.table);
+	ck_assert_uint_eq(copies.bytes, 2 * MIB);
+	ck_assert_uint_eq(paid(payer), 0);
+	let(&waits[0]);
+	ck_assert(has_copy(7));
+	store_unuse_block(&store, block, 0);
+	copies_end();
+}
+END_TEST
+
+/* It is on its way, and does not come. */
+START_TEST(the_copy_that_another_is_behind_fails)
+{
+	orders_begin(256 * MIB, true);
+	struct block *block = have_block(7);
+	copies_want(&copies, block);
+	run_workers();
+	struct mover_job *copying = find_job(JOB_DIGEST);
+	order_chunk(&waits[0], 2 * MIB);
+	run_workers();
+	fake_mover_digested(copying->hh.next, digest(7));
+	ck_assert_uint_eq(waits[0].n_done, 0);
+	fake_mover_failed(copying, STATUS_INTERNAL);
+	expect_ok(&waits[0]);
+	ck_assert(waits[0].copy->is_found);
+	ck_assert_uint_eq(paid(payer), 2 * MIB);
+	let(&waits[0]);
+	store_unuse_block(&store, block, 0);
+	copies_end();
+}
+END_TEST
+
+/* A private chunk's copy becomes the block's, if its bytes are: then it stays when nobody holds it. */
+START_TEST_WITH(a_block_shares_a_private_chunks_copy, .n = 3)
+{
+	bool is_equal = _i != 1;
+	orders_begin(256 * MIB, _i == 2);
+	order_chunk(&waits[0], 2 * MIB);
+	finish(7);
+	struct block *block = have_block(7);
+	if (_i == 2) {
+		copies_want(&copies, block);
+	} else {
+		order_block(&waits[1], block);
+	}
+	ck_assert(!has_job(JOB_DIGEST));
+	finish_compare(is_equal);
+	if (!is_equal) {
+		finish(7);
+	}
+	ck_assert_int_eq(has_copy(7), is_equal);
+	if (_i < 2) {
+		expect_ok(&waits[1]);
+		ck_assert_int_eq(waits[0].copy == waits[1].copy, is_equal);
+		let(&waits[1]);
+	}
+	let(&waits[0]);
+	ck_assert_int_eq(has_copy(7), is_equal);
+	ck_assert_uint_eq(paid(payer), 0);
+	store_unuse_block(&store, block, 0);
+	copies_end();
+}
+END_TEST
+
+/* Nothing is taken for them, once one was not needed. */
+START_TEST(what_follows_equal_bytes_is_looked_at_first)
+{
+	orders_begin(256 * MIB, false);
+	order_chunk(&waits[0], 6 * MIB);
+	finish(7);
+	order_chunk(&waits[1], 6 * MIB);
+	finish(7);
+	finish_compare(true);
+	uint64_t peak = payer->at[1].peak_bytes;
+	for (unsigned i = 2; i < 20; i++) {
+		order_chunk(&waits[i], 6 * MIB);
+	}
+	for (unsigned i = 2; i < 20; i++) {
+		run_workers();
+		ck_assert_uint_eq(paid(payer), 6 * MIB);
+		finish(7);
+		finish_compare(true);
+		expect_ok(&waits[i]);
+	}
+	ck_assert_uint_eq(payer->at[1].peak_bytes, peak);
+	/* This one has other bytes: it is copied after all, and the next one at once. */
+	order_chunk(&waits[20], 6 * MIB);
+	finish(8);
+	ck_assert_uint_eq(waits[20].n_done, 0);
+	finish(8);
+	expect_ok(&waits[20]);
+	order_chunk(&waits[21], 6 * MIB);
+	finish(9);
+	expect_ok(&waits[21]);
+	for (unsigned i = 0; i < 22; i++) {
+		let(&waits[i]);
+	}
+	ck_assert_uint_eq(copies.bytes, 0);
+	copies_end();
+}
+END_TEST
+
+START_TEST(zeros_take_no_host_memory)
+{
+	orders_begin(256 * MIB, false);
+	for (unsigned i = 0; i < 3; i++) {
+		order_chunk(&waits[i], 6 * MIB);
+		run_workers();
+		/* The second is not copied at all. */
+		ck_assert_uint_eq(paid(payer), i == 0 ? 6 * MIB : 0);
+		finish_zero(7);
+		expect_ok(&waits[i]);
+		ck_assert(waits[i].copy->is_zero);
+		ck_assert_uint_eq(waits[i].copy->bytes, 6 * MIB);
+		ck_assert_uint_eq(copies.bytes, 0);
+		ck_assert_uint_eq(paid(payer), 0);
+		ck_assert_uint_eq(copies.nodes[0].used_bytes, 0);
+	}
+	/* It comes back by a job that needs no large chunk. */
+	struct digest_job job = {.job = {.on_failed = NULL}};
+	ck_assert_int_eq(copies_read(&copies, waits[0].copy, &job, &devices[0], 0), 0);
+	ck_assert_uint_eq(fake_mover.n_zeros, 1);
+	fake_mover_forget(&job.job);
+	for (unsigned i = 0; i < 3; i++) {
+		let(&waits[i]);
+	}
+	copies_end();
+}
+END_TEST
+
 /* ---- room ------------------------------------------------------------------------------------- */
+
+/* Nothing more has room, but what needs none. */
+START_TEST_WITH(full_host_memory_is_not_in_the_way_of_what_is_there, .n = 2)
+{
+	orders_begin(64 * MIB, false);
+	order_chunk(&waits[0], 60 * MIB);
+	finish(7);
+	if (_i > 0) {
+		ck_assert_int_eq(tenant_set_quota(payer, 1, 60 * MIB), 0);
+	}
+	for (unsigned i = 1; i < 4; i++) {
+		order_chunk(&waits[i], 60 * MIB);
+		copies.expects_same = false;
+	}
+	finish(7);
+	finish_compare(true);
+	expect_ok(&waits[1]);
+	finish_zero(8);
+	expect_ok(&waits[2]);
+	finish(7);
+	finish_compare(false);
+	expect(&waits[3], _i == 0 ? STATUS_NO_HOST_MEMORY : STATUS_OVER_QUOTA, "");
+	ck_assert_uint_eq(waits[3].n_gone, 1);
+	ck_assert_uint_eq(paid(payer), 60 * MIB);
+	for (unsigned i = 0; i < 3; i++) {
+		let(&waits[i]);
+	}
+	copies_end();
+}
+END_TEST
 
 START_TEST(without_host_memory_there_are_no_copies)
 {
@@ -290,9 +628,9 @@ START_TEST(a_tenant_pays_within_his_quota)
 	order_chunk(&waits[0], 4 * MIB);
 	order_chunk(&waits[1], 6 * MIB);
 	order_chunk(&waits[2], 4 * MIB);
-	run_workers();
-	expect(&waits[1], STATUS_OVER_QUOTA, "of 8388608");
 	finish(1);
+	finish(3);
+	expect(&waits[1], STATUS_OVER_QUOTA, "of 8388608");
 	finish(2);
 	expect_ok(&waits[0]);
 	expect_ok(&waits[2]);
@@ -320,8 +658,9 @@ START_TEST(host_memory_becomes_full_in_the_middle)
 		finish(i + 1);
 		expect_ok(&waits[i]);
 	}
-	run_workers();
+	finish(9);
 	expect(&waits[8], STATUS_NO_HOST_MEMORY, "nothing can be evicted");
+	finish(10);
 	expect(&waits[9], STATUS_NO_HOST_MEMORY, "nothing can be evicted");
 	ck_assert_uint_eq(copies.bytes, 64 * MIB);
 	ck_assert_uint_eq(paid(payer), 64 * MIB);
@@ -342,7 +681,7 @@ START_TEST(what_never_fits_takes_nobodys_place)
 	copies_want(&copies, block);
 	settle();
 	order_chunk(&waits[1], 32 * MIB);
-	run_workers();
+	finish(2);
 	expect(&waits[1], STATUS_NO_HOST_MEMORY, "");
 	ck_assert(has_copy(100));
 	let(&waits[0]);
@@ -518,10 +857,10 @@ START_TEST_WITH(an_order_is_cancelled, .n = 2 * N_STAGES)
 	ck_assert_uint_eq(waits[0].n_done, stage == DIED);
 	ck_assert_uint_eq(waits[0].n_gone, stage < WRITING || !is_chunk);
 	end_dead_movers();
-	while (find_job(JOB_DIGEST)) {
+	for (unsigned name = 3; find_job(JOB_DIGEST); name++) {
 		struct mover_job *job = find_job(JOB_DIGEST);
 		ck_assert_int_eq(job->is_cancelled, is_chunk && stage == WRITING);
-		finish(1);
+		finish(is_chunk || n_ahead ? name : 1);
 		run_workers();
 	}
 	settle();
@@ -533,6 +872,104 @@ START_TEST_WITH(an_order_is_cancelled, .n = 2 * N_STAGES)
 	ck_assert_uint_eq(paid(payer), 0);
 	store_unuse_block(&store, block, 0);
 	store_unuse_block(&store, other, 0);
+	copies_end();
+}
+END_TEST
+
+enum { CANCEL, FAIL, DIE, DIE_SLOWLY, CLOSE, N_ENDS };
+enum { LOOKING, BEHIND, COMPARING, COMPARING_BLOCK, WANTED, N_SAME_STAGES };
+
+static void bring(int stage, struct block *block)
+{
+	if (stage == BEHIND) {
+		copies_want(&copies, block);
+		run_workers();
+	} else {
+		order_chunk(&waits[1], 2 * MIB);
+		finish(7);
+	}
+	if (stage == COMPARING_BLOCK) {
+		order_block(&waits[0], block);
+		return;
+	}
+	copies.expects_same = stage == LOOKING || stage == WANTED;
+	order_chunk(&waits[0], 2 * MIB);
+	run_workers();
+	if (stage == WANTED) {
+		/* Another one has its turn: its room is being made. */
+		order_chunk(&waits[2], 64 * MIB);
+		copies.expects_same = false;
+		order_chunk(&waits[3], 64 * MIB);
+	}
+	if (stage != LOOKING) {
+		struct mover_job *job = find_job(JOB_DIGEST);
+		job = stage == BEHIND ? job->hh.next : job;
+		fake_mover_digested(job, digest(stage == WANTED ? 8 : 7));
+	}
+}
+
+static const enum making_state states_of[N_SAME_STAGES] = {
+	[LOOKING] = MAKING_LOOKING,     [BEHIND] = MAKING_BEHIND,
+	[COMPARING] = MAKING_COMPARING, [COMPARING_BLOCK] = MAKING_COMPARING,
+	[WANTED] = MAKING_QUEUED,
+};
+
+/* While it is looked at, behind another one, compared, or known to need room: nothing is left of it. */
+START_TEST_WITH(a_search_for_equal_bytes_ends, .n = N_SAME_STAGES * N_ENDS)
+{
+	int stage = _i / N_ENDS;
+	int end = _i % N_ENDS;
+	memset(waits, 0, sizeof(waits));
+	orders_begin(256 * MIB, stage == BEHIND);
+	struct block *block = have_block(7);
+	bring(stage, block);
+	const struct copy_making *making = waits[0].order.making;
+	ck_assert_ptr_nonnull(making);
+	ck_assert_int_eq(making->state, states_of[stage]);
+	if (end == CANCEL) {
+		copies_cancel(&copies, &waits[0].order);
+		ck_assert_uint_eq(waits[0].n_done, 0);
+	} else if (end == FAIL && stage == LOOKING) {
+		fake_mover_failed(find_job(JOB_DIGEST), STATUS_BUSY);
+		expect(&waits[0], STATUS_BUSY, "");
+	} else if (end == DIE) {
+		fake_mover_die();
+	} else if (end == DIE_SLOWLY) {
+		fake_mover_die_slowly();
+	} else if (end == CLOSE) {
+		copies_close(&copies);
+	}
+	if (end == DIE_SLOWLY && (stage == LOOKING || stage == COMPARING)) {
+		/* It may have the chunk still. */
+		expect(&waits[0], STATUS_MOVER_FAILED, "");
+		ck_assert_uint_eq(waits[0].n_gone, 0);
+	}
+	end_dead_movers();
+	run_workers();
+	for (unsigned name = 20; has_job(JOB_DIGEST) || has_job(JOB_COMPARE); name++) {
+		struct mover_job *job = fake_mover.jobs;
+		if (end == CLOSE) {
+			fake_mover_failed(job, STATUS_BUSY);
+		} else if (job->kind == JOB_COMPARE) {
+			fake_mover_compared(job, true);
+		} else {
+			fake_mover_digested(
+				job,
+				digest(stage == BEHIND || stage == COMPARING_BLOCK ? 7 : name));
+		}
+		run_workers();
+	}
+	for (unsigned i = 0; i < 4; i++) {
+		ck_assert_uint_eq(waits[i].n_done,
+		                  waits[i].order.tenant && (i > 0 || end != CANCEL));
+		ck_assert_uint_eq(waits[i].n_gone, waits[i].order.tenant != NULL);
+		if (waits[i].copy) {
+			let(&waits[i]);
+		}
+	}
+	ck_assert_uint_eq(paid(payer), 0);
+	ck_assert_uint_eq(copies.n_writing, 0);
+	store_unuse_block(&store, block, 0);
 	copies_end();
 }
 END_TEST
@@ -634,58 +1071,134 @@ START_TEST(glaked_ends_while_orders_are_under_way)
 }
 END_TEST
 
-/* Cancelled, failed, held and let; nothing is left in the end. */
-START_TEST_WITH(orders_at_random, .n = 8)
+/* What each copy is of, as far as the test knows: contents that are 4 apart have one digest, and 3 reads zero. */
+#define N_CONTENTS 12u
+#define ZEROS 3u
+#define N_KNOWN 256u
+
+static struct {
+	const struct copy *copy;
+	unsigned content;
+} known[N_KNOWN];
+
+static void know(const struct copy *copy, unsigned content)
 {
-	struct block *blocks[6];
-	orders_begin(64 * MIB, _i % 2);
+	unsigned i = 0;
+	while (i < N_KNOWN && known[i].copy && known[i].copy != copy) {
+		i++;
+	}
+	ck_assert_uint_lt(i, N_KNOWN);
+	known[i].copy = copy;
+	known[i].content = content;
+}
+
+static unsigned content_of(const struct copy *copy)
+{
+	unsigned i = 0;
+	while (i < N_KNOWN && known[i].copy != copy) {
+		i++;
+	}
+	ck_assert_uint_lt(i, N_KNOWN);
+	return known[i].content;
+}
+
+static unsigned digest_name(unsigned content)
+{
+	return content % 4 + 1;
+}
+
+/* Of what is copied; blocks have the first contents. */
+static unsigned content_of_making(const struct copy_making *making)
+{
+	return making->block ? (unsigned)making->block->key.digest.low - 1
+	                     : container_of(making->owner, struct wait, order)->content;
+}
+
+/* Do what the job asks for, rightly. */
+static void work(struct mover_job *job)
+{
+	if (job->kind == JOB_COMPARE) {
+		struct copy_making *making = container_of(job, struct copy_making, compare.job);
+		fake_mover_compared(job, content_of_making(making) == content_of(making->same));
+		return;
+	}
+	struct copy_making *making = container_of(job, struct copy_making, job.job);
+	unsigned content = content_of_making(making);
+	know(making->copy, content);
+	making->job.is_zero = content == ZEROS;
+	fake_mover_digested(job, digest(digest_name(content)));
+}
+
+static void order_at_random(struct wait *wait, struct block *const *blocks)
+{
+	unsigned content = (unsigned)random() % N_CONTENTS;
+	if (random() % 4 == 0) {
+		order_block(wait, blocks[content % 3]);
+		wait->content = content % 3;
+		return;
+	}
+	/* A part of them has other sizes. */
+	order_chunk(wait, random() % 8 == 0 ? 4 * MIB : 2 * MIB);
+	wait->content = content;
+}
+
+static void check_wait(const struct wait *wait)
+{
+	ck_assert_uint_eq(content_of(wait->copy), wait->content);
+	ck_assert_int_eq(wait->copy->is_zero, !wait->order.block && wait->content == ZEROS);
+}
+
+static struct mover_job *any_job(void)
+{
+	struct mover_job *job = fake_mover.jobs;
+	for (unsigned i = (unsigned)random() % 4; job && i > 0 && job->hh.next; i--) {
+		job = job->hh.next;
+	}
+	return job && !job->held_by && job->kind != JOB_FORGET ? job : NULL;
+}
+
+/* Cancelled, failed, held and let; whoever has a copy has one of his bytes, and nothing is left in the end. */
+START_TEST_WITH(orders_at_random, .n = 16)
+{
+	struct block *blocks[3];
+	orders_begin(_i % 4 < 2 ? 64 * MIB : 24 * MIB, _i % 2);
 	srandom((unsigned)_i + 1);
 	memset(waits, 0, sizeof(waits));
-	for (unsigned i = 0; i < 6; i++) {
+	memset(known, 0, sizeof(known));
+	for (unsigned i = 0; i < 3; i++) {
 		blocks[i] = have_block(i + 1);
 	}
-	for (unsigned step = 0; step < 4000; step++) {
+	for (unsigned step = 0; step < 6000; step++) {
 		struct wait *wait = &waits[random() % N_ORDERS];
-		struct mover_job *job = find_job(JOB_DIGEST);
-		unsigned what = (unsigned)random() % 16;
-		if (what < 6 && !wait->is_under_way && !wait->copy) {
-			if (random() % 2) {
-				order_chunk(wait, (uint64_t)(1 + random() % 4) * 2 * MIB);
-			} else {
-				order_block(wait, blocks[random() % 6]);
-			}
-		} else if (what < 8 && wait->is_under_way) {
+		struct mover_job *job = any_job();
+		unsigned what = (unsigned)random() % 32;
+		if (what < 10 && !wait->is_under_way && !wait->copy) {
+			order_at_random(wait, blocks);
+		} else if (what < 13 && wait->is_under_way) {
 			copies_cancel(&copies, &wait->order);
-		} else if (what < 12 && job) {
-			struct copy_making *making;
-			uint64_t name = 1000;
-			for (unsigned i = 0; i < 6; i++) {
-				struct digest of_name = digest(i + 1);
-				struct copy *copy = NULL;
-				struct copy_key key = {.realm_id = realm->id, .digest = of_name};
-				HASH_FIND(hh, copies.table, &key, sizeof(key), copy);
-				making = copy ? copy->making : NULL;
-				/* The job is its first member. */
-				name = making && (void *)making == (void *)job ? i + 1 : name;
-			}
-			fake_mover_digested(job, digest((unsigned)name));
-		} else if (what == 12 && job) {
-			fake_mover_failed(job, STATUS_INTERNAL);
-		} else if (what == 13 && random() % 16 == 0) {
+		} else if (what < 25 && job) {
+			work(job);
+		} else if (what == 26 && job) {
+			fake_mover_failed(job, random() % 2 ? STATUS_INTERNAL : STATUS_BUSY);
+		} else if (what == 27 && random() % 16 == 0) {
 			random() % 2 ? fake_mover_die_slowly() : fake_mover_die();
-		} else if (what == 14) {
+		} else if (what == 28) {
 			end_dead_movers();
 			forget();
+		} else if (what == 29) {
+			fake_mover.refusal = random() % 4 ? 0 : -EBUSY;
 		} else if (wait->copy) {
+			check_wait(wait);
 			let(wait);
 		}
 		if (random() % 2) {
 			run_workers();
 		}
 		if (random() % 4 == 0) {
-			copies_want(&copies, blocks[random() % 6]);
+			copies_want(&copies, blocks[random() % 3]);
 		}
 	}
+	fake_mover.refusal = 0;
 	for (unsigned i = 0; i < N_ORDERS; i++) {
 		copies_cancel(&copies, &waits[i].order);
 	}
@@ -697,11 +1210,12 @@ START_TEST_WITH(orders_at_random, .n = 8)
 	for (unsigned i = 0; i < N_ORDERS; i++) {
 		ck_assert(!waits[i].is_under_way);
 		if (waits[i].copy) {
+			check_wait(&waits[i]);
 			let(&waits[i]);
 		}
 	}
 	ck_assert_uint_eq(paid(payer), 0);
-	for (unsigned i = 0; i < 6; i++) {
+	for (unsigned i = 0; i < 3; i++) {
 		store_unuse_block(&store, blocks[i], 0);
 	}
 	copies_end();
