@@ -79,9 +79,10 @@ struct held {
 	bool was_known;           /* a published block that the store had already */
 	/* Owned: the chunk that the block is to replace, while the process has that mapped; or NULL. */
 	struct chunk *own;
-	struct charge record; /* for glaked's memory; none for a chunk that is not published */
-	struct bed *bed;      /* borrowed: it is being copied; or NULL. And when it was: */
-	struct slept *slept;  /* owned by the holder's sleeper, or NULL */
+	struct charge record;   /* for glaked's memory; none for a chunk that is not published */
+	struct bed *bed;        /* borrowed: it is being copied; or NULL. And when it was: */
+	struct slept *slept;    /* owned by the holder's sleeper, or NULL */
+	struct copy_past *past; /* owned: of a chunk that slept and is awake; or NULL */
 	union {
 		struct chunk chunk;  /* private; empty of a HELD_SLEPT */
 		struct model *model; /* held in the store; or a draft */

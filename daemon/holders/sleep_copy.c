@@ -258,6 +258,7 @@ static void on_gone(struct copy_order *order)
 	struct place *place = container_of(order, struct place, order);
 	struct bed *bed = place->bed;
 	struct sleep_batch *batch = place->batch;
+	copies_forget(&order->chunk.past);
 	if (--bed->n_left == 0) {
 		if (bed->held) {
 			bed->held->bed = NULL;
@@ -343,12 +344,15 @@ static struct held *find(const struct holder *holder, uint64_t id)
 }
 
 static void order_chunk(struct copy_order *order, const struct holder *holder,
-                        const struct chunk *chunk)
+                        const struct chunk *chunk, const struct copy_past *past)
 {
 	order->chunk.device = location_device(chunk->at);
 	order->chunk.fd = chunk->fd;
 	order->chunk.bytes = chunk->bytes;
 	order->chunk.realm = holder->realm;
+	if (past && past->copy) {
+		copies_remember(past->copies, past->copy, &order->chunk.past);
+	}
 }
 
 /* Number @i of @bed's. */
@@ -362,7 +366,7 @@ static void set_place(struct sleep_batch *batch, struct bed *bed, size_t i)
 	place->order.done = on_copied;
 	place->order.gone = on_gone;
 	if (held->kind == HELD_CHUNK) {
-		order_chunk(&place->order, batch->holder, &held->chunk);
+		order_chunk(&place->order, batch->holder, &held->chunk, held->past);
 	} else {
 		place->order.block = held->kind == HELD_MODEL ? held->model->blocks[i].block
 		                                              : held->block;

@@ -97,6 +97,25 @@ static struct slept *new_slept(const struct slept_from *from)
 	return slept;
 }
 
+static void forget_past(struct held *held)
+{
+	if (held->past) {
+		copies_forget(held->past);
+		free(held->past);
+		held->past = NULL;
+	}
+}
+
+/* Without memory for that it is copied once more. */
+static void remember(struct held *held, struct copies *copies, struct copy *copy)
+{
+	forget_past(held);
+	held->past = malloc(sizeof(*held->past));
+	if (held->past) {
+		copies_remember(copies, copy, held->past);
+	}
+}
+
 bool sleeper_add(struct sleeper *sleeper, struct held *held, const struct slept_from *from)
 {
 	struct slept *slept = new_slept(from);
@@ -107,6 +126,7 @@ bool sleeper_add(struct sleeper *sleeper, struct held *held, const struct slept_
 	slept->held = held;
 	*sum_of(sleeper, slept) += slept->bytes;
 	held->slept = slept;
+	forget_past(held);
 	list_insert(&sleeper->slept, &slept->link);
 	sleeper_note(held);
 	return true;
@@ -159,6 +179,9 @@ void sleeper_leave(struct holder *holder)
 	struct slept *slept;
 	struct slept *spare;
 	list_for_each_safe (slept, spare, &sleeper->slept, link) {
+		if (slept->kind == HELD_CHUNK) {
+			remember(slept->held, sleeper->context->copies, slept->copies[0]);
+		}
 		slept_free(sleeper, slept);
 	}
 	sleeper_free_if_over(sleeper);
@@ -226,6 +249,7 @@ void sleeper_wake_up(struct sleeper *sleeper)
 void sleeper_forget(struct held *held)
 {
 	struct slept *slept = held->slept;
+	forget_past(held);
 	if (slept) {
 		struct sleeper *sleeper = slept->sleeper;
 		if (sleeper->wake) {

@@ -123,7 +123,7 @@ void sleep_batch_cancel(struct sleep_batch *batch);
 enum status sleeper_enter(struct holder *holder, enum sleep_why why, const struct sleep_stay *stays,
                           size_t n_stays);
 
-/* COPIED: the copies go. */
+/* COPIED: the copies go, but for what host memory keeps as cache: the chunks may be the same when they sleep again. */
 void sleeper_leave(struct holder *holder);
 
 /*

@@ -14,7 +14,7 @@ struct holder;
 /* The watch of holders is told that @held has a copy, or that the holder sleeps, if so. */
 void sleeper_note(const struct held *held);
 void sleeper_note_asleep(const struct holder *holder);
-/* @held goes: harmless if it has no copy. */
+/* @held goes: harmless if it has no copy, and had none. */
 void sleeper_forget(struct held *held);
 /* The same while it is being copied: @chunk (NULL: it is a block) is released when the mover is done with it. */
 void sleeper_leave_bed(struct held *held, struct chunk *chunk);

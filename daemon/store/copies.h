@@ -4,8 +4,8 @@
  *
  * A copy is found by realm and digest, as a block is, and serves every GPU. That of a block serves whoever has a block of
  * that digest, and is cache when nobody holds it. That of a private chunk serves others once the mover has compared all their bytes
- * with it (copies_same.c), and goes with the last who holds it. A private chunk that reads zero has a copy that takes no
- * host memory.
+ * with it (copies_same.c). When nobody holds it, it is cache as long as one of those chunks is there: which needs no other copy if
+ * its digest is the same when it sleeps again. A private chunk that reads zero has a copy that takes no host memory.
  *
  * The mover makes a copy, digests what it copies, and compares it with what it has written: only if they are equal, and for a block
  * the digest is the block's, the copy is THERE. Whoever reads it back has it digested again, on the GPU.
@@ -95,6 +95,14 @@ struct copy {
 	uint32_t n_parked;
 	uint32_t n_held;
 	uint32_t n_offered; /* of these: by DEMOTED models */
+	struct list pasts;  /* of copy_past.link */
+};
+
+/* A private chunk had this copy when it slept last. Embedded by its owner; all 0 if there was none. */
+struct copy_past {
+	struct list link;      /* link: copy.pasts, while there is the copy */
+	struct copies *copies; /* borrowed */
+	struct copy *copy;     /* borrowed; NULL: it has gone */
 };
 
 enum copy_order_state {
@@ -122,6 +130,7 @@ struct copy_order {
 		int fd; /* borrowed until done, or gone */
 		uint64_t bytes;
 		struct realm *realm;
+		struct copy_past past; /* what it had when it slept last, if anything; until gone */
 	} chunk;
 	struct tenant *tenant; /* borrowed until done: pays for a new copy */
 	/*
@@ -163,6 +172,7 @@ struct copies {
 	struct list writing;        /* of copy_making.link: the mover has them, or had */
 	size_t n_writing;           /* of these and of looked */
 	bool expects_same; /* the last private chunk needed no copy of its own: the next is looked at first */
+	bool expects_new; /* the last one that had a copy has changed: the next is not looked at for that */
 	unsigned n_forgetting; /* chunks that are free as soon as the mover has forgotten them */
 	bool is_looking;       /* in make_next(), which need not be called then */
 };
@@ -202,6 +212,13 @@ void copies_use(struct copies *copies, struct copy *copy);
 /* It stays until it is let. */
 void copies_hold(struct copies *copies, struct copy *copy);
 void copies_let(struct copies *copies, struct copy *copy);
+
+/*
+ * A private chunk that sleeps no more has it still. Before it is let. The copy may go at any time; copies_forget() says that the
+ * chunk goes, or has another one. It is harmless if nothing was remembered.
+ */
+void copies_remember(struct copies *copies, struct copy *copy, struct copy_past *past);
+void copies_forget(struct copy_past *past);
 
 /* One of its holders, a model that is DEMOTED now, is forgotten for it if room is wanted (store_forget_demoted()). */
 void copies_offer(struct copies *copies, struct copy *copy);

@@ -108,6 +108,7 @@ struct copy *copies_new(struct copies *copies, const struct copy_wanted *wanted)
 	copy->is_of_block = wanted->is_of_block;
 	list_init(&copy->link);
 	list_init(&copy->parked);
+	list_init(&copy->pasts);
 	if (wanted->is_found && !enter(copies, copy)) {
 		free(copy);
 		return NULL;
@@ -116,9 +117,23 @@ struct copy *copies_new(struct copies *copies, const struct copy_wanted *wanted)
 	return copy;
 }
 
+static void leave_past(struct copy_past *past)
+{
+	list_remove(&past->link);
+	past->copy = NULL;
+}
+
+static void leave_pasts(struct copy *copy)
+{
+	while (!list_is_empty(&copy->pasts)) {
+		leave_past(list_first(&copy->pasts, struct copy_past, link));
+	}
+}
+
 void copies_free(struct copies *copies, struct copy *copy)
 {
 	assert(copy->n_held == 0 && copy->n_parked == 0);
+	leave_pasts(copy);
 	copies_hide(copies, copy);
 	if (copy->state == COPY_THERE && copy->extent) {
 		copies->bytes -= copy->bytes;
@@ -188,7 +203,8 @@ void copies_show(struct copies *copies, struct copy *copy)
 /* Nobody holds it: it is of no use, not even as cache. */
 static bool is_over(const struct copy *copy)
 {
-	return copy->n_held == 0 && !(copy->is_found && copy->is_of_block);
+	return copy->n_held == 0 && list_is_empty(&copy->pasts) &&
+	       !(copy->is_found && copy->is_of_block);
 }
 
 void copies_use(struct copies *copies, struct copy *copy)
@@ -214,6 +230,28 @@ void copies_let(struct copies *copies, struct copy *copy)
 		copies_free(copies, copy);
 	} else {
 		settle(copies, copy);
+	}
+}
+
+/* Zeros take nothing, and are known as such. */
+void copies_remember(struct copies *copies, struct copy *copy, struct copy_past *past)
+{
+	*past = (struct copy_past){.copies = copies};
+	list_init(&past->link);
+	if (!copy->is_zero) {
+		past->copy = copy;
+		list_insert(&copy->pasts, &past->link);
+	}
+}
+
+void copies_forget(struct copy_past *past)
+{
+	struct copy *copy = past->copy;
+	if (copy) {
+		leave_past(past);
+		if (is_over(copy)) {
+			copies_free(past->copies, copy);
+		}
 	}
 }
 
@@ -246,6 +284,7 @@ void copies_let_offered(struct copies *copies, struct copy *copy)
 void copies_drop(struct copies *copies, struct copy *copy)
 {
 	copies_hide(copies, copy);
+	leave_pasts(copy);
 	copies_note(copies, copy);
 	if (copy->n_held == 0) {
 		copies_free(copies, copy);

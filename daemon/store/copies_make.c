@@ -99,11 +99,15 @@ static void leave(struct copy_making *making)
 	}
 }
 
-static void let_same(struct copy_making *making)
+static void let_others(struct copy_making *making)
 {
 	struct copy *same = ptr_steal(making->same);
+	struct copy *past = ptr_steal(making->past);
 	if (same) {
 		copies_let(making->copies, same);
+	}
+	if (past) {
+		copies_let(making->copies, past);
 	}
 }
 
@@ -113,7 +117,7 @@ static void making_drop(struct copy_making *making)
 	struct copies *copies = making->copies;
 	struct copy_order *owner = making->owner;
 	leave(making);
-	let_same(making);
+	let_others(making);
 	if (making->copy && making->copy->state != COPY_THERE) {
 		copies_free(copies, making->copy);
 	}
@@ -246,7 +250,7 @@ void making_lose(struct copy_making *making, const struct mover_job *job, enum s
 	/* A dead mover may write to the extent still. Others need not wait for it. */
 	struct list waiting;
 	leave(making);
-	let_same(making);
+	let_others(making);
 	copies_hide(copies, making->copy);
 	detach(making, &waiting);
 	end_all(copies, &waiting, NULL, status, error);
@@ -459,6 +463,16 @@ static struct copy_making *make_block(struct copies *copies, struct block *block
 	return making;
 }
 
+/* Held for the making. */
+static struct copy *past_of(struct copies *copies, const struct copy_order *order)
+{
+	struct copy *past = order->chunk.past.copy;
+	if (past) {
+		copies_hold(copies, past);
+	}
+	return past;
+}
+
 static struct copy_making *make_chunk(struct copies *copies, struct copy_order *order)
 {
 	const struct copy_wanted wanted = {.realm = order->chunk.realm,
@@ -467,7 +481,8 @@ static struct copy_making *make_chunk(struct copies *copies, struct copy_order *
 	struct copy_making *making = making_new(copies, &wanted, order->tenant);
 	if (making) {
 		making->owner = order;
-		making->is_likely = copies->expects_same;
+		making->past = past_of(copies, order);
+		making->is_likely = copies->expects_same || (making->past && !copies->expects_new);
 		making->device = order->chunk.device;
 		making->fd = order->chunk.fd;
 	}

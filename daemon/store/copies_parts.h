@@ -97,6 +97,7 @@ struct copy_making {
 	enum making_state state;
 	struct copy *copy;
 	struct copy *same; /* COMPARING: held */
+	struct copy *past; /* held: what the private chunk had when it slept last; or NULL */
 	struct block
 		*block; /* what is copied: the store keeps it (store_begin_compare()); or NULL: */
 	struct copy_order *owner; /* of the private chunk, until it is gone */

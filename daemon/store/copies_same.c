@@ -3,6 +3,9 @@
  * Whether a copy is needed at all: not of zeros, and not if there is one of the same bytes. What has the same digest has the
  * same bytes only if the mover has compared all of them. Zeros are the mover's word, which has looked at all bytes, too.
  *
+ * A chunk whose digest is that of the copy which it had when it slept last has not changed: nobody else has written either, and its
+ * program can harm only itself by another content of the same digest. The copy was read back with the last wake.
+ *
  * Most chunks have bytes of their own, and are not to wait for this. So one is copied at once, and its copy goes if it was
  * not needed. But where one was not needed, the next often is not: it is digested before, which takes no room.
  */
@@ -143,9 +146,25 @@ static struct copy *find_other(const struct copy_making *making)
 	return copies_find_any(making->copies, making->copy->realm, &making->digest);
 }
 
+/* False: its program has written to it, or it had no copy; or others have one with that digest: all are to share that. */
+static bool is_as_it_was(struct copy_making *making)
+{
+	const struct copy *past = making->past;
+	bool is_same = past && past->is_found && past->bytes == making->copy->bytes &&
+	               digest_equal(&past->key.digest, &making->digest);
+	if (past) {
+		making->copies->expects_new = !is_same;
+	}
+	return is_same;
+}
+
 void making_meet(struct copy_making *making)
 {
 	struct copies *copies = making->copies;
+	if (is_as_it_was(making)) {
+		making_end(making, ptr_steal(making->past));
+		return;
+	}
 	struct copy *other = copies->is_closing ? NULL : find_other(making);
 	if (other && other->state != COPY_THERE) {
 		making_hand_over(making, MAKING_BEHIND);

@@ -83,7 +83,11 @@ START_TEST(replicas_asleep_take_one_copy)
 		assert_ok(glake_wake(replicas[i].session, NULL));
 		replica_check(&replicas[i]);
 	}
-	/* Private bytes are no cache. */
+	/* As cache, while somebody may need it again. */
+	for (unsigned i = 0; i < N_REPLICAS; i++) {
+		ck_assert_uint_eq(copy_bytes(), SMALL_BYTES + LARGE_BYTES);
+		world_disconnect(replicas[i].session);
+	}
 	ck_assert_uint_eq(copy_bytes(), 0);
 }
 END_TEST
@@ -105,7 +109,59 @@ START_TEST(who_has_written_has_a_copy_of_its_own)
 	assert_ok(glake_wake(two.session, NULL));
 	words_check(two.small, SMALL_BYTES, 9);
 	words_check(two.large, LARGE_BYTES, 8);
+	world_disconnect(one.session);
+	world_disconnect(two.session);
 	ck_assert_uint_eq(copy_bytes(), 0);
+}
+END_TEST
+
+/* It has its copy still: a mover that can only digest is enough. */
+START_TEST(what_has_not_changed_is_not_copied_again)
+{
+	begin_with(CONFIG);
+	struct replica replica = replica_begin();
+	words_fall_asleep(replica.session);
+	for (unsigned round = 0; round < 3; round++) {
+		assert_ok(glake_wake(replica.session, NULL));
+		world_set_faults("glake-mover/cuMemcpyDtoDAsync:*:fail=1");
+		words_fall_asleep(replica.session);
+		world_set_faults(NULL);
+		ck_assert_uint_eq(words_device_bytes(), 0);
+		ck_assert_uint_eq(copy_bytes(), SMALL_BYTES + LARGE_BYTES);
+	}
+	assert_ok(glake_wake(replica.session, NULL));
+	replica_check(&replica);
+	words_write(replica.small, SMALL_BYTES, 9);
+	world_set_faults("glake-mover/cuMemcpyDtoDAsync:*:fail=1");
+	assert_fails(GLAKE_E_MOVER, "", glake_sleep(replica.session, 1000, NULL));
+	world_set_faults(NULL);
+	words_fall_asleep(replica.session);
+	assert_ok(glake_wake(replica.session, NULL));
+	words_check(replica.small, SMALL_BYTES, 9);
+	words_check(replica.large, LARGE_BYTES, 8);
+	/* What is freed needs none. */
+	ck_assert_uint_eq(copy_bytes(), SMALL_BYTES + LARGE_BYTES);
+	assert_ok(glake_free(replica.session, replica.small));
+	ck_assert_uint_eq(copy_bytes(), LARGE_BYTES);
+}
+END_TEST
+
+/* Who wakes keeps its copies only as long as nobody needs the room. */
+START_TEST(copies_of_those_who_are_awake_make_room)
+{
+	begin_with(CONFIG "host_bytes = \"40MiB\"; ");
+	struct replica replica = replica_begin();
+	struct glake_session *other = world_connect();
+	glake_ptr ptr = words_alloc(other, LARGE_BYTES, 9);
+	words_fall_asleep(replica.session);
+	assert_ok(glake_wake(replica.session, NULL));
+	words_fall_asleep(other);
+	assert_fails(GLAKE_E_NO_HOST_MEMORY, "", glake_sleep(replica.session, 1000, NULL));
+	assert_ok(glake_wake(other, NULL));
+	words_fall_asleep(replica.session);
+	assert_ok(glake_wake(replica.session, NULL));
+	replica_check(&replica);
+	words_check(ptr, LARGE_BYTES, 9);
 }
 END_TEST
 

@@ -141,6 +141,7 @@ START_TEST(less_host_memory_takes_nothing_away_and_lets_nobody_in)
 {
 	const struct program one = begin_program();
 	const struct program two = begin_program();
+	words_write(two.private, 8 * MIB, 9);
 	words_fall_asleep(one.session);
 	const struct books before = world_books();
 	harness_reload(&harness, BASE TENANT("host_bytes = \"4MiB\";"));
@@ -152,6 +153,8 @@ START_TEST(less_host_memory_takes_nothing_away_and_lets_nobody_in)
 	harness_reload(&harness, BASE);
 	words_fall_asleep(two.session);
 	assert_ok(glake_wake(two.session, NULL));
+	words_check(two.private, 8 * MIB, 9);
+	words_write(two.private, 8 * MIB, 7);
 	end_program(&one);
 	end_program(&two);
 }
