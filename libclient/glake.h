@@ -790,8 +790,10 @@ struct glake_attach_options {
 /*
  * Open the model that a process of the realm has published under @key, and map it read-only, as
  * glake_model_open() does for files; glake_model_close() ends it. @options may be NULL (device 0).
+ * A model that was evicted comes back from host memory, if that has it.
  * Errors: request errors; map errors; -EINVAL (@key, @options); GLAKE_E_NOT_FOUND; GLAKE_E_OVER_QUOTA;
- * GLAKE_E_NO_HOST_MEMORY; GLAKE_E_NO_FDS; GLAKE_E_SHUTTING_DOWN; -EMFILE.
+ * GLAKE_E_NO_HOST_MEMORY; GLAKE_E_NO_FDS; GLAKE_E_SHUTTING_DOWN; -EMFILE. From host memory also GLAKE_E_NO_DEVICE_MEMORY,
+ * GLAKE_E_MOVER and GLAKE_E_BUSY.
  */
 GLAKE_API int glake_weights_attach(struct glake_session *session, const char *key,
                                    const struct glake_attach_options *options,

@@ -230,50 +230,66 @@ static struct model *start_load(struct session *session, const request_t *reques
 	return model;
 }
 
-/* Load it, or wait for the running load. */
-static void wait_for_load(struct session *session, const request_t *request, struct device *device,
-                          const struct file_set *files, struct model *model)
+/* NULL after a refusal. */
+static struct model_request *begin_wait(struct session *session, uint64_t id, bool pin,
+                                        load_progress_fn progress)
 {
 	struct model_request *operation = calloc(1, sizeof(*operation));
 	if (!operation) {
-		rpc_refuse(session, request->id, STATUS_NO_HOST_MEMORY,
-		           "glaked is out of host memory");
-		return;
+		rpc_refuse(session, id, STATUS_NO_HOST_MEMORY, "glaked is out of host memory");
+		return NULL;
 	}
-	if (!session_begin(session, &operation->pending, request->id, cancel_model_request)) {
+	if (!session_begin(session, &operation->pending, id, cancel_model_request)) {
 		free(operation);
-		rpc_refuse(session, request->id, STATUS_BUSY, "too many requests under way");
-		return;
+		rpc_refuse(session, id, STATUS_BUSY, "too many requests under way");
+		return NULL;
 	}
-	operation->pin = request->model_open->pin;
+	operation->pin = pin;
 	operation->waiter = (struct load_waiter){
 		.tenant = session->holder->tenant,
 		.uid = session->holder->peer.owner,
 		.done = on_loaded,
-		.progress = request->model_open->progress ? on_progress : NULL,
+		.progress = progress,
 	};
 	list_init(&operation->waiter.link);
+	return operation;
+}
+
+/* Of @model, LOADING or DEMOTED. It may be answered, and the operation be freed, at once. */
+static void wait_for_model(struct session *session, struct model_request *operation,
+                           struct model *model)
+{
 	operation->model = model;
-	if (model && model->state == MODEL_DEMOTED) {
-		/* It may be answered, and the operation be freed, at once. */
+	if (model->state == MODEL_DEMOTED) {
 		load_promote(rpc_of(session)->load_context, model, holder_payer(session->holder),
 		             &operation->waiter);
+	} else {
+		load_join(model->load, &operation->waiter);
+	}
+}
+
+/* Load it, or wait for the running load. */
+static void wait_for_load(struct session *session, const request_t *request, struct device *device,
+                          const struct file_set *files, struct model *model)
+{
+	struct model_request *operation = begin_wait(session, request->id, request->model_open->pin,
+	                                             request->model_open->progress ? on_progress
+	                                                                           : NULL);
+	if (!operation) {
 		return;
 	}
 	if (model) {
-		load_join(model->load, &operation->waiter);
-	} else {
-		model = start_load(session, request, device, files, &operation->waiter);
-		if (!model) {
-			/* Answered. If that closed the session, the operation is freed already. */
-			if (session->state != SESSION_CLOSING) {
-				session_end(&operation->pending);
-				free(operation);
-			}
-			return;
-		}
+		wait_for_model(session, operation, model);
+		return;
 	}
-	operation->model = model;
+	model = start_load(session, request, device, files, &operation->waiter);
+	if (model) {
+		operation->model = model;
+	} else if (session->state != SESSION_CLOSING) {
+		/* Answered. If that closed the session, the operation is freed already. */
+		session_end(&operation->pending);
+		free(operation);
+	}
 }
 
 void rpc_model_open(struct session *session, const request_t *request, struct fdlist *fds)
@@ -311,8 +327,15 @@ void rpc_weights_attach(struct session *session, const request_t *request, struc
 		           session->holder->realm->name, body->key, device->index);
 		return;
 	}
-	rpc_of(session)->stats->models_hit++;
-	open_ready(session, request->id, model, body->pin, true, (struct load_result){0});
+	if (model->state == MODEL_READY) {
+		rpc_of(session)->stats->models_hit++;
+		open_ready(session, request->id, model, body->pin, true, (struct load_result){0});
+		return;
+	}
+	struct model_request *operation = begin_wait(session, request->id, body->pin, NULL);
+	if (operation) {
+		wait_for_model(session, operation, model);
+	}
 }
 
 /* ---- the manifest ---------------------------------------------------------------------------- */

@@ -301,7 +301,8 @@ static void commit(struct session *session, const request_t *request, struct hel
 	}
 	struct model *earlier = store_find_published(store, draft->realm, draft->device,
 	                                             draft->name);
-	bool was_published = earlier && model_is_equal(earlier, draft);
+	bool was_published = earlier && earlier->state == MODEL_READY &&
+	                     model_is_equal(earlier, draft);
 	if (was_published) {
 		r = pin ? store_pin_model(store, earlier, payer) : 0;
 	} else {

@@ -673,7 +673,9 @@ static const struct admit_ops admit_ops = {.done = on_admitted, .gone = on_admit
 /* The mover has filled it. */
 static void on_filled(struct load *load, struct place *place, const struct digest *digest)
 {
-	uint64_t content_bytes = load->model->blocks[place - load->places].content_bytes;
+	const struct model_block *of = &load->model->blocks[place - load->places];
+	/* A published model says of each block that all of it is content. */
+	uint64_t content_bytes = of->copy ? of->copy->content_bytes : of->content_bytes;
 	load->window_used_bytes -= place->chunk.bytes;
 	place->state = PLACE_ADMITTING;
 	load->n_admitting++;

@@ -156,7 +156,7 @@ struct model *store_add_model(struct store *store, struct realm *realm, struct d
                               struct payer payer, const char *name, const struct file_id *files,
                               size_t n_files);
 
-/* The READY model of the realm with the key @name; NULL: there is none. */
+/* The model of the realm that is found by the key @name; NULL: there is none. */
 struct model *store_find_published(struct store *store, const struct realm *realm,
                                    const struct device *device, const char *name);
 

@@ -14,8 +14,7 @@
 static bool may_be_demoted(const struct store *store, const struct model *model)
 {
 	return store->copies && store->copies->is_on && model->state == MODEL_READY &&
-	       !model->is_published && model->n_blocks > 0 &&
-	       model->span_bytes <= copies_most_bytes(store->copies);
+	       model->n_blocks > 0 && model->span_bytes <= copies_most_bytes(store->copies);
 }
 
 void store_copy_model(struct store *store, struct model *model)

@@ -29,6 +29,10 @@ int store_add_used_block(struct store *store, struct model *draft, struct block 
 /* The next holder finds another one. */
 static void replace_model(struct store *store, struct model *model)
 {
+	if (model->state == MODEL_DEMOTED) {
+		store_remove_model(store, model);
+		return;
+	}
 	store_leave_key(store, model, MODEL_REPLACED);
 	store_note_model(store, model);
 	store_unpin_model(store, model);
@@ -48,6 +52,11 @@ int store_publish(struct store *store, struct model *draft, struct payer payer, 
 	if (pin || (earlier && earlier->is_pinned)) {
 		r = store_pin_model(store, draft, payer);
 	}
+	if (r == 0 && earlier && earlier->state == MODEL_LOADING) {
+		/* From host memory: who waits for it gets it. */
+		r = store_hide_model(store, earlier, "another model has its key");
+		earlier = NULL;
+	}
 	if (r == 0 && !store_enter_model(store, draft, MODEL_READY)) {
 		r = -ENOMEM;
 	}
@@ -63,6 +72,7 @@ int store_publish(struct store *store, struct model *draft, struct payer payer, 
 		store_set_published(store, draft->blocks[i].block, false);
 	}
 	store->stats->models_published++;
+	store_copy_model(store, draft);
 	store_unhold_model(store, draft, payer.tenant->priority);
 	return 0;
 }

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Models in host memory: copied when they are loaded, kept when they are evicted, and brought back. */
 #include <inttypes.h>
+#include <pthread.h>
 
 #include "libclient/link/rpc.h"
 #include "tests/harness/models.h"
+#include "tests/harness/words.h"
 #include "tests/harness/world.h"
 
 #define CONFIG WORLD_CONFIG "trust_file_times = true; demote = true; "
@@ -446,6 +448,112 @@ START_TEST(it_can_be_switched_off_while_glaked_runs)
 	evict_by_pressure();
 	ck_assert_str_eq(state_of("one.safetensors"), "");
 	check(path, 1);
+}
+END_TEST
+
+/* ---- published weights ------------------------------------------------------------------------ */
+
+/* The publisher does not keep them. */
+static void publish(uint64_t content)
+{
+	glake_ptr ptr = words_alloc(session, 6 * MIB, content);
+	const struct glake_tensor tensor = {.size = sizeof(tensor),
+	                                    .name = "w",
+	                                    .dtype = GLAKE_U64,
+	                                    .n_dims = 1,
+	                                    .shape = &(uint64_t){6 * MIB / 8},
+	                                    .ptr = ptr};
+	assert_ok(glake_weights_publish(session, "key", &tensor, 1, NULL, NULL));
+	assert_ok(glake_free(session, ptr));
+}
+
+static void publish_and_demote(uint64_t content, uint64_t n_copied)
+{
+	publish(content);
+	world_wait_metric("blocks_copied", n_copied);
+	evict_by_pressure();
+	ck_assert_str_eq(state_of("key"), "host");
+	ck_assert_uint_eq(world_books().block_bytes, 0);
+}
+
+static void check_weights(struct glake_session *own, uint64_t content)
+{
+	struct glake_model *model;
+	assert_ok(glake_weights_attach(own, "key", NULL, &model));
+	words_check(world_tensor(model, "w").ptr, 6 * MIB, content);
+	glake_model_close(model);
+}
+
+START_TEST(published_weights_come_back_from_host_memory)
+{
+	begin_with(CONFIG);
+	words_open_driver();
+	publish_and_demote(7, 1);
+	check_weights(session, 7);
+	ck_assert_str_eq(state_of("key"), "ready");
+	ck_assert_uint_eq(world_metric("models_promoted"), 1);
+	/* And once more, from the same copy. */
+	evict_by_pressure();
+	ck_assert_str_eq(state_of("key"), "host");
+	check_weights(session, 7);
+	ck_assert_uint_eq(world_metric("blocks_copied"), 1);
+	evict_by_pressure();
+	assert_ok(glake_evict(eye, "key", NULL, NULL));
+	ck_assert_int_eq(glake_weights_attach(session, "key", NULL, &(struct glake_model *){0}),
+	                 GLAKE_E_NOT_FOUND);
+}
+END_TEST
+
+START_TEST(weights_in_host_memory_that_are_published_anew_are_forgotten)
+{
+	begin_with(CONFIG);
+	words_open_driver();
+	publish_and_demote(7, 1);
+	publish(8);
+	ck_assert_str_eq(state_of("key"), "ready");
+	check_weights(session, 8);
+	/* The same once more is the same model. */
+	publish(8);
+	check_weights(session, 8);
+	/* Nobody takes what is in host memory for it. */
+	world_wait_metric("blocks_copied", 2);
+	evict_by_pressure();
+	publish(8);
+	check_weights(session, 8);
+	ck_assert_str_eq(state_of("key"), "ready");
+}
+END_TEST
+
+static void *attach_old(void *own)
+{
+	CUcontext context;
+	ck_assert_int_eq(drv.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
+	ck_assert_int_eq(drv.cuCtxSetCurrent(context), CUDA_SUCCESS);
+	check_weights(own, 7);
+	return NULL;
+}
+
+/* Who asked before has the old ones. */
+START_TEST(weights_that_are_published_anew_while_they_come_back)
+{
+	pthread_t thread;
+	begin_with(CONFIG);
+	words_open_driver();
+	struct glake_session *other = world_connect();
+	publish_and_demote(7, 1);
+	glake_ptr ptr = words_alloc(session, 6 * MIB, 8);
+	words_seal(ptr, 6 * MIB);
+	world_set_faults("glake-mover/cuMemcpyDtoDAsync:1+:slow=1000");
+	ck_assert_int_eq(pthread_create(&thread, NULL, attach_old, other), 0);
+	while (strcmp(state_of("key"), "loading") != 0) {
+		usleep(1000);
+	}
+	publish(8);
+	world_set_faults(NULL);
+	pthread_join(thread, NULL);
+	check_weights(session, 8);
+	assert_ok(glake_free(session, ptr));
+	ck_assert_uint_eq(world_metric("models_promoted"), 1);
 }
 END_TEST
 

@@ -58,7 +58,7 @@ EXCUSES = {
     "GLAKE_E_SHUTTING_DOWN": ("tests/integration/test_lifecycle.c", EVERY),
     "GLAKE_E_GONE": ("a session that was gone before", {"glake_chunk_free"}),
     "GLAKE_E_BUSY": ("tests/integration/test_client_model.c",
-                     OPEN | SEAL | {"glake_alloc", "glake_alloc_many", "glake_alloc_async",
+                     OPEN | SEAL | {"glake_weights_attach", "glake_alloc", "glake_alloc_many", "glake_alloc_async",
                                     "glake_chunk_new",
                                     "glake_map", "glake_share", "glake_share_open",
                                     "glake_block_publish",
@@ -66,7 +66,7 @@ EXCUSES = {
     "GLAKE_E_FILE_CHANGED": ("tests/integration/test_bad_files.c", OPEN),
     "GLAKE_E_READ": ("tests/integration/test_bad_files.c", OPEN),
     "GLAKE_E_MOVER": ("tests/integration/test_kills.c",
-                      OPEN | SEALS | SLEEPS | {"glake_block_publish"}),
+                      OPEN | SEALS | SLEEPS | {"glake_block_publish", "glake_weights_attach"}),
     "-EPERM": ("GLAKE_DEDUP=off", SEALS),
     "-EMFILE": ("memory that is large enough to be cut", SEALS),
     "GLAKE_E_OVER_QUOTA": ("memory that is large enough to be cut, or a program under the shim",
@@ -74,8 +74,8 @@ EXCUSES = {
     "GLAKE_E_VERSION": ("tests/unit/test_client_call.c", {"glake_connect"}),
     "GLAKE_E_CUDA": ("the driver gives addresses only where the window has none",
                      {"glake_reserve", "glake_unreserve"}),
-    "GLAKE_E_NO_DEVICE_MEMORY": ("glake-mover needs memory to compare, or a program under the shim",
-                                 SEALS | {"glake_block_publish", "glake_sleep_session"}),
+    "GLAKE_E_NO_DEVICE_MEMORY": ("glake-mover needs memory to compare, a program under the shim, or a model in host memory",
+                                 SEALS | {"glake_block_publish", "glake_sleep_session", "glake_weights_attach"}),
 }
 
 
