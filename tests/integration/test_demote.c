@@ -12,6 +12,8 @@
 
 /* Two of them do not fit the device beside each other. */
 #define DEVICES "1x128MiB"
+/* Beside the mover. */
+#define ROOM_BYTES (106 * MIB)
 #define N_BYTES (24 * MIB)
 
 static struct glake_session *session;
@@ -91,7 +93,7 @@ static const char *load(const char *name, uint64_t seed, uint64_t n_copied)
 static void evict_by_pressure(void)
 {
 	glake_ptr ptr;
-	assert_ok(glake_alloc(session, 0, 102 * MIB, 0, &ptr));
+	assert_ok(glake_alloc(session, 0, ROOM_BYTES, 0, &ptr));
 	assert_ok(glake_free(session, ptr));
 	assert_ok(glake_trim(session, 0, 0));
 }
@@ -354,7 +356,7 @@ START_TEST(there_is_no_room_for_it_on_the_device)
 	glake_ptr ptr;
 	struct glake_model *model;
 	const char *path = demote_one(CONFIG);
-	assert_ok(glake_alloc(session, 0, 102 * MIB, 0, &ptr));
+	assert_ok(glake_alloc(session, 0, ROOM_BYTES, 0, &ptr));
 	assert_fails(GLAKE_E_NO_DEVICE_MEMORY, "", glake_model_open(session, path, NULL, &model));
 	ck_assert_str_eq(state_of("one.safetensors"), "host");
 	assert_ok(glake_free(session, ptr));
