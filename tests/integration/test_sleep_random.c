@@ -82,9 +82,10 @@ static int operate_on(struct glake_session *session, uint64_t id)
 	bool is_asleep;
 	switch (pick(8)) {
 	case 0:
-		return glake_seal_session(session, id, NULL, &sealed);
 	case 1:
+		return glake_seal_session(session, id, NULL, &sealed);
 	case 2:
+	case 3:
 		options.wakes = 1;
 		break;
 	default:
@@ -143,8 +144,8 @@ static void look_after(struct run *run)
 }
 
 /* Of all glakeds. */
-static const char *const metrics[] = {"sleeps", "sleeps_idle", "sleeps_pressure", "wakes",
-                                      "wakes_refused"};
+static const char *const metrics[] = {"sleeps", "sleeps_idle",   "sleeps_pressure",
+                                      "wakes",  "wakes_refused", "blocks_sealed"};
 #define N_METRICS (sizeof(metrics) / sizeof(metrics[0]))
 static uint64_t counts[N_METRICS];
 
