@@ -9,14 +9,19 @@
 
 #define SPEED 5u
 
-static void begin_at(unsigned speed, const char *tenant, const char *more)
+static void begin_on(const char *devices, unsigned speed, const char *tenant, const char *more)
 {
 	static char config[512];
 	snprintf(config, sizeof(config),
 	         WORLD_CONFIG "warm_bytes = 0; min_awake_ms = 1000; %s "
 	                      "tenants = ({ name = \"default\"; %s });",
 	         more, tenant);
-	world_begin(.config = config, .devices = "1x64MiB", .speed = speed);
+	world_begin(.config = config, .devices = devices, .speed = speed);
+}
+
+static void begin_at(unsigned speed, const char *tenant, const char *more)
+{
+	begin_on("1x64MiB", speed, tenant, more);
 }
 
 static void begin_with(const char *tenant, const char *more)
@@ -155,12 +160,19 @@ START_TEST_WITH(the_status_has_the_policy, .n = 3)
 }
 END_TEST
 
+/* Two programs of 24 MiB leave room for the mover's buffers, 16 MiB, and not for another 24. */
+static void begin_beside_mover(void)
+{
+	begin_on("1x70MiB", SPEED, "on_pressure = \"sleep\";",
+	         "pressure = \"wait\"; wait_ms = 200000;");
+}
+
 /* Each waits for the room of the other. Who came first gets it; the other one wakes for its own, and gets what it waits for. */
 START_TEST(two_programs_that_wait_for_each_other_both_get_room)
 {
 	struct run a;
 	struct run b;
-	begin_with("on_pressure = \"sleep\";", "pressure = \"wait\"; wait_ms = 200000;");
+	begin_beside_mover();
 	start_as(&a, "grows");
 	start_as(&b, "grows");
 	usleep(1500000);
@@ -178,7 +190,7 @@ END_TEST
 START_TEST(programs_that_want_more_than_there_is_take_turns)
 {
 	struct run runs[3];
-	begin_with("on_pressure = \"sleep\";", "pressure = \"wait\"; wait_ms = 200000;");
+	begin_beside_mover();
 	for (size_t i = 0; i < n_elements(runs); i++) {
 		start_as(&runs[i], "grows_and_shrinks");
 		usleep(1500000);
