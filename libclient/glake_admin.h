@@ -379,7 +379,7 @@ struct glake_sleep_report {
 	uint64_t held_ns; /* of it: until all work of the program had ended */
 	uint32_t n_stays;
 	const struct glake_stay *stays;
-	uint64_t waited_ms; /* of it: a wake waited so long for room */
+	uint64_t waited_ms; /* of it: a wake waited so long, for room and until others had copied */
 };
 
 typedef int (*glake_sleep_fn)(void *user, const struct glake_sleep_report *report);
@@ -413,7 +413,8 @@ struct glake_sleeper_row {
 	uint64_t woke_ns;  /* and the last wake, waiting aside; 0 = it has not */
 	uint32_t n_stays;
 	const struct glake_stay *stays;
-	uint64_t woke_waited_ms; /* that wake waited so long for room */
+	uint64_t
+		woke_waited_ms; /* that wake waited so long before, for room and until others had copied */
 	uint64_t
 		gpu_bytes; /* of shared_bytes: of blocks that are on the GPU, for others or as cache */
 	uint32_t n_models;         /* 16 at most */

@@ -72,8 +72,8 @@
 	X(alloc, "time from a request for private memory to its answer, refused ones included") \
 	X(load, "time that the load of a model took") \
 	X(sleep, "time that copying took when a program fell asleep") \
-	X(wake, "time that a wake took from when it had room") \
-	X(wake_wait, "time that it had waited for room before")
+	X(wake, "time that a wake took from when it could copy") \
+	X(wake_wait, "time that it had waited before, for room and until others had copied")
 
 struct stats {
 #define STATS_FIELD(name, help) uint64_t name;

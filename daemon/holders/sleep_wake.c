@@ -65,7 +65,9 @@ struct sleep_wake {
 	struct list
 		turn;   /* link: holders.reading, from the reservation until others may copy, too */
 	uint64_t links; /* a bit for each GPU that it copies to */
-	uint64_t began_ns; /* to copy; 0: not yet */
+	uint64_t asked_ms;   /* when it came */
+	uint64_t held_up_ms; /* until it began to copy: for room, and until others had copied */
+	uint64_t began_ns;   /* to copy; 0: not yet */
 	size_t n_ready;
 	size_t n_out;   /* copies and admissions under way */
 	size_t n_stays; /* functions under way that use it */
@@ -190,9 +192,9 @@ static void commit(struct sleep_wake *wake)
 		}
 	}
 	holder->sleep.woke_ns = uv_hrtime() - wake->began_ns;
-	holder->sleep.woke_waited_ms = wake->waited_ms;
+	holder->sleep.woke_waited_ms = wake->held_up_ms;
 	histogram_add(&stats->wake_time, holder->sleep.woke_ns);
-	histogram_add(&stats->wake_wait_time, wake->waited_ms * 1000000);
+	histogram_add(&stats->wake_wait_time, wake->held_up_ms * 1000000);
 	holder->sleep.awake_since_ms = uv_now(holder->all->loop);
 	holder->sleep.refused_since_ms = 0;
 	holder->sleep.is_told = false;
@@ -446,11 +448,20 @@ static struct sleep_wake *find_next(const struct holders *all)
 	return NULL;
 }
 
+/* Until now; those wakes counted that were refused before it. */
+static uint64_t held_up_ms(const struct sleep_wake *wake)
+{
+	const struct holder *holder = wake->sleeper->holder;
+	uint64_t refused_ms = holder->sleep.refused_since_ms;
+	return uv_now(holder->all->loop) - (refused_ms ? refused_ms : wake->asked_ms);
+}
+
 static void begin_next(const struct holders *all)
 {
 	struct sleep_wake *wake;
 	while ((wake = find_next(all))) {
 		wake->began_ns = uv_hrtime();
+		wake->held_up_ms = held_up_ms(wake);
 		keep(wake);
 		copy_more(wake);
 		let(wake);
@@ -625,10 +636,6 @@ static void reserve(struct sleep_wake *wake)
 	if (status != STATUS_OK) {
 		refuse(wake, status);
 	} else if (!is_asked && wake->sleeper) {
-		const struct holder *holder = wake->sleeper->holder;
-		uint64_t since_ms = holder->sleep.refused_since_ms;
-		/* Those wakes counted that were refused before it. */
-		wake->waited_ms = since_ms ? uv_now(holder->all->loop) - since_ms : wake->waited_ms;
 		wake->links = links_of(wake);
 		list_insert(&wake->sleeper->holder->all->reading, &wake->turn);
 		begin_next(wake->sleeper->holder->all);
@@ -664,7 +671,7 @@ uint64_t sleep_wake_done_bytes(const struct sleep_wake *wake)
 	uint64_t bytes = 0;
 	for (size_t i = 0; i < wake->n_places; i++) {
 		const struct place *place = &wake->places[i];
-		bytes += place->state == PLACE_READY && place->slept ? place->slept->bytes : 0;
+		bytes += place->state == PLACE_READY && place->slept ? place->copy->bytes : 0;
 	}
 	return bytes;
 }
@@ -753,6 +760,7 @@ void sleeper_wake(struct sleeper *sleeper, bool keeps_copies, sleep_done_fn done
 	wake->context = sleeper->context;
 	wake->self = wake_out;
 	wake->keeps_copies = keeps_copies;
+	wake->asked_ms = uv_now(sleeper->holder->all->loop);
 	list_init(&wake->parking.link);
 	list_init(&wake->turn);
 	wake->done = done;
