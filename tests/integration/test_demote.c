@@ -458,12 +458,12 @@ END_TEST
 /* The publisher does not keep them. */
 static void publish(uint64_t content)
 {
-	glake_ptr ptr = words_alloc(session, 6 * MIB, content);
+	glake_ptr ptr = words_alloc(session, N_BYTES, content);
 	const struct glake_tensor tensor = {.size = sizeof(tensor),
 	                                    .name = "w",
 	                                    .dtype = GLAKE_U64,
 	                                    .n_dims = 1,
-	                                    .shape = &(uint64_t){6 * MIB / 8},
+	                                    .shape = &(uint64_t){N_BYTES / 8},
 	                                    .ptr = ptr};
 	assert_ok(glake_weights_publish(session, "key", &tensor, 1, NULL, NULL));
 	assert_ok(glake_free(session, ptr));
@@ -482,7 +482,7 @@ static void check_weights(struct glake_session *own, uint64_t content)
 {
 	struct glake_model *model;
 	assert_ok(glake_weights_attach(own, "key", NULL, &model));
-	words_check(world_tensor(model, "w").ptr, 6 * MIB, content);
+	words_check(world_tensor(model, "w").ptr, N_BYTES, content);
 	glake_model_close(model);
 }
 
@@ -543,8 +543,8 @@ START_TEST(weights_that_are_published_anew_while_they_come_back)
 	words_open_driver();
 	struct glake_session *other = world_connect();
 	publish_and_demote(7, 1);
-	glake_ptr ptr = words_alloc(session, 6 * MIB, 8);
-	words_seal(ptr, 6 * MIB);
+	glake_ptr ptr = words_alloc(session, N_BYTES, 8);
+	words_seal(ptr, N_BYTES);
 	world_set_faults("glake-mover/cuMemcpyDtoDAsync:1+:slow=1000");
 	ck_assert_int_eq(pthread_create(&thread, NULL, attach_old, other), 0);
 	while (strcmp(state_of("key"), "loading") != 0) {
