@@ -187,7 +187,8 @@ static void compare_all(struct thread *thread, const char *what)
 /* These return false without memory for it. */
 static bool set_run(struct thread *thread, struct range *range, struct run run)
 {
-	uint32_t value = (uint32_t)rand_r(&thread->state);
+	/* Memory that reads zero is not copied. */
+	uint32_t value = pick(thread, 3) ? (uint32_t)rand_r(&thread->state) : 0;
 	CUdeviceptr to = pick_place(thread, range) + run.offset;
 	if (!did(thread, cuMemsetD32Async(to, value, run.n_bytes / 4, thread->stream), "set")) {
 		return false;
