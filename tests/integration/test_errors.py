@@ -69,8 +69,8 @@ EXCUSES = {
                       OPEN | SEALS | SLEEPS | {"glake_block_publish", "glake_weights_attach"}),
     "-EPERM": ("GLAKE_DEDUP=off", SEALS),
     "-EMFILE": ("memory that is large enough to be cut", SEALS),
-    "GLAKE_E_OVER_QUOTA": ("memory that is large enough to be cut, or a program under the shim",
-                           SEALS | {"glake_sleep_session"}),
+    "GLAKE_E_OVER_QUOTA": ("memory that is large enough to be cut, or does not read zero, or a program under the shim",
+                           SEALS | {"glake_sleep", "glake_sleep_session"}),
     "GLAKE_E_VERSION": ("tests/unit/test_client_call.c", {"glake_connect"}),
     "GLAKE_E_CUDA": ("the driver gives addresses only where the window has none",
                      {"glake_reserve", "glake_unreserve"}),
@@ -232,6 +232,7 @@ class World:
         options = connect_options(self.path, no_cuda)
         self.ok(LIBRARY.glake_connect(options, byref(session)))
         self.whole = self.session = session
+        self.other = None
 
     def ok(self, result):
         self.test.assertGreaterEqual(result, 0, c_text(LIBRARY.glake_error()))
@@ -288,6 +289,12 @@ class World:
         self.alloc()
         self.ok(LIBRARY.glake_sleep(self.session, 1000, None))
 
+    def asleep_on_full_device(self):
+        """Another session has it: one that allocates wakes."""
+        self.other = World(self.test, self.path.decode())
+        self.asleep()
+        self.other.full_device()
+
     def sealed(self):
         span = self.span()
         self.ok(LIBRARY.glake_seal(span, 1, None))
@@ -343,6 +350,8 @@ class World:
         return order, stream[0]
 
     def close(self):
+        if self.other:
+            self.other.close()
         LIBRARY.glake_pin(self.whole, self.test.model, 0)
         LIBRARY.glake_disconnect(self.whole)
 
@@ -569,7 +578,7 @@ WRONG = [
      lambda w, x: (w.session, 1, sized(size=1), sized())),
     ("glake_seal_session", "-EINVAL", nothing, lambda w, x: (w.session, 1, None, sized(size=0))),
     ("glake_sleep", "-EINVAL", nothing, lambda w, x: (w.session, 1000, sized(size=0))),
-    ("glake_wake", "GLAKE_E_NO_DEVICE_MEMORY", lambda w: (w.asleep(), w.full_device()),
+    ("glake_wake", "GLAKE_E_NO_DEVICE_MEMORY", World.asleep_on_full_device,
      lambda w, x: (w.session, None)),
     ("glake_wake", "-EINVAL", nothing, lambda w, x: (w.session, sized(size=0))),
     ("glake_sleep_session", "GLAKE_E_NOT_FOUND", nothing,
