@@ -164,8 +164,8 @@ struct holder_sleep {
 	bool is_told;              /* of that, an operator */
 	bool is_damaged;           /* some of it, in host memory, and an operator knows */
 	bool is_asleep;            /* it sleeps, or waits to wake */
-	uint64_t nap_after_ms;     /* glaked asks it to sleep no earlier, as it was busy; */
-	uint64_t nap_pause_ms;     /* it waited so long for that; 0: it was not busy */
+	uint64_t nap_busy_ms;      /* glaked asked it to sleep, and it was busy; 0: it was not */
+	uint64_t nap_pause_ms;     /* so long it is left alone since, unless it works meanwhile */
 };
 
 struct holder;

@@ -30,6 +30,19 @@ static uint64_t awake_ms_of(const struct holder *holder, uint64_t now_ms)
 	return now_ms > since_ms ? now_ms - since_ms : 0;
 }
 
+/* What made it busy may be over. */
+static bool has_worked_since(const struct holder *holder, uint64_t ms)
+{
+	return holder->usage.idle_since_ms > ms;
+}
+
+static bool is_left_alone(const struct holder *holder, uint64_t now_ms)
+{
+	const struct holder_sleep *sleep = &holder->sleep;
+	return sleep->nap_busy_ms > 0 && now_ms < sleep->nap_busy_ms + sleep->nap_pause_ms &&
+	       !has_worked_since(holder, sleep->nap_busy_ms);
+}
+
 /* The session of @holder; NULL: it has lost its connection. */
 static const struct session *session_of(const struct rpc_context *rpc, const struct holder *holder)
 {
@@ -73,7 +86,7 @@ static bool may_nap(const struct rpc_context *rpc, const struct holder *holder, 
 	static const struct rpc_wish wish = {.is_sleep = true};
 	return holder->tenant && !holder->sleeper && idle_ms_of(holder, now_ms) > 0 &&
 	       awake_ms_of(holder, now_ms) >= rpc->config->min_awake_ms &&
-	       now_ms >= holder->sleep.nap_after_ms && rpc_may_ask(rpc, holder, &wish) && session &&
+	       !is_left_alone(holder, now_ms) && rpc_may_ask(rpc, holder, &wish) && session &&
 	       waits_only_behind(session, number);
 }
 
@@ -90,12 +103,13 @@ static void on_answer(void *user, struct holder *holder, enum status status)
 	struct holder_sleep *sleep = &holder->sleep;
 	uint64_t now_ms = uv_now(rpc->sessions.loop);
 	if (status == STATUS_OK) {
-		sleep->nap_pause_ms = 0;
+		sleep->nap_busy_ms = 0;
 		return;
 	}
-	uint64_t pause_ms = sleep->nap_pause_ms ? 2 * sleep->nap_pause_ms : FIRST_PAUSE_MS;
+	bool is_first = sleep->nap_busy_ms == 0 || has_worked_since(holder, sleep->nap_busy_ms);
+	uint64_t pause_ms = is_first ? FIRST_PAUSE_MS : 2 * sleep->nap_pause_ms;
 	sleep->nap_pause_ms = pause_ms < LONGEST_PAUSE_MS ? pause_ms : LONGEST_PAUSE_MS;
-	sleep->nap_after_ms = now_ms + sleep->nap_pause_ms;
+	sleep->nap_busy_ms = now_ms;
 	if (status == STATUS_NO_HOST_MEMORY) {
 		rpc->naps_after_ms = now_ms + FULL_PAUSE_MS;
 	}

@@ -4,7 +4,7 @@
  * not fit (pressure.h) the coldest of those that are idle.
  *
  * A program counts as idle if it has reported so, does not wait for an answer of glaked (but see below), and nobody asks it something. It is not
- * asked before it was awake for min_awake_ms. One that was busy is asked again after 10 s, then 20 s, and so on; if host
+ * asked before it was awake for min_awake_ms. One that was busy is asked again when it has worked and is idle, or after 10 s, then 20 s, and so on; if host
  * memory was full, nobody is asked for 10 s.
  *
  * A program that waits for nothing but room is put to sleep for requests that came before its own: so of those that wait for

@@ -262,6 +262,28 @@ START_TEST(a_program_that_is_busy_is_asked_less_and_less)
 }
 END_TEST
 
+/* Not after ten seconds, but when it is idle: it was busy for a reason that is over. */
+START_TEST(a_program_that_was_busy_and_has_worked_is_asked_again)
+{
+	struct run run;
+	begin_at(1, "idle_ms = 2500;", "");
+	world_start_mover();
+	start(&run);
+	pid_t mover = world_running_mover();
+	kill(mover, SIGSTOP);
+	while (world_books().charged_host_bytes == 0) {
+		usleep(1000);
+	}
+	use(&run);
+	uint64_t busy_ms = harness_now_ms();
+	kill(mover, SIGCONT);
+	world_wait_metric("sleeps_idle", 1);
+	ck_assert_uint_lt(harness_now_ms() - busy_ms, 9000);
+	use(&run);
+	end(&run);
+}
+END_TEST
+
 /* Nobody is asked for ten seconds then. */
 START_TEST(without_host_memory_idle_programs_stay_awake)
 {
