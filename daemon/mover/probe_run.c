@@ -92,7 +92,6 @@ static void slot_deinit(struct probe_slot *slot, const struct cudrv *drv)
 /* Accepts one that is made in part. */
 static void lane_deinit(struct probe_lane *lane, const struct cudrv *drv)
 {
-	const CUstream streams[] = {lane->stream, lane->back_stream, lane->check_stream};
 	for (unsigned i = 0; i < PROBES_AT_ONCE; i++) {
 		slot_deinit(&lane->slots[i], drv);
 	}
@@ -108,9 +107,9 @@ static void lane_deinit(struct probe_lane *lane, const struct cudrv *drv)
 			drv->cuEventDestroy(scratch->compared);
 		}
 	}
-	for (unsigned i = 0; i < sizeof(streams) / sizeof(streams[0]); i++) {
-		if (streams[i]) {
-			drv->cuStreamDestroy(streams[i]);
+	for (unsigned i = 0; i < N_PROBE_STREAMS; i++) {
+		if (lane->streams[i]) {
+			drv->cuStreamDestroy(lane->streams[i]);
 		}
 	}
 	*lane = (struct probe_lane){0};
@@ -150,14 +149,14 @@ static int make_slot(struct probe_slot *slot, const struct cudrv *drv, struct fa
 /* What is copied next goes before checks. */
 static CUresult make_streams(struct probe_lane *lane, const struct cudrv *drv)
 {
-	CUstream *const streams[] = {&lane->stream, &lane->back_stream, &lane->check_stream};
 	int lowest;
 	int highest;
 	CUresult result = drv->cuCtxGetStreamPriorityRange(&lowest, &highest);
-	for (unsigned i = 0; i < 3 && result == CUDA_SUCCESS; i++) {
-		result = drv->cuStreamCreateWithPriority(streams[i], CU_STREAM_NON_BLOCKING,
-		                                         i == 0 ? highest : lowest);
-		*streams[i] = result == CUDA_SUCCESS ? *streams[i] : NULL;
+	for (unsigned i = 0; i < N_PROBE_STREAMS && result == CUDA_SUCCESS; i++) {
+		bool copies = i == STREAM_OUT || i == STREAM_IN;
+		result = drv->cuStreamCreateWithPriority(&lane->streams[i], CU_STREAM_NON_BLOCKING,
+		                                         copies ? highest : lowest);
+		lane->streams[i] = result == CUDA_SUCCESS ? lane->streams[i] : NULL;
 	}
 	return result;
 }
@@ -280,8 +279,9 @@ static CUresult queue_compare(struct probe_run *run, CUstream stream, CUdevicept
 /* Compare all of both chunks. */
 static CUresult queue_views(struct probe_run *run)
 {
-	return queue_compare(run, run->lane->stream, run->views[0].address, run->views[1].address,
-	                     run->probe.chunk_bytes, &run->slot->host_words->differs);
+	return queue_compare(run, run->lane->streams[STREAM_OUT], run->views[0].address,
+	                     run->views[1].address, run->probe.chunk_bytes,
+	                     &run->slot->host_words->differs);
 }
 
 /* What is behind the first @n_bytes of the chunk, from the 16 bytes in which they end. */
@@ -312,11 +312,12 @@ static CUresult queue_rest(struct probe_run *run, uint64_t n_bytes)
 		return CUDA_SUCCESS;
 	}
 	slot->host_words->rest_differs = 0;
-	CUresult result = run->device->drv->cuMemcpyDtoHAsync(
-		slot->host_words->edge, edge, edge_of(&run->probe, n_bytes), run->lane->stream);
+	CUresult result = run->device->drv->cuMemcpyDtoHAsync(slot->host_words->edge, edge,
+	                                                      edge_of(&run->probe, n_bytes),
+	                                                      run->lane->streams[STREAM_OUT]);
 	return result != CUDA_SUCCESS
 	               ? result
-	               : queue_compare(run, run->lane->stream, zeros, zeros + 16,
+	               : queue_compare(run, run->lane->streams[STREAM_OUT], zeros, zeros + 16,
 	                               rest > 32 ? rest - 32 : 0, &slot->host_words->rest_differs);
 }
 
@@ -374,7 +375,7 @@ static int start_digest(struct probe_run *run, struct fault *fault)
 	}
 	CUresult result = queue_rest(run, probe->content_bytes);
 	if (result == CUDA_SUCCESS) {
-		result = queue_digest(run, run->lane->stream, run->views[0].address,
+		result = queue_digest(run, run->lane->streams[STREAM_OUT], run->views[0].address,
 		                      &run->slot->host_words->digest);
 	}
 	if (result == CUDA_SUCCESS && run->views[1].address) {
@@ -390,7 +391,7 @@ static int look_for_zeros(struct probe_run *run, bool *are_out, struct fault *fa
 {
 	CUresult result = queue_rest(run, 0);
 	if (result == CUDA_SUCCESS) {
-		result = run->device->drv->cuStreamSynchronize(run->lane->stream);
+		result = run->device->drv->cuStreamSynchronize(run->lane->streams[STREAM_OUT]);
 	}
 	if (result != CUDA_SUCCESS) {
 		return device_fault(run->device->drv, result, "looking for zeros", fault);
@@ -439,22 +440,24 @@ static CUresult queue_piece(struct probe_run *run, CUdeviceptr host, CUdeviceptr
 	const struct cudrv *drv = run->device->drv;
 	struct probe_lane *lane = run->lane;
 	const struct probe_scratch *scratch = &lane->scratches[lane->next_scratch++ % N_SCRATCHES];
-	CUresult result = drv->cuStreamWaitEvent(lane->back_stream, scratch->compared, 0);
+	CUresult result = drv->cuStreamWaitEvent(lane->streams[STREAM_BACK], scratch->compared, 0);
 	if (result == CUDA_SUCCESS) {
-		result = drv->cuMemcpyDtoDAsync(scratch->address, host, n_bytes, lane->back_stream);
+		result = drv->cuMemcpyDtoDAsync(scratch->address, host, n_bytes,
+		                                lane->streams[STREAM_BACK]);
 	}
 	if (result == CUDA_SUCCESS) {
-		result = drv->cuEventRecord(scratch->filled, lane->back_stream);
+		result = drv->cuEventRecord(scratch->filled, lane->streams[STREAM_BACK]);
 	}
 	if (result == CUDA_SUCCESS) {
-		result = drv->cuStreamWaitEvent(lane->check_stream, scratch->filled, 0);
+		result = drv->cuStreamWaitEvent(lane->streams[STREAM_CHECK], scratch->filled, 0);
 	}
 	if (result == CUDA_SUCCESS) {
-		result = queue_compare(run, lane->check_stream, scratch->address, chunk, n_bytes,
-		                       &run->slot->host_words->differs);
+		result = queue_compare(run, lane->streams[STREAM_CHECK], scratch->address, chunk,
+		                       n_bytes, &run->slot->host_words->differs);
 	}
-	return result == CUDA_SUCCESS ? drv->cuEventRecord(scratch->compared, lane->check_stream)
-	                              : result;
+	return result == CUDA_SUCCESS
+	               ? drv->cuEventRecord(scratch->compared, lane->streams[STREAM_CHECK])
+	               : result;
 }
 
 /*
@@ -474,46 +477,52 @@ static CUresult queue_check(struct probe_run *run, CUdeviceptr host)
 	return result;
 }
 
-/* @then goes on behind what was written, and the next copies beside it: the last step of a digest is slow. */
-static CUresult queue_behind(struct probe_run *run, CUstream then)
+/* @then goes on behind what @first has written. */
+static CUresult queue_behind(struct probe_run *run, CUstream first, CUstream then)
 {
 	const struct cudrv *drv = run->device->drv;
-	CUresult result = drv->cuEventRecord(run->slot->written, run->lane->stream);
+	CUresult result = drv->cuEventRecord(run->slot->written, first);
 	return result == CUDA_SUCCESS ? drv->cuStreamWaitEvent(then, run->slot->written, 0)
 	                              : result;
 }
 
-static CUresult queue_copy_to(struct probe_run *run, CUdeviceptr to, CUdeviceptr from,
-                              uint64_t n_bytes, CUstream then)
+static CUresult queue_digest_of_chunk(struct probe_run *run, CUstream stream)
 {
-	CUresult result = run->device->drv->cuMemcpyDtoDAsync(to, from, n_bytes, run->lane->stream);
-	return result == CUDA_SUCCESS ? queue_behind(run, then) : result;
-}
-
-/* Of the chunk, among the checks. */
-static CUresult queue_digest_of_chunk(struct probe_run *run)
-{
-	return queue_digest(run, run->lane->check_stream, run->views[0].address,
-	                    &run->slot->host_words->digest);
+	return queue_digest(run, stream, run->views[0].address, &run->slot->host_words->digest);
 }
 
 static CUresult queue_copy_out(struct probe_run *run, CUdeviceptr host)
 {
-	CUresult result = queue_copy_to(run, host, run->views[0].address, run->probe.chunk_bytes,
-	                                run->lane->back_stream);
+	const struct cudrv *drv = run->device->drv;
+	const CUstream *streams = run->lane->streams;
+	CUresult result = drv->cuMemcpyDtoDAsync(host, run->views[0].address,
+	                                         run->probe.chunk_bytes, streams[STREAM_OUT]);
 	if (result == CUDA_SUCCESS) {
-		result = queue_digest_of_chunk(run);
+		result = queue_behind(run, streams[STREAM_OUT], streams[STREAM_BACK]);
+	}
+	if (result == CUDA_SUCCESS) {
+		result = queue_digest_of_chunk(run, streams[STREAM_CHECK]);
 	}
 	return result == CUDA_SUCCESS ? queue_check(run, host) : result;
+}
+
+/* Of what STREAM_IN writes to the chunk. The next copies go on beside it: the last step of a digest is slow. */
+static CUresult queue_digest_in(struct probe_run *run)
+{
+	const CUstream *streams = run->lane->streams;
+	CUresult result = queue_behind(run, streams[STREAM_IN], streams[STREAM_IN_CHECK]);
+	return result == CUDA_SUCCESS ? queue_digest_of_chunk(run, streams[STREAM_IN_CHECK])
+	                              : result;
 }
 
 /* Back comes what the digest covers: a fresh chunk is zero behind it. */
 static CUresult queue_copy_in(struct probe_run *run, CUdeviceptr host)
 {
 	const uint64_t n_bytes = digest_n_leaves(run->probe.content_bytes) * DIGEST_LEAF_BYTES;
-	CUresult result = queue_copy_to(run, run->views[0].address, host, n_bytes,
-	                                run->lane->check_stream);
-	return result == CUDA_SUCCESS ? queue_digest_of_chunk(run) : result;
+	const CUstream *streams = run->lane->streams;
+	CUresult result = run->device->drv->cuMemcpyDtoDAsync(run->views[0].address, host, n_bytes,
+	                                                      streams[STREAM_IN]);
+	return result == CUDA_SUCCESS ? queue_digest_in(run) : result;
 }
 
 /* Map the chunk, and its part of host memory. */
@@ -564,12 +573,9 @@ static int start_zero(struct probe_run *run, struct fault *fault)
 		return error;
 	}
 	CUresult result = drv->cuMemsetD8Async(run->views[0].address, 0, probe->chunk_bytes,
-	                                       run->lane->stream);
+	                                       run->lane->streams[STREAM_IN]);
 	if (result == CUDA_SUCCESS) {
-		result = queue_behind(run, run->lane->check_stream);
-	}
-	if (result == CUDA_SUCCESS) {
-		result = queue_digest_of_chunk(run);
+		result = queue_digest_in(run);
 	}
 	return result == CUDA_SUCCESS ? 0 : device_fault(drv, result, "setting", fault);
 }
@@ -617,16 +623,19 @@ static int start_compare_host(struct probe_run *run, struct fault *fault)
 /* The one where the last work of the run is, which comes after all of it. */
 static CUstream last_stream(const struct probe_run *run)
 {
-	bool is_of_chunks = run->probe.kind == PROBE_DIGEST || run->probe.kind == PROBE_COMPARE;
-	return is_of_chunks ? run->lane->stream : run->lane->check_stream;
+	static const enum probe_stream last[] = {
+		[PROBE_DIGEST] = STREAM_OUT,       [PROBE_COMPARE] = STREAM_OUT,
+		[PROBE_COPY_OUT] = STREAM_CHECK,   [PROBE_COMPARE_HOST] = STREAM_CHECK,
+		[PROBE_COPY_IN] = STREAM_IN_CHECK, [PROBE_ZERO] = STREAM_IN_CHECK,
+	};
+	return run->lane->streams[last[run->probe.kind]];
 }
 
 static void await_streams(const struct probe_run *run)
 {
-	const struct cudrv *drv = run->device->drv;
-	drv->cuStreamSynchronize(run->lane->stream);
-	drv->cuStreamSynchronize(run->lane->back_stream);
-	drv->cuStreamSynchronize(run->lane->check_stream);
+	for (unsigned i = 0; i < N_PROBE_STREAMS; i++) {
+		run->device->drv->cuStreamSynchronize(run->lane->streams[i]);
+	}
 }
 
 static int (*const starts[])(struct probe_run *run, struct fault *fault) = {

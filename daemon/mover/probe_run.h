@@ -62,11 +62,19 @@ struct probe_scratch {
 	CUevent compared;
 };
 
+/* What is copied out, and what comes in, do not wait for each other: the link goes both ways. */
+enum probe_stream {
+	STREAM_OUT,      /* copies out, and looks at chunks */
+	STREAM_BACK,     /* reads back what was copied out, behind slot.written */
+	STREAM_CHECK,    /* looks at what was copied out, and at what was read back */
+	STREAM_IN,       /* copies from host memory */
+	STREAM_IN_CHECK, /* looks at what came, behind slot.written */
+	N_PROBE_STREAMS,
+};
+
 struct probe_lane {
-	bool is_made;          /* the following, all of it */
-	CUstream stream;       /* copies */
-	CUstream back_stream;  /* reads back what was copied out, behind slot.written */
-	CUstream check_stream; /* looks at what was copied, and at what was read back */
+	bool is_made; /* the following, all of it */
+	CUstream streams[N_PROBE_STREAMS];
 	struct probe_scratch scratches[N_SCRATCHES];
 	unsigned next_scratch;
 	struct probe_slot slots[PROBES_AT_ONCE];
