@@ -3,7 +3,7 @@
 
     python3 tests/gpu/sleep.py [--gib 8] [--sealed-gb 16] [--sleeps 200] [--skip figures,peers,bits,restart,devices] [--out FILE.json]
 
-Figures: private memory in chunks of 32 MiB and of 2 MiB, sealed memory with and without a copy in host memory, a
+Figures: private memory in chunks of 32 MiB and of 2 MiB, written to before each sleep or not; sealed memory with and without a copy in host memory, a
 second sleeper of weights that are on the GPU. A wake is measured in the program: from its first launch to the end of
 that kernel. Peers: the same tensors copied to pinned memory and back, as vLLM's level 1 does; the driver's checkpoint.
 Bits: programs compute while they are put to sleep at random moments; each result has to have the bits of the first.
@@ -56,8 +56,9 @@ class Holder:
                 pointer = ctypes.c_uint64()
                 expect(self.cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(piece)) == 0,
                        "cuMemAlloc")
-                self.cuda.cuMemsetD32_v2(pointer, 1000 + i, ctypes.c_size_t(piece // 4))
                 self.pointers.append(pointer)
+            self.n_words, self.base = piece // 4, 0
+            self.fill()
             self.tensors = []
         elif kind == "both":
             # Each piece is a sum of one on either GPU, so that copies between them are under way.
@@ -82,6 +83,22 @@ class Holder:
             self.cuda.cuMemcpyDtoH_v2(ctypes.byref(word), at, ctypes.c_size_t(4))
             values.append(word.value)
         return values
+
+    def fill(self):
+        self.base += 1000000
+        for i, pointer in enumerate(self.pointers):
+            self.cuda.cuMemsetD32_v2(pointer, self.base + i, ctypes.c_size_t(self.n_words))
+
+    def write(self):
+        """All of it has changed."""
+        if self.tensors:
+            for tensor in self.tensors:
+                tensor.add_(1)
+        else:
+            self.fill()
+        self.torch.cuda.synchronize()
+        self.first = self.sums()
+        return True
 
     def same(self):
         return self.sums() == self.first
@@ -321,8 +338,10 @@ def cpu_seconds(daemon, child):
     return seconds
 
 
-def sleep_and_wake(daemon, child, figures, name, rounds, between=None):
+def sleep_and_wake(daemon, child, figures, name, rounds, between=None, writes=False):
     for i in range(rounds):
+        if writes:
+            child.ask("write")
         if i == 1:
             spent = cpu_seconds(daemon, child)
         used = gpu_used_mib()
@@ -351,6 +370,8 @@ def private_figures(daemon, options, figures):
         child = program(daemon, "Holder", kind, options.gib * GIB, piece)
         child.ask("launch")
         sleep_and_wake(daemon, child, figures, f"{options.gib} GiB private, chunks of {name}",
+                       options.rounds, writes=True)
+        sleep_and_wake(daemon, child, figures, f"{options.gib} GiB private, unchanged, chunks of {name}",
                        options.rounds)
         child.end()
 
