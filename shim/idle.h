@@ -4,7 +4,7 @@
  * look, and all work that was submitted before is done. Only the first look after the last call asks the driver, since
  * nothing can be under way that nobody has submitted.
  *
- * Threads: idle_look() one at a time, in a turn (turn.h); the others any.
+ * Threads: idle_look() and idle_is_now() one at a time, in a turn (turn.h); idle_is_still() any.
  */
 #ifndef GLAKE_SHIM_IDLE_H
 #define GLAKE_SHIM_IDLE_H
@@ -20,5 +20,8 @@ uint64_t idle_look(idle_wait_fn *wait);
 
 /* Whether it was idle at the last look, and nobody has passed since. */
 bool idle_is_still(void);
+
+/* The same; or, if somebody has passed since, two looks more, some milliseconds apart: it may be idle again. False before the first. */
+bool idle_is_now(void);
 
 #endif

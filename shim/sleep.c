@@ -172,21 +172,28 @@ static int wake(struct work *work)
 	return note(work, r);
 }
 
+/* glaked learns of that two seconds later. Where others wait for room, a moment without work is enough. */
+static bool works(unsigned why)
+{
+	return (why == GLAKE__SLEEP_IDLE && !idle_is_still()) ||
+	       (why == GLAKE__SLEEP_PRESSURE && !idle_is_now());
+}
+
 static int do_as(struct work *work, unsigned what)
 {
 	if (what == ASK_WAKE) {
 		return wake(work);
 	}
-	/* glaked learns of work two seconds later. */
-	if ((what == GLAKE__SLEEP_IDLE || what == GLAKE__SLEEP_PRESSURE) && !idle_is_still()) {
-		snprintf(work->why, sizeof(work->why), "it works again");
-		return -EBUSY;
-	}
 	if (!turn_begin()) {
 		snprintf(work->why, sizeof(work->why), "the program ends");
 		return -EBUSY;
 	}
-	int r = fall_asleep(work, what);
+	int r = -EBUSY;
+	if (works(what)) {
+		snprintf(work->why, sizeof(work->why), "it works again");
+	} else {
+		r = fall_asleep(work, what);
+	}
 	turn_end();
 	return r;
 }

@@ -84,7 +84,7 @@ static bool may_nap(const struct rpc_context *rpc, const struct holder *holder, 
 {
 	const struct session *session = session_of(rpc, holder);
 	static const struct rpc_wish wish = {.is_sleep = true};
-	return holder->tenant && !holder->sleeper && idle_ms_of(holder, now_ms) > 0 &&
+	return holder->tenant && !holder->sleeper &&
 	       awake_ms_of(holder, now_ms) >= rpc->config->min_awake_ms &&
 	       !is_left_alone(holder, now_ms) && rpc_may_ask(rpc, holder, &wish) && session &&
 	       waits_only_behind(session, number);

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Programs that glaked puts to sleep by itself: those that were idle for their tenant's idle_ms, and for requests that do
- * not fit (pressure.h) the coldest of those that are idle.
+ * not fit (pressure.h) the one that was idle for longest; or, if those are not enough, one that works now and then: it
+ * finds out itself whether it does at that moment.
  *
- * A program counts as idle if it has reported so, does not wait for an answer of glaked (but see below), and nobody asks it something. It is not
- * asked before it was awake for min_awake_ms. One that was busy is asked again when it has worked and is idle, or after 10 s, then 20 s, and so on; if host
- * memory was full, nobody is asked for 10 s.
+ * A program counts as idle if it has reported so. It is not asked while it waits for an answer of glaked (but see below), while
+ * somebody asks it something, and before it was awake for min_awake_ms. One that was busy is asked again when it has worked and is
+ * idle, or after 10 s, then 20 s, and so on; if host memory was full, nobody is asked for 10 s.
  *
  * A program that waits for nothing but room is put to sleep for requests that came before its own: so of those that wait for
  * each other the first one gets what it waits for. Since it waits, it is asked to wake at once, and its wake gets in line.

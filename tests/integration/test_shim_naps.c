@@ -262,6 +262,36 @@ START_TEST(a_program_that_is_busy_is_asked_less_and_less)
 }
 END_TEST
 
+/* It has not been idle for long, and has not said so: that it does nothing now is enough for who finds no room. */
+START_TEST(who_needs_room_gets_it_from_a_program_between_its_requests)
+{
+	struct run run;
+	struct fdlist fds;
+	uint64_t id;
+	int other;
+	begin_at(1, "on_pressure = \"sleep\";", "pressure = \"wait\"; wait_ms = 100000;");
+	start(&run);
+	other = connection_hello(&harness);
+	fdlist_init(&fds);
+	for (int i = 0; i < 2; i++) {
+		ck_assert_uint_eq(world_metric("sleeps_pressure"), (uint64_t)i);
+		ck_assert_int_eq(connection_alloc(other, 0, 40 * MIB, 1, &id, &fds),
+		                 GLAKE__WIRE__STATUS__OK);
+		fdlist_deinit(&fds);
+		ck_assert_uint_eq(world_metric("sleeps_pressure"), (uint64_t)i + 1);
+		ck_assert_int_eq(
+			connection_status(other,
+		                          CONNECTION_REQUEST(CHUNK_FREE, ChunkFree, chunk_free,
+		                                             .ids = &id, .n_ids = 1),
+		                          NULL, 0),
+			GLAKE__WIRE__STATUS__OK);
+		use(&run);
+	}
+	connection_close(&other);
+	end(&run);
+}
+END_TEST
+
 /* Not after ten seconds, but when it is idle: it was busy for a reason that is over. */
 START_TEST(a_program_that_was_busy_and_has_worked_is_asked_again)
 {
