@@ -25,6 +25,17 @@ struct probe_words {
 	uint32_t rest_differs;
 };
 
+/*
+ * Where a chunk is looked at. One after the other would wait for the last step of each digest, which is one thread's, though
+ * others have nothing to do.
+ */
+static CUstream look_stream(const struct probe_run *run)
+{
+	static const enum probe_stream streams[] = {STREAM_OUT, STREAM_BACK, STREAM_CHECK,
+	                                            STREAM_IN_CHECK};
+	return run->lane->streams[streams[run->i_slot % 4]];
+}
+
 /* Pinned memory has one address. */
 static CUdeviceptr there(const void *word)
 {
@@ -279,9 +290,8 @@ static CUresult queue_compare(struct probe_run *run, CUstream stream, CUdevicept
 /* Compare all of both chunks. */
 static CUresult queue_views(struct probe_run *run)
 {
-	return queue_compare(run, run->lane->streams[STREAM_OUT], run->views[0].address,
-	                     run->views[1].address, run->probe.chunk_bytes,
-	                     &run->slot->host_words->differs);
+	return queue_compare(run, look_stream(run), run->views[0].address, run->views[1].address,
+	                     run->probe.chunk_bytes, &run->slot->host_words->differs);
 }
 
 /* What is behind the first @n_bytes of the chunk, from the 16 bytes in which they end. */
@@ -312,12 +322,11 @@ static CUresult queue_rest(struct probe_run *run, uint64_t n_bytes)
 		return CUDA_SUCCESS;
 	}
 	slot->host_words->rest_differs = 0;
-	CUresult result = run->device->drv->cuMemcpyDtoHAsync(slot->host_words->edge, edge,
-	                                                      edge_of(&run->probe, n_bytes),
-	                                                      run->lane->streams[STREAM_OUT]);
+	CUresult result = run->device->drv->cuMemcpyDtoHAsync(
+		slot->host_words->edge, edge, edge_of(&run->probe, n_bytes), look_stream(run));
 	return result != CUDA_SUCCESS
 	               ? result
-	               : queue_compare(run, run->lane->streams[STREAM_OUT], zeros, zeros + 16,
+	               : queue_compare(run, look_stream(run), zeros, zeros + 16,
 	                               rest > 32 ? rest - 32 : 0, &slot->host_words->rest_differs);
 }
 
@@ -375,7 +384,7 @@ static int start_digest(struct probe_run *run, struct fault *fault)
 	}
 	CUresult result = queue_rest(run, probe->content_bytes);
 	if (result == CUDA_SUCCESS) {
-		result = queue_digest(run, run->lane->streams[STREAM_OUT], run->views[0].address,
+		result = queue_digest(run, look_stream(run), run->views[0].address,
 		                      &run->slot->host_words->digest);
 	}
 	if (result == CUDA_SUCCESS && run->views[1].address) {
@@ -391,7 +400,7 @@ static int look_for_zeros(struct probe_run *run, bool *are_out, struct fault *fa
 {
 	CUresult result = queue_rest(run, 0);
 	if (result == CUDA_SUCCESS) {
-		result = run->device->drv->cuStreamSynchronize(run->lane->streams[STREAM_OUT]);
+		result = run->device->drv->cuStreamSynchronize(look_stream(run));
 	}
 	if (result != CUDA_SUCCESS) {
 		return device_fault(run->device->drv, result, "looking for zeros", fault);
@@ -623,12 +632,11 @@ static int start_compare_host(struct probe_run *run, struct fault *fault)
 /* The one where the last work of the run is, which comes after all of it. */
 static CUstream last_stream(const struct probe_run *run)
 {
-	static const enum probe_stream last[] = {
-		[PROBE_DIGEST] = STREAM_OUT,       [PROBE_COMPARE] = STREAM_OUT,
-		[PROBE_COPY_OUT] = STREAM_CHECK,   [PROBE_COMPARE_HOST] = STREAM_CHECK,
-		[PROBE_COPY_IN] = STREAM_IN_CHECK, [PROBE_ZERO] = STREAM_IN_CHECK,
-	};
-	return run->lane->streams[last[run->probe.kind]];
+	enum probe_kind kind = run->probe.kind;
+	bool comes = kind == PROBE_COPY_IN || kind == PROBE_ZERO;
+	return kind == PROBE_DIGEST || kind == PROBE_COMPARE
+	               ? look_stream(run)
+	               : run->lane->streams[comes ? STREAM_IN_CHECK : STREAM_CHECK];
 }
 
 static void await_streams(const struct probe_run *run)
@@ -649,6 +657,7 @@ int probe_start(struct probe_lanes *lanes, struct probe_run *run, unsigned i_slo
 {
 	run->views[0] = run->views[1] = (struct probe_view){0};
 	run->lanes = lanes;
+	run->i_slot = i_slot;
 	int error = enter(lanes, run, i_slot, fault);
 	if (error) {
 		return error;

@@ -64,7 +64,7 @@ struct probe_scratch {
 
 /* What is copied out, and what comes in, do not wait for each other: the link goes both ways. */
 enum probe_stream {
-	STREAM_OUT,      /* copies out, and looks at chunks */
+	STREAM_OUT,      /* copies out */
 	STREAM_BACK,     /* reads back what was copied out, behind slot.written */
 	STREAM_CHECK,    /* looks at what was copied out, and at what was read back */
 	STREAM_IN,       /* copies from host memory */
@@ -100,6 +100,7 @@ struct probe_run {
 	struct probe_lanes *lanes; /* borrowed */
 	struct device *device;
 	struct probe_lane *lane;
+	unsigned i_slot;
 	struct probe_slot *slot;
 	struct probe_view views[2];
 };
