@@ -711,14 +711,15 @@ struct glake_slept {
  * Models, their tensors and those of glake_model_dlpack() stay valid; nothing may touch the memory: without the shim that is a
  * fault, which ends the context. A model that is closed, or loses its last such tensor, asleep is unmapped by the wake.
  *
- * Under the shim the program's work is waited for, and what the program submits next wakes it, by whatever thread. Without the
+ * Under the shim all sessions of the process sleep along that do not sleep yet, and *slept_out is of @session alone. A session that is made
+ * later is awake. The program's work is waited for, and what the program submits next wakes it, by whatever thread. Without the
  * shim the caller sees to it that nothing uses the memory, and that nobody uses, shares or seals memory of the session before
  * glake_wake(): calls that change what is asleep wait until another thread wakes it. But glake_alloc() and its like, and
  * glake_unmap(), wake it first, with the errors of glake_wake(). glake_free() and glake_free_async() of whole chunks leave it
  * asleep, and the copies go; others wake it.
  *
  * Errors: session errors; request errors; -EBUSY (work that is queued does not end in time, another thread does the same, or
- * under the shim another thread wants to work while copies are still being made);
+ * under the shim another thread wants to work, or ends a session, while copies are still being made);
  * -EINVAL (*slept_out); GLAKE_E_NO_HOST_MEMORY; GLAKE_E_OVER_QUOTA; GLAKE_E_NO_FDS; GLAKE_E_MOVER; GLAKE_E_BUSY; GLAKE_E_CUDA; -ENOMEM. Then it
  * is awake; but if it failed late, and the memory could not be mapped again, it sleeps: glake_is_asleep() tells, and glake_wake()
  * goes on there.
@@ -728,7 +729,7 @@ GLAKE_API int glake_sleep(struct glake_session *session, uint32_t timeout_ms,
 
 /*
  * Get all of it back, at the same addresses. Blocks until glaked has room for it: see wake_wait_ms in operations.md. Does nothing if
- * the session is awake.
+ * the session is awake. Under the shim all sessions of the process wake, or none.
  * Errors: session errors; request errors; -EINVAL (*slept_out); GLAKE_E_NO_DEVICE_MEMORY, GLAKE_E_OVER_QUOTA, GLAKE_E_NO_FDS (it has waited
  * in vain); GLAKE_E_MOVER (what came back was something else); GLAKE_E_BUSY; GLAKE_E_CUDA; -EMFILE; -ENOMEM. Then it sleeps on, and the next
  * call goes on there.

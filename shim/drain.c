@@ -320,16 +320,16 @@ static void let_context(void *user)
 
 /* ---- sleep ------------------------------------------------------------------------------------ */
 
-static int fall_asleep(void *user, struct glake_session *session)
+static int fall_asleep(void *user)
 {
 	(void)user;
-	return sleep_enter(session);
+	return sleep_enter();
 }
 
-static void wake_up(void *user, struct glake_session *session)
+static void wake_up(void *user)
 {
 	(void)user;
-	sleep_leave(session);
+	sleep_leave();
 }
 
 static void want_awake(void *user)

@@ -35,8 +35,8 @@
 
 /* Whom the sleeper works for. */
 struct sleeper {
-	struct glake_session *session; /* NULL: there is no sleeper */
-	struct connection *connection; /* a reference; NULL: the session is the program's own */
+	bool is_there;                 /* the thread */
+	struct connection *connection; /* a reference, for reports; NULL: there was none yet */
 	bool is_asleep;                /* from before the gate is until it is awake */
 };
 
@@ -104,7 +104,6 @@ static void pause_for(const struct connection *connection, unsigned pause_ms)
 /* ---- sleeping and waking ---------------------------------------------------------------------- */
 
 struct work {
-	struct glake_session *session;
 	struct connection *connection; /* may be NULL */
 	uint64_t id;                   /* of the wish */
 	struct glake__sleep_report report;
@@ -114,7 +113,7 @@ struct work {
 
 static void tell(struct work *work)
 {
-	glake__sleep_tell(work->session, work->id, &work->report);
+	glake__sleep_tell(work->connection->session, work->id, &work->report);
 }
 
 static void on_progress(void *user, uint64_t done_bytes, uint64_t total_bytes)
@@ -139,16 +138,16 @@ static int note(struct work *work, int r)
 /* What streams are done with does not sleep: it is given back before. In a turn. */
 static int fall_asleep(struct work *work, unsigned why)
 {
-	if (!glake__is_asleep(work->session)) {
-		int r = may_sleep(work->session, work->why, sizeof(work->why));
+	if (!gate_is_asleep()) {
+		int r = may_sleep(work->connection->session, work->why, sizeof(work->why));
 		if (r < 0) {
 			return r;
 		}
 		order_collect_all();
 		graphmem_collect();
 	}
-	return note(work, glake__sleep(work->session, (enum glake__sleep_why)why, PATIENCE_NS,
-	                               on_progress, work, &work->slept));
+	return note(work, glake__sleep(NULL, (enum glake__sleep_why)why, PATIENCE_NS, on_progress,
+	                               work, &work->slept));
 }
 
 /* Without a turn: it may wait for minutes. */
@@ -156,13 +155,13 @@ static int wake(struct work *work)
 {
 	const uint64_t began_ns = clock_now_ns();
 	is_library_waiting = false;
-	int r = glake__wake_wait(work->session);
+	int r = glake__wake_wait();
 	if (r == 0 && !turn_begin()) {
 		snprintf(work->why, sizeof(work->why), "the program ends");
 		return -ESHUTDOWN;
 	}
 	if (r == 0) {
-		r = glake__wake(work->session, &work->slept);
+		r = glake__wake(NULL, &work->slept);
 		work->slept.took_ns = clock_now_ns() - began_ns;
 		turn_end();
 	}
@@ -198,71 +197,66 @@ static int do_as(struct work *work, unsigned what)
 	return r;
 }
 
-static void follow(const struct sleeper *me, struct ask ask)
+static void follow(struct connection *connection, struct ask ask)
 {
-	struct work work = {
-		.session = me->session,
-		.connection = me->connection,
-		.id = ask.id,
-	};
+	struct work work = {.connection = connection, .id = ask.id};
 	/* glaked waits only for programs that answer. */
 	tell(&work);
 	work.report.error = do_as(&work, ask.what);
 	work.report.is_over = true;
 	work.report.why = work.why;
-	work.report.is_asleep = glake__is_asleep(me->session);
+	work.report.is_asleep = gate_is_asleep();
 	work.report.slept = &work.slept;
-	ask_clear(&me->connection->sleep_ask);
+	ask_clear(&connection->sleep_ask);
 	tell(&work);
 }
 
 /* ---- the sleeper ------------------------------------------------------------------------------ */
 
-/* True: there is nothing to do any more, and no sleeper from now on. */
-static bool is_over(struct connection *connection)
+/* True: there is nothing to do any more, and no sleeper from now on; *connection_out is the caller's then. */
+static bool is_over(struct connection **connection_out)
 {
 	pthread_mutex_lock(&lock);
-	bool is_done = !sleeper.is_asleep && !has_wish(connection);
+	*connection_out = sleeper.connection;
+	bool is_done = !sleeper.is_asleep && !has_wish(sleeper.connection);
 	if (is_done) {
-		sleeper = (struct sleeper){.session = NULL};
+		sleeper = (struct sleeper){.is_there = false};
 	}
 	pthread_mutex_unlock(&lock);
 	return is_done;
 }
 
 /* @pause_ms: how long it waits if glaked refuses. Returns how long it does the next time. */
-static unsigned wake_or_pause(const struct sleeper *me, unsigned pause_ms)
+static unsigned wake_or_pause(struct connection *connection, unsigned pause_ms)
 {
-	struct work work = {.session = me->session, .connection = me->connection};
+	struct work work = {.connection = connection};
 	if (wake(&work) == 0) {
 		return FIRST_PAUSE_MS;
 	}
 	is_library_waiting = true;
-	pause_for(me->connection, pause_ms);
+	pause_for(connection, pause_ms);
 	return 2 * pause_ms < LONGEST_PAUSE_MS ? 2 * pause_ms : LONGEST_PAUSE_MS;
 }
 
 static void *sleep_and_wake(void *user)
 {
 	unsigned pause_ms = FIRST_PAUSE_MS;
+	struct connection *connection;
 	(void)user;
-	pthread_mutex_lock(&lock);
-	const struct sleeper me = sleeper;
-	pthread_mutex_unlock(&lock);
 	if (turn_begin()) {
 		capture_relax();
 		turn_end();
 	}
-	while (!is_over(me.connection)) {
-		if (has_wish(me.connection)) {
-			follow(&me, ask_look(&me.connection->sleep_ask));
+	while (!is_over(&connection)) {
+		if (has_wish(connection)) {
+			follow(connection, ask_look(&connection->sleep_ask));
 		} else if (sleep_is_awaited()) {
-			pause_ms = wake_or_pause(&me, pause_ms);
+			pause_ms = wake_or_pause(connection, pause_ms);
 		} else {
 			await_kick();
 		}
 	}
-	connection_unref(me.connection);
+	connection_unref(connection);
 	return NULL;
 }
 
@@ -285,17 +279,20 @@ static bool create_thread(void)
 	return error == 0;
 }
 
-/* With the lock. -EBUSY: the one that is there works for another session; -EAGAIN: there can be none. */
-static int start(struct glake_session *session, struct connection *connection)
+/* With the lock. -EBUSY: the one that is there works for another connection; -EAGAIN: there can be none. */
+static int start(struct connection *connection)
 {
-	if (sleeper.session) {
-		return sleeper.session == session ? 0 : -EBUSY;
+	if (sleeper.is_there) {
+		if (!sleeper.connection && connection) {
+			sleeper.connection = connection_ref(connection);
+		}
+		return !connection || sleeper.connection == connection ? 0 : -EBUSY;
 	}
-	sleeper.session = session;
+	sleeper.is_there = true;
 	sleeper.connection = connection ? connection_ref(connection) : NULL;
 	if (!create_thread()) {
 		connection_unref(sleeper.connection);
-		sleeper = (struct sleeper){.session = NULL};
+		sleeper = (struct sleeper){.is_there = false};
 		return -EAGAIN;
 	}
 	return 0;
@@ -304,11 +301,12 @@ static int start(struct glake_session *session, struct connection *connection)
 /* ---- the gate --------------------------------------------------------------------------------- */
 
 /* The program may have asked for it by itself: then there is no sleeper yet. */
-static int start_asleep(struct glake_session *session)
+static int start_asleep(void)
 {
 	struct connection *connection = connection_peek();
 	pthread_mutex_lock(&lock);
-	int r = start(session, connection && connection->session == session ? connection : NULL);
+	/* One that works for a connection that is dead by now does as well. */
+	int r = start(sleeper.is_there ? NULL : connection);
 	if (r == 0) {
 		sleeper.is_asleep = true;
 		is_library_waiting = false;
@@ -318,22 +316,22 @@ static int start_asleep(struct glake_session *session)
 	return r;
 }
 
-int sleep_enter(struct glake_session *session)
+int sleep_enter(void)
 {
-	int r = start_asleep(session);
+	int r = start_asleep();
 	if (r == 0) {
 		r = gate_sleep(0);
 		if (r < 0) {
-			sleep_leave(session);
+			sleep_leave();
 		}
 	}
 	return r;
 }
 
-void sleep_leave(const struct glake_session *session)
+void sleep_leave(void)
 {
 	pthread_mutex_lock(&lock);
-	if (sleeper.session == session && sleeper.is_asleep) {
+	if (sleeper.is_asleep) {
 		gate_wake();
 		is_library_waiting = false;
 		sleeper.is_asleep = false;
@@ -392,7 +390,7 @@ void sleep_serve(struct connection *connection)
 		return;
 	}
 	pthread_mutex_lock(&lock);
-	int r = start(connection->session, connection);
+	int r = start(connection);
 	pthread_mutex_unlock(&lock);
 	if (r == 0) {
 		kick();
@@ -400,6 +398,6 @@ void sleep_serve(struct connection *connection)
 	}
 	ask_clear(&connection->sleep_ask);
 	refuse(connection, ask.id,
-	       r == -EBUSY ? "memory of another session of the program is asleep"
+	       r == -EBUSY ? "memory of an earlier connection of the program is asleep"
 	                   : "no thread can be started that would wake it");
 }

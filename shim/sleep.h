@@ -6,7 +6,8 @@
  * The sleeper is a thread of ours that is there from the moment that somebody wants the process to sleep until it is awake:
  * a process that never sleeps has none. If it cannot be started, the process does not sleep. It follows what glaked wants of
  * the process (`glakectl sleep`, `glakectl wake`), and wakes it as soon as a thread of the program waits: at the gate,
- * or in the library for memory that is asleep. One session sleeps at a time.
+ * or in the library for memory that is asleep. All sessions of the process sleep together (libclient/sleep/party.h), those that the
+ * program has made too.
  *
  *               sleep_enter()               sleep_leave()
  *     awake  --------------------> asleep ------------------> awake
@@ -29,7 +30,8 @@
  *      change does; it enters the gate nowhere. So it may wait for none of 1 and 2
  *   4. this file's lock, of which the holder waits for nobody but the connection's lock. Who has closed the gate may take it
  *   5. glaked, for room
- * The sleeper wakes the session under the session's sleep_lock. A thread that frees what is asleep (sleep_free()) only tries to take
+ * The sleeper wakes the process under the library's lock of its party. A thread that ends a session waits for it, and the sleeper lets
+ * that go first wherever it waits for glaked. A thread that frees what is asleep (sleep_free()) only tries to take
  * it, and has it for one request to glaked, which waits for no room.
  * Nobody who waits is needed by the one that it waits for: the sleeper makes no call that passes the gate, and no allocation
  * by ours.
@@ -53,13 +55,13 @@ void sleep_init(void);
 /*
  * The gate of the library (glake__gate).
  * enter: the caller has closed the gate. 0: it is asleep from now on, and stays so when it opens. -EAGAIN: there can be no
- *        sleeper; -EBUSY: another session sleeps; -ESHUTDOWN: the program ends; -ENOMEM.
- * leave: all memory of @session is back, or nothing has left. Those at the gate go on. Nothing, if it is not the one that sleeps.
+ *        sleeper; -ESHUTDOWN: the program ends; -ENOMEM.
+ * leave: all memory is back, or nothing has left. Those at the gate go on. Nothing, if it is awake.
  * is_wanted: a thread of the library waits for memory that is asleep. Cheap, once it was said.
  * is_awaited: a thread waits, there or at the gate.
  */
-int sleep_enter(struct glake_session *session);
-void sleep_leave(const struct glake_session *session);
+int sleep_enter(void);
+void sleep_leave(void);
 void sleep_is_wanted(void);
 bool sleep_is_awaited(void);
 

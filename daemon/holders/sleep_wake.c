@@ -57,6 +57,7 @@ struct sleep_wake {
 	sleep_done_fn done;
 	void *user;
 	bool keeps_copies;
+	uint64_t patience_ms;        /* for room */
 	struct parking_wait parking; /* for blocks that are being parked */
 	struct alloc *alloc;         /* under way, or NULL */
 	uint32_t step; /* of it, or of the next: for each slot one for chunks, and one for blocks */
@@ -617,7 +618,7 @@ static enum status ask(struct sleep_wake *wake, bool *is_asked_out)
 	                                    .sizes = sizes,
 	                                    .n_chunks = n,
 	                                    .waited_ms = &wake->waited_ms,
-	                                    .patience_ms = wake->context->wake_wait_ms,
+	                                    .patience_ms = wake->patience_ms,
 	                                    .keeps_place = true};
 	wake->since_ms = uv_now(holder->all->loop);
 	return alloc_start(wake->context->allocator, &wanted, on_chunks, wake, &wake->alloc);
@@ -741,9 +742,10 @@ void sleep_wake_forget(struct sleep_wake *wake, const struct slept *slept)
 	}
 }
 
-void sleeper_wake(struct sleeper *sleeper, bool keeps_copies, sleep_done_fn done, void *user,
-                  struct sleep_wake **wake_out)
+void sleeper_wake(struct sleeper *sleeper, bool keeps_copies, uint64_t patience_ms,
+                  sleep_done_fn done, void *user, struct sleep_wake **wake_out)
 {
+	const uint64_t longest_ms = sleeper->context->wake_wait_ms;
 	size_t n = 0;
 	struct slept *slept;
 	list_for_each (slept, &sleeper->slept, link) {
@@ -760,6 +762,7 @@ void sleeper_wake(struct sleeper *sleeper, bool keeps_copies, sleep_done_fn done
 	wake->context = sleeper->context;
 	wake->self = wake_out;
 	wake->keeps_copies = keeps_copies;
+	wake->patience_ms = patience_ms && patience_ms < longest_ms ? patience_ms : longest_ms;
 	wake->asked_ms = uv_now(sleeper->holder->all->loop);
 	list_init(&wake->parking.link);
 	list_init(&wake->turn);

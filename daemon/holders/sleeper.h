@@ -128,10 +128,10 @@ void sleeper_leave(struct holder *holder);
 
 /*
  * ASLEEP: have all of it back on the GPU. @done follows, perhaps at once; after STATUS_OK it is COPIED if @keeps_copies, or
- * there is no sleeper any more. *wake_out is for sleep_wake_cancel(), and becomes NULL before @done.
+ * there is no sleeper any more. It waits for room for @patience_ms, and never longer than wake_wait_ms; 0: as long. *wake_out is for sleep_wake_cancel(), and becomes NULL before @done.
  */
-void sleeper_wake(struct sleeper *sleeper, bool keeps_copies, sleep_done_fn done, void *user,
-                  struct sleep_wake **wake_out);
+void sleeper_wake(struct sleeper *sleeper, bool keeps_copies, uint64_t patience_ms,
+                  sleep_done_fn done, void *user, struct sleep_wake **wake_out);
 /* It sleeps on, and @done is not called. */
 void sleep_wake_cancel(struct sleep_wake *wake);
 /* Whether it waits for memory, and how long it has so far. */

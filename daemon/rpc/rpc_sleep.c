@@ -119,9 +119,31 @@ static bool end_copy(struct session *session)
 	return false;
 }
 
+/* A SleepLeave that is under way is refused. */
+static void stop_wake(struct session *session)
+{
+	struct pending *pending;
+	list_for_each (pending, &session->pending, link) {
+		struct sleep_request *operation = container_of(pending, struct sleep_request,
+		                                               pending);
+		if (pending->cancel == cancel_sleep_request && operation->wake) {
+			sleep_wake_cancel(operation->wake);
+			on_done(operation, STATUS_BUSY, "the program does not wait any more");
+			return;
+		}
+	}
+}
+
 void rpc_sleep_leave(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	bool keeps_copies = request->sleep_leave->keeps_copies;
+	if (request->sleep_leave->stops) {
+		stop_wake(session);
+		if (session->state != SESSION_CLOSING) {
+			rpc_answer_ok(session, request->id);
+		}
+		return;
+	}
 	bool has_ended = !keeps_copies && end_copy(session);
 	struct sleeper *sleeper = session->holder->sleeper;
 	if (session->state == SESSION_CLOSING) {
@@ -141,7 +163,8 @@ void rpc_sleep_leave(struct session *session, const request_t *request, struct f
 	} else {
 		struct sleep_request *operation = begin(session, request->id);
 		if (operation) {
-			sleeper_wake(sleeper, keeps_copies, on_done, operation, &operation->wake);
+			sleeper_wake(sleeper, keeps_copies, request->sleep_leave->patience_ms,
+			             on_done, operation, &operation->wake);
 		}
 	}
 }

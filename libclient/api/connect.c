@@ -18,6 +18,7 @@
 #include "libclient/seal/block.h"
 #include "libclient/heap/heap.h"
 #include "libclient/api/placed.h"
+#include "libclient/sleep/party.h"
 #include "libclient/sleep/sleep.h"
 #include "libclient/space/space.h"
 #include "libclient/heap/supply.h"
@@ -166,6 +167,7 @@ static int connect_once(const struct glake_connect_options *options, const uint8
 		glake__session_unref(session);
 		return r;
 	}
+	glake__party_join(session);
 	*session_out = session;
 	return 0;
 }

@@ -266,7 +266,7 @@ static int ask_one(struct ctl *ctl, bool wakes, struct result *result)
 	return err;
 }
 
-/* A process may have a session beside the shim's, which does not sleep. */
+/* A process may have a session beside the shim's, which is not asked: it sleeps along. */
 static int ask_all(struct ctl *ctl, bool wakes, struct result *result)
 {
 	struct meant meant = {.n = 0};

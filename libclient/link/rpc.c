@@ -14,6 +14,7 @@
 
 /* Between two looks whether an answer is still wanted. */
 #define UNWANTED_MS 1u
+#define STOPPED_MS 5u
 
 /* ---- hello ------------------------------------------------------------------------------------ */
 
@@ -503,14 +504,70 @@ int glake__rpc_sleep_enter(struct glake_session *session, uint32_t why,
 	return call_plain(session, &request);
 }
 
-int glake__rpc_sleep_leave(struct glake_session *session, bool keeps_copies)
+int glake__rpc_sleep_forget(struct glake_session *session)
 {
 	Glake__Wire__SleepLeave leave = GLAKE__WIRE__SLEEP_LEAVE__INIT;
-	leave.keeps_copies = keeps_copies;
 	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_SLEEP_LEAVE;
 	request.sleep_leave = &leave;
 	return call_plain(session, &request);
+}
+
+static void stop_wake(struct glake_session *session)
+{
+	Glake__Wire__SleepLeave leave = GLAKE__WIRE__SLEEP_LEAVE__INIT;
+	/* An earlier glaked takes it for one that drops no copies. */
+	leave.keeps_copies = true;
+	leave.stops = true;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_SLEEP_LEAVE;
+	request.sleep_leave = &leave;
+	glake__call_forget(&session->link, &request);
+}
+
+static void await_wake(struct glake_session *session, const struct glake__call *call,
+                       bool (*is_stopped)(void))
+{
+	uint64_t asked_ns = clock_now_ns();
+	while (!is_stopped() && !glake__call_await(&session->link, call, STOPPED_MS)) {
+		if (clock_now_ns() - asked_ns >= glake__patience.silence_ms * 1000000ull) {
+			glake__rpc_ping(session);
+			asked_ns = clock_now_ns();
+		}
+	}
+	if (!glake__call_is_done(&session->link, call)) {
+		stop_wake(session);
+	}
+}
+
+static int wake_once(struct glake_session *session, Glake__Wire__Request *request,
+                     bool (*is_stopped)(void))
+{
+	struct glake__call call;
+	int r = glake__call_start(&session->link, &call, request,
+	                          GLAKE__WIRE__ANSWER__BODY__NOT_SET, NULL, 0);
+	if (r == 0) {
+		await_wake(session, &call, is_stopped);
+		r = glake__call_wait(&session->link, &call, NULL, NULL);
+		glake__call_end(&session->link, &call);
+	}
+	return r;
+}
+
+int glake__rpc_sleep_wake(struct glake_session *session, uint64_t patience_ms,
+                          bool (*is_stopped)(void))
+{
+	cleanup_cancel int cancel = cancel_disable();
+	Glake__Wire__SleepLeave leave = GLAKE__WIRE__SLEEP_LEAVE__INIT;
+	leave.keeps_copies = true;
+	leave.patience_ms = patience_ms;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_SLEEP_LEAVE;
+	request.sleep_leave = &leave;
+	int r = wake_once(session, &request, is_stopped);
+	return r == GLAKE_E_GONE && !is_stopped() && glake__resume(&session->link, true) == 0
+	               ? wake_once(session, &request, is_stopped)
+	               : r;
 }
 
 int glake__rpc_ping(struct glake_session *session)

@@ -93,8 +93,15 @@ int glake__rpc_sleep_copy(struct glake_session *session, const uint64_t *ids, si
 /* All that has copies is unmapped. @n_stays is GLAKE_MAX_STAYS at most. */
 int glake__rpc_sleep_enter(struct glake_session *session, uint32_t why,
                            const struct glake_stay *stays, size_t n_stays);
-/* All of it is wanted back. Blocks for long. GLAKE_E_BAD_REQUEST: nothing is asleep. */
-int glake__rpc_sleep_leave(struct glake_session *session, bool keeps_copies);
+/* It is mapped again, or still: the copies go. GLAKE_E_BAD_REQUEST: nothing is asleep. */
+int glake__rpc_sleep_forget(struct glake_session *session);
+/*
+ * All of it is wanted back; the copies stay. Blocks until glaked has brought it, or there was no room for @patience_ms (0: for as long as
+ * glaked has patience), or @is_stopped, which is asked all the time, says so: then it sleeps on, or has come by then, and
+ * the result says which. GLAKE_E_BAD_REQUEST: nothing is asleep.
+ */
+int glake__rpc_sleep_wake(struct glake_session *session, uint64_t patience_ms,
+                          bool (*is_stopped)(void));
 
 int glake__rpc_ping(struct glake_session *session);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Sleep: the memory of a session leaves the GPUs, and its addresses stay.
+ * Sleep: the memory of a session, or of all of a process (party.h), leaves the GPUs, and its addresses stay.
  *
  *   hold    all that can sleep (asleep.h), with nothing of the program's under way
  *   close   the gate falls asleep: nobody submits work until it wakes
@@ -13,8 +13,7 @@
  * sleeps on. If it has, and the driver fails to map the memory, the session sleeps on as well, and the next wake
  * goes on there.
  *
- * Lock order: the session's sleep_lock is outermost; it is held while glaked is waited for, so no thread takes it that another
- * may wait for. What waits for memory that is asleep holds no lock of the library.
+ * Lock order: the party's lock is outermost (party.h). What waits for memory that is asleep holds no lock of the library.
  *
  * Threads: any. Who wakes must not be a thread of the program that waits at the gate.
  */
@@ -37,10 +36,11 @@ enum glake__sleep_why {
 };
 
 /*
- * Put @session to sleep. The program's work is waited for, @patience_ns at most, with its new work held back for 20 ms at a time.
- * @progress (may be NULL) is called on this thread while glaked copies. Returns 0 and *slept_out; 0 too if it sleeps already.
- * -EBUSY: work did not end, others work on the memory, another thread puts it to sleep, or it works again (never, if
- * @why is ASKED); the gate's errors; GLAKE_E_CUDA;
+ * Put @session to sleep, and all that sleep together with it (party.h), but what sleeps already: all or none. NULL: all of
+ * the process, where all sleep together. The program's work is waited for, @patience_ns at most, with its new work held back for 20 ms at a time.
+ * @progress (may be NULL) is called on this thread while glaked copies. Returns 0 and *slept_out, of @session alone, or of all; 0 too if it sleeps already.
+ * -EBUSY: work did not end, others work on the memory, another thread puts it to sleep, a session leaves, or it works again (not,
+ * if @why is ASKED); the gate's errors; GLAKE_E_CUDA;
  * request errors. Then it is awake, or what was unmapped could not be mapped again: glake__is_asleep() tells. *slept_out need
  * not have its size.
  */
@@ -48,7 +48,8 @@ int glake__sleep(struct glake_session *session, enum glake__sleep_why why, uint6
                  glake_progress_fn progress, void *user, struct glake_slept *slept_out);
 
 /*
- * Wake it. Blocks until glaked has room for all of it, or has waited for long enough (GLAKE_E_NO_DEVICE_MEMORY), or
+ * Wake it, and all that sleep together with it; NULL as above. Each is a reservation of its own: if one of them has no room, the
+ * others give theirs back, and all sleep on. Blocks until glaked has room for all of it, or has waited for long enough (GLAKE_E_NO_DEVICE_MEMORY), or
  * the connection is lost. 0 too if it is awake.
  */
 int glake__wake(struct glake_session *session, struct glake_slept *slept_out);
@@ -56,8 +57,8 @@ int glake__wake(struct glake_session *session, struct glake_slept *slept_out);
 /* The same, for who does not want to know. */
 int glake__wake_plainly(struct glake_session *session);
 
-/* The first half of it, which makes no driver call: wait until all of it is on the GPU. */
-int glake__wake_wait(struct glake_session *session);
+/* The first half of waking all, which makes no driver call: wait until they are on the GPU. */
+int glake__wake_wait(void);
 
 bool glake__is_asleep(const struct glake_session *session);
 
@@ -67,7 +68,10 @@ bool glake__is_asleep(const struct glake_session *session);
  */
 bool glake__sleep_free(struct glake_session *session, struct glake__allocation *allocation);
 
-/* The session ends: what was asleep is nowhere. No lock is held. */
+/*
+ * The session ends, and leaves its party, which sleeps on: what was asleep is nowhere. Waits for who puts the party to sleep or
+ * wakes it, but not until he has room. No lock is held.
+ */
 void glake__sleep_end(struct glake_session *session);
 
 #endif

@@ -50,6 +50,9 @@ static struct glake__range *whole_of(const struct glake__chunk *chunk)
 	return at ? at->range : NULL;
 }
 
+/* Whose memory is asleep too, or falls asleep, is no stay. */
+static const char along[] = "asleep with another session";
+
 /* NULL: it can, if the others of the same whole can. Host memory is not looked at: it is on no GPU. */
 static const char *why_not(const struct glake__chunk *chunk, const struct glake_session *session)
 {
@@ -59,10 +62,10 @@ static const char *why_not(const struct glake__chunk *chunk, const struct glake_
 		return chunk->kind == GLAKE__PAGE_BLOCK ? "blocks that it has opened"
 		                                        : "not glaked's";
 	}
-	return of != session                              ? "of another session"
-	       : pin                                      ? glake__pin_text(pin)
-	       : chunk->is_unfinished                     ? "being sealed"
-	       : has_place_of_ours(chunk)                 ? "being worked on"
+	return of != session              ? of->sleeps_along ? along : "of another session"
+	       : pin                      ? glake__pin_text(pin)
+	       : chunk->is_unfinished     ? "being sealed"
+	       : has_place_of_ours(chunk) ? "being worked on"
 	       : chunk->n_bytes > GLAKE__MAX_ASLEEP_BYTES ? "chunks larger than 1 GiB"
 	                                                  : NULL;
 }
@@ -186,7 +189,7 @@ static void hold_all(struct glake__asleep *asleep, const struct glake_session *s
 			const char *why = why_not_here(at, session, of_whole);
 			if (!why) {
 				hold_piece(asleep, at, place);
-			} else if (is_listed_here(at)) {
+			} else if (why != along && is_listed_here(at)) {
 				add_stay(asleep, why, at->chunk->n_bytes);
 			}
 		}

@@ -31,8 +31,8 @@
  * *context_out is NULL if the program has never had one. Otherwise it returns a negative error, and holds nothing:
  *   -EAGAIN  another thread is ending a context, and did not get ready within @patience_ns
  *   -ENOENT  those that the program had have ended
- * sleep() is called by the thread that has closed the gate: from then on nobody passes, whoever opens it, until wake() of the same
- * session, which any thread calls, and which does nothing without a sleep(). Otherwise it returns a negative error, and nothing has changed. wanted() says that a thread of the
+ * sleep() is called by the thread that has closed the gate: from then on nobody passes, whoever opens it, until wake(),
+ * which any thread calls, and which does nothing without a sleep(). With it, all sessions of the process sleep together. Otherwise it returns a negative error, and nothing has changed. wanted() says that a thread of the
  * library waits for memory that is asleep: it should be woken, by another thread. It may be called often, and does not wait.
  * is_wanted() tells whether a thread, of the library or at the gate, waits for that.
  * All four may be NULL.
@@ -49,8 +49,8 @@ struct glake__gate {
 	int (*hold_context)(void *user, int device, uint64_t patience_ns, void **context_out);
 	void (*let_context)(void *user);
 	void (*release_primary)(void *user, int device);
-	int (*sleep)(void *user, struct glake_session *session);
-	void (*wake)(void *user, struct glake_session *session);
+	int (*sleep)(void *user);
+	void (*wake)(void *user);
 	void (*wanted)(void *user);
 	bool (*is_wanted)(void *user);
 };

@@ -16,6 +16,7 @@
 struct glake__space glake__space = {
 	.lock = PTHREAD_MUTEX_INITIALIZER,
 	.let = PTHREAD_COND_INITIALIZER,
+	.sleep_lock = PTHREAD_MUTEX_INITIALIZER,
 };
 struct glake__sealed glake__sealed;
 
@@ -39,6 +40,7 @@ void glake__space_begin(void)
 				glake__sealed.n = 0;
 				pthread_mutex_init(&glake__space.lock, NULL);
 				pthread_cond_init(&glake__space.let, NULL);
+				pthread_mutex_init(&glake__space.sleep_lock, NULL);
 			}
 			generation = now;
 			return;

@@ -28,14 +28,17 @@ struct glake__space {
 	pthread_cond_t let; /* somebody has let a backing that was held (heap.h) */
 	struct cudrv drv;   /* written once */
 	bool has_drv;
-	struct glake__gate gate;       /* set before there is memory; none: close is NULL */
-	struct glake__range *ranges;   /* owned by their users: all, for walks */
-	struct glake__range *outside;  /* those of them that are not in the window */
-	struct glake__errand *errands; /* owned: work on the GPU that was given up (errand.h) */
-	uint64_t n_errands;            /* of them, ever */
-	uint64_t n_ids;                /* given out by glake__next_id_locked() */
-	uint64_t n_mappings;           /* ever: the last one's number (range.h) */
-	_Atomic unsigned n_asleep;     /* sessions whose memory is (asleep.h), or falls asleep */
+	struct glake__gate gate;        /* set before there is memory; none: close is NULL */
+	struct glake__range *ranges;    /* owned by their users: all, for walks */
+	struct glake__range *outside;   /* those of them that are not in the window */
+	struct glake__errand *errands;  /* owned: work on the GPU that was given up (errand.h) */
+	uint64_t n_errands;             /* of them, ever */
+	uint64_t n_ids;                 /* given out by glake__next_id_locked() */
+	uint64_t n_mappings;            /* ever: the last one's number (range.h) */
+	_Atomic unsigned n_asleep;      /* sessions whose memory is (asleep.h), or falls asleep */
+	struct glake_session *sessions; /* borrowed list, in the order of connecting (party.h) */
+	pthread_mutex_t sleep_lock;     /* of the party, if all sleep together */
+	_Atomic unsigned n_leaving;     /* sessions that end, and wait for sleep_lock */
 	uint64_t readers
 		[GLAKE__MAX_DEVICES]; /* of each device, those that read its private memory */
 };

@@ -74,8 +74,8 @@ def sleep(timeout_ms: int = 5000) -> Dict[str, Any]:
     """Give the GPU memory of this process to others; its addresses stay. PyTorch's work is waited for, and its
     cache is emptied first.
 
-    Under ``glake run`` whatever any thread submits next wakes the process, and waits until it is awake. Memory
-    that glake.torch.seal() has moved tensors to, and models, are another session's: they stay on the GPU.
+    Under ``glake run`` whatever any thread submits next wakes the process, and waits until it is awake. Models
+    sleep too, and memory that glake.torch.seal() has moved tensors to.
 
     Else the memory of use_allocator(), of seal() and of Session.alloc() sleeps, and models with what attach() and
     load_file() gave, not that which PyTorch has of the driver. Then nothing may use it before wake(): PyTorch
