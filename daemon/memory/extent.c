@@ -99,6 +99,20 @@ static bool use_span(struct extents *extents, struct extent *span, uint64_t byte
 	return true;
 }
 
+bool extents_have(const struct extents *extents, uint64_t bytes)
+{
+	const struct extent_chunk *in;
+	const struct extent *span;
+	list_for_each (in, &extents->chunks, link) {
+		list_for_each (span, &in->spans, place) {
+			if (span->state == EXTENT_FREE && span->bytes >= bytes) {
+				return true;
+			}
+		}
+	}
+	return false;
+}
+
 static void free_chunk(struct extent_chunk *in)
 {
 	free(list_first(&in->spans, struct extent, place));

@@ -99,6 +99,9 @@ struct extents_request;
 void extents_take(struct extents *extents, struct tenant *tenant, uint64_t bytes,
                   extents_done_fn done, void *user, struct extents_request **request_out);
 
+/* Whether there is a free span of @bytes, so that nothing has to be made. */
+bool extents_have(const struct extents *extents, uint64_t bytes);
+
 /* @done will not be called. */
 void extents_cancel(struct extents_request *request);
 

@@ -363,6 +363,9 @@ static void take(struct copy_making *making)
 	making->i_node = 0;
 	making->full_nodes = 0;
 	making->refusal = STATUS_OK;
+	if (making->is_ordered) {
+		copies_spare_making(making->copies, making->copy->bytes);
+	}
 	ask_node(making);
 }
 

@@ -177,6 +177,67 @@ START_TEST(a_private_chunk_is_copied_for_who_ordered_it)
 }
 END_TEST
 
+/* It sleeps, wakes, and is ordered again. */
+static void order_again(struct wait *wait, struct copy_past *past)
+{
+	copies_remember(&copies, wait->copy, past);
+	let(wait);
+	ck_assert_uint_eq(paid(payer), 0);
+	wait_init(wait);
+	copies_remember(&copies, past->copy, &wait->order.chunk.past);
+	wait->order.chunk.device = &devices[0];
+	wait->order.chunk.bytes = past->copy->bytes;
+	wait->order.chunk.realm = realm;
+	copies_order(&copies, &wait->order);
+}
+
+START_TEST_WITH(a_chunk_that_sleeps_again_is_digested, .n = 2)
+{
+	struct copy_past past;
+	orders_begin(256 * MIB, false);
+	order_chunk(&waits[0], 6 * MIB);
+	finish(7);
+	const struct copy *copy = waits[0].copy;
+	order_again(&waits[0], &past);
+	ck_assert_uint_eq(copies.bytes, 6 * MIB);
+	finish(_i == 0 ? 7 : 8);
+	if (_i == 1) {
+		/* It has changed. */
+		ck_assert_uint_eq(waits[0].n_done, 0);
+		finish(8);
+	}
+	expect(&waits[0], STATUS_OK, "");
+	ck_assert_int_eq(waits[0].copy == copy, _i == 0);
+	copies_forget(&waits[0].order.chunk.past);
+	copies_forget(&past);
+	ck_assert_uint_eq(copies.bytes, 6 * MIB);
+	let(&waits[0]);
+	ck_assert_uint_eq(copies.bytes, 0);
+	copies_end();
+}
+END_TEST
+
+/* Making it takes longer than to copy once more what is cache. */
+START_TEST(copies_of_who_is_awake_go_before_host_memory_is_made)
+{
+	struct copy_past past;
+	orders_begin(256 * MIB, false);
+	order_chunk(&waits[0], copies.nodes[0].large_bytes);
+	finish(7);
+	copies_remember(&copies, waits[0].copy, &past);
+	let(&waits[0]);
+	uint64_t n_bytes = host->use_bytes[CHUNK_COPIES];
+	ck_assert_ptr_nonnull(past.copy);
+	order_chunk(&waits[1], copies.nodes[0].large_bytes);
+	ck_assert_ptr_null(past.copy);
+	finish(8);
+	expect_ok(&waits[1]);
+	ck_assert_uint_eq(host->use_bytes[CHUNK_COPIES], n_bytes);
+	let(&waits[1]);
+	copies_end();
+}
+END_TEST
+
 START_TEST(a_blocks_copy_serves_all_who_want_it)
 {
 	orders_begin(256 * MIB, false);
