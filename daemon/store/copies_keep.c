@@ -368,26 +368,18 @@ static bool is_on_one_of(const struct copies *copies, const struct copy *copy, u
 	return nodes >> (copy->in - copies->nodes) & 1;
 }
 
-static bool have(const struct copies *copies, uint64_t bytes)
-{
-	for (size_t i = 0; i < copies->n_nodes; i++) {
-		if (extents_have(&copies->nodes[i], bytes)) {
-			return true;
-		}
-	}
-	return false;
-}
-
-void copies_spare_making(struct copies *copies, uint64_t bytes)
+void copies_spare_making(struct copies *copies, const struct extents *node, uint64_t bytes)
 {
 	struct copy *copy;
 	struct copy *spare;
+	bool has = extents_have(node, bytes);
 	list_for_each_safe (copy, spare, &copies->order, link) {
-		if (have(copies, bytes)) {
+		if (has) {
 			return;
 		}
-		if (copy->n_held == 0 && !copy->is_of_block) {
+		if (copy->in == node && copy->n_held == 0 && !copy->is_of_block) {
 			copies_free(copies, copy);
+			has = extents_have(node, bytes);
 		}
 	}
 }

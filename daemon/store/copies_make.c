@@ -351,9 +351,11 @@ static void on_taken(void *user, enum status status, struct list *extents);
 
 static void ask_node(struct copy_making *making)
 {
-	struct copies *copies = making->copies;
-	extents_take(&copies->nodes[making->i_node], making->payer, making->copy->bytes, on_taken,
-	             making, &making->request);
+	struct extents *node = &making->copies->nodes[making->i_node];
+	if (making->is_ordered) {
+		copies_spare_making(making->copies, node, making->copy->bytes);
+	}
+	extents_take(node, making->payer, making->copy->bytes, on_taken, making, &making->request);
 }
 
 static void take(struct copy_making *making)
@@ -363,9 +365,6 @@ static void take(struct copy_making *making)
 	making->i_node = 0;
 	making->full_nodes = 0;
 	making->refusal = STATUS_OK;
-	if (making->is_ordered) {
-		copies_spare_making(making->copies, making->copy->bytes);
-	}
 	ask_node(making);
 }
 

@@ -147,21 +147,21 @@ static struct copy *find_other(const struct copy_making *making)
 }
 
 /* False: its program has written to it, or it had no copy; or others have one with that digest: all are to share that. */
-static bool is_as_it_was(struct copy_making *making)
+static bool is_as_it_was(const struct copy_making *making)
 {
 	const struct copy *past = making->past;
-	bool is_same = past && past->is_found && past->bytes == making->copy->bytes &&
-	               digest_equal(&past->key.digest, &making->digest);
-	if (past) {
-		making->copies->expects_new = !is_same;
-	}
-	return is_same;
+	return past && past->is_found && past->bytes == making->copy->bytes &&
+	       digest_equal(&past->key.digest, &making->digest);
 }
 
 void making_meet(struct copy_making *making)
 {
 	struct copies *copies = making->copies;
-	if (is_as_it_was(making)) {
+	bool is_as_before = is_as_it_was(making);
+	if (making->past) {
+		copies->expects_new = !is_as_before;
+	}
+	if (is_as_before) {
 		making_end(making, ptr_steal(making->past));
 		return;
 	}
