@@ -14,7 +14,7 @@
 
 /* Between two looks whether an answer is still wanted. */
 #define UNWANTED_MS 1u
-#define STOPPED_MS 5u
+#define STOPPED_MS 50u
 
 /* ---- hello ------------------------------------------------------------------------------------ */
 
@@ -425,62 +425,76 @@ int glake__rpc_chunk_free(struct glake_session *session, const uint64_t *ids, si
 	return call_plain(session, &request);
 }
 
-static void forget_copies(struct glake_session *session)
+static Glake__Wire__Request leave_request(Glake__Wire__SleepLeave *leave)
 {
-	Glake__Wire__SleepLeave leave = GLAKE__WIRE__SLEEP_LEAVE__INIT;
 	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_SLEEP_LEAVE;
-	request.sleep_leave = &leave;
-	glake__call_forget(&session->link, &request);
+	request.sleep_leave = leave;
+	return request;
 }
 
+/* Until when an answer is wanted. */
+struct wanted {
+	bool (*is_over)(void); /* asked every @look_ms */
+	unsigned look_ms;
+	Glake__Wire__SleepLeave end; /* ends it at glaked */
+};
+
 /* A glaked that is stopped is found by its silence, as in any call: it is asked for a sign of life. */
-static void await_copies(struct glake_session *session, const struct glake__call *call,
-                         bool (*is_unwanted)(void))
+static void await_wanted(struct glake_session *session, const struct glake__call *call,
+                         const struct wanted *wanted)
 {
 	uint64_t asked_ns = clock_now_ns();
-	while (!is_unwanted() && !glake__call_await(&session->link, call, UNWANTED_MS)) {
+	while (!wanted->is_over() && !glake__call_await(&session->link, call, wanted->look_ms)) {
 		if (clock_now_ns() - asked_ns >= glake__patience.silence_ms * 1000000ull) {
 			glake__rpc_ping(session);
 			asked_ns = clock_now_ns();
 		}
 	}
 	if (!glake__call_is_done(&session->link, call)) {
-		forget_copies(session);
+		Glake__Wire__SleepLeave end = wanted->end;
+		Glake__Wire__Request request = leave_request(&end);
+		glake__call_forget(&session->link, &request);
 	}
 }
 
-static int copy_unless(struct glake_session *session, Glake__Wire__Request *request,
-                       bool (*is_unwanted)(void))
+static int call_once(struct glake_session *session, Glake__Wire__Request *request,
+                     const struct wanted *wanted)
 {
 	struct glake__call call;
 	int r = glake__call_start(&session->link, &call, request,
 	                          GLAKE__WIRE__ANSWER__BODY__NOT_SET, NULL, 0);
 	if (r == 0) {
-		await_copies(session, &call, is_unwanted);
+		await_wanted(session, &call, wanted);
 		r = glake__call_wait(&session->link, &call, NULL, NULL);
 		glake__call_end(&session->link, &call);
 	}
 	return r;
 }
 
+static int call_while(struct glake_session *session, Glake__Wire__Request *request,
+                      const struct wanted *wanted)
+{
+	cleanup_cancel int cancel = cancel_disable();
+	int r = call_once(session, request, wanted);
+	return r == GLAKE_E_GONE && !wanted->is_over() && glake__resume(&session->link, true) == 0
+	               ? call_once(session, request, wanted)
+	               : r;
+}
+
 int glake__rpc_sleep_copy(struct glake_session *session, const uint64_t *ids, size_t n_ids,
                           bool (*is_unwanted)(void))
 {
-	cleanup_cancel int cancel = cancel_disable();
+	const struct wanted wanted = {.is_over = is_unwanted,
+	                              .look_ms = UNWANTED_MS,
+	                              .end = GLAKE__WIRE__SLEEP_LEAVE__INIT};
 	Glake__Wire__SleepCopy copy = GLAKE__WIRE__SLEEP_COPY__INIT;
 	copy.ids = (uint64_t *)ids;
 	copy.n_ids = n_ids;
 	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_SLEEP_COPY;
 	request.sleep_copy = &copy;
-	if (!is_unwanted) {
-		return call_plain(session, &request);
-	}
-	int r = copy_unless(session, &request, is_unwanted);
-	return r == GLAKE_E_GONE && glake__resume(&session->link, true) == 0
-	               ? copy_unless(session, &request, is_unwanted)
-	               : r;
+	return call_while(session, &request, &wanted);
 }
 
 int glake__rpc_sleep_enter(struct glake_session *session, uint32_t why,
@@ -507,67 +521,24 @@ int glake__rpc_sleep_enter(struct glake_session *session, uint32_t why,
 int glake__rpc_sleep_forget(struct glake_session *session)
 {
 	Glake__Wire__SleepLeave leave = GLAKE__WIRE__SLEEP_LEAVE__INIT;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_SLEEP_LEAVE;
-	request.sleep_leave = &leave;
+	Glake__Wire__Request request = leave_request(&leave);
 	return call_plain(session, &request);
-}
-
-static void stop_wake(struct glake_session *session)
-{
-	Glake__Wire__SleepLeave leave = GLAKE__WIRE__SLEEP_LEAVE__INIT;
-	/* An earlier glaked takes it for one that drops no copies. */
-	leave.keeps_copies = true;
-	leave.stops = true;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_SLEEP_LEAVE;
-	request.sleep_leave = &leave;
-	glake__call_forget(&session->link, &request);
-}
-
-static void await_wake(struct glake_session *session, const struct glake__call *call,
-                       bool (*is_stopped)(void))
-{
-	uint64_t asked_ns = clock_now_ns();
-	while (!is_stopped() && !glake__call_await(&session->link, call, STOPPED_MS)) {
-		if (clock_now_ns() - asked_ns >= glake__patience.silence_ms * 1000000ull) {
-			glake__rpc_ping(session);
-			asked_ns = clock_now_ns();
-		}
-	}
-	if (!glake__call_is_done(&session->link, call)) {
-		stop_wake(session);
-	}
-}
-
-static int wake_once(struct glake_session *session, Glake__Wire__Request *request,
-                     bool (*is_stopped)(void))
-{
-	struct glake__call call;
-	int r = glake__call_start(&session->link, &call, request,
-	                          GLAKE__WIRE__ANSWER__BODY__NOT_SET, NULL, 0);
-	if (r == 0) {
-		await_wake(session, &call, is_stopped);
-		r = glake__call_wait(&session->link, &call, NULL, NULL);
-		glake__call_end(&session->link, &call);
-	}
-	return r;
 }
 
 int glake__rpc_sleep_wake(struct glake_session *session, uint64_t patience_ms,
                           bool (*is_stopped)(void))
 {
-	cleanup_cancel int cancel = cancel_disable();
+	struct wanted wanted = {.is_over = is_stopped,
+	                        .look_ms = STOPPED_MS,
+	                        .end = GLAKE__WIRE__SLEEP_LEAVE__INIT};
+	/* An earlier glaked takes it for one that drops no copies. */
+	wanted.end.keeps_copies = true;
+	wanted.end.stops = true;
 	Glake__Wire__SleepLeave leave = GLAKE__WIRE__SLEEP_LEAVE__INIT;
 	leave.keeps_copies = true;
 	leave.patience_ms = patience_ms;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_SLEEP_LEAVE;
-	request.sleep_leave = &leave;
-	int r = wake_once(session, &request, is_stopped);
-	return r == GLAKE_E_GONE && !is_stopped() && glake__resume(&session->link, true) == 0
-	               ? wake_once(session, &request, is_stopped)
-	               : r;
+	Glake__Wire__Request request = leave_request(&leave);
+	return call_while(session, &request, &wanted);
 }
 
 int glake__rpc_ping(struct glake_session *session)

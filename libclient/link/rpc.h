@@ -85,7 +85,7 @@ int glake__rpc_model_blocks(struct glake_session *session, uint64_t model, uint6
 
 /*
  * Copies of chunks, blocks and models, 1 .. GLAKE_MAX_SLEPT, in host memory. Blocks until all are there; or until @is_unwanted,
- * which is asked all the time and may be NULL, says so: then no copies of this session are left, and the result is an error unless
+ * which is asked all the time, says so: then no copies of this session are left, and the result is an error unless
  * all were there by then.
  */
 int glake__rpc_sleep_copy(struct glake_session *session, const uint64_t *ids, size_t n_ids,
