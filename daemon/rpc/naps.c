@@ -82,12 +82,12 @@ static bool waits_for_room(const struct session *session)
 static bool may_nap(const struct rpc_context *rpc, const struct holder *holder, uint64_t number,
                     uint64_t now_ms)
 {
-	const struct session *session = session_of(rpc, holder);
 	static const struct rpc_wish wish = {.is_sleep = true};
-	return holder->tenant && !holder->sleeper &&
-	       awake_ms_of(holder, now_ms) >= rpc->config->min_awake_ms &&
-	       !is_left_alone(holder, now_ms) && rpc_may_ask(rpc, holder, &wish) && session &&
-	       waits_only_behind(session, number);
+	bool may_be = holder->tenant && !holder->sleeper &&
+	              awake_ms_of(holder, now_ms) >= rpc->config->min_awake_ms &&
+	              !is_left_alone(holder, now_ms) && rpc_may_ask(rpc, holder, &wish);
+	const struct session *session = may_be ? session_of(rpc, holder) : NULL;
+	return session && waits_only_behind(session, number);
 }
 
 static bool may_any_nap(const struct rpc_context *rpc, uint64_t now_ms)

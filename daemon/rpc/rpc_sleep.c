@@ -103,34 +103,39 @@ void rpc_sleep_enter(struct session *session, const request_t *request, struct f
 	}
 }
 
-/* A SleepCopy that is under way is refused: its process goes on working. Returns whether there was one. */
-static bool end_copy(struct session *session)
+/* The SleepCopy that is under way, or if @wakes the SleepLeave. NULL: none is. */
+static struct sleep_request *find_request(const struct session *session, bool wakes)
 {
 	struct pending *pending;
 	list_for_each (pending, &session->pending, link) {
 		struct sleep_request *operation = container_of(pending, struct sleep_request,
 		                                               pending);
-		if (pending->cancel == cancel_sleep_request && operation->batch) {
-			sleep_batch_cancel(operation->batch);
-			on_done(operation, STATUS_BUSY, "the program goes on working");
-			return true;
+		if (pending->cancel == cancel_sleep_request &&
+		    (wakes ? operation->wake != NULL : operation->batch != NULL)) {
+			return operation;
 		}
 	}
-	return false;
+	return NULL;
 }
 
-/* A SleepLeave that is under way is refused. */
+/* It is refused: its process goes on working. Returns whether there was one. */
+static bool end_copy(struct session *session)
+{
+	struct sleep_request *operation = find_request(session, false);
+	if (operation) {
+		sleep_batch_cancel(operation->batch);
+		on_done(operation, STATUS_BUSY, "the program goes on working");
+	}
+	return operation != NULL;
+}
+
+/* The same of a wake. */
 static void stop_wake(struct session *session)
 {
-	struct pending *pending;
-	list_for_each (pending, &session->pending, link) {
-		struct sleep_request *operation = container_of(pending, struct sleep_request,
-		                                               pending);
-		if (pending->cancel == cancel_sleep_request && operation->wake) {
-			sleep_wake_cancel(operation->wake);
-			on_done(operation, STATUS_BUSY, "the program does not wait any more");
-			return;
-		}
+	struct sleep_request *operation = find_request(session, true);
+	if (operation) {
+		sleep_wake_cancel(operation->wake);
+		on_done(operation, STATUS_BUSY, "the program does not wait any more");
 	}
 }
 
