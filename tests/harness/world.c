@@ -163,6 +163,46 @@ uint64_t world_n_chunks(void)
 	return world_metric("chunks_created") - world_metric("chunks_released");
 }
 
+static int copy_host(void *user, const struct glake_status *status)
+{
+	if (status->n_hosts > 0) {
+		*(struct glake_host_status *)user = status->hosts[0];
+	}
+	return 0;
+}
+
+struct glake_host_status world_host(void)
+{
+	struct glake_host_status host = {.node = 0};
+	assert_ok(glake_get_status(eye, copy_host, &host));
+	return host;
+}
+
+uint64_t world_copy_bytes(void)
+{
+	return world_host().used_copy_bytes;
+}
+
+struct wanted_session {
+	uint32_t pid;
+	uint64_t session;
+};
+
+static int find_session(void *user, const struct glake_session_row *row)
+{
+	struct wanted_session *wanted = user;
+	wanted->session = row->pid == wanted->pid ? row->session : wanted->session;
+	return 0;
+}
+
+uint64_t world_session_of(pid_t pid)
+{
+	struct wanted_session wanted = {.pid = (uint32_t)pid};
+	assert_ok(glake_list_sessions(eye, find_session, &wanted));
+	ck_assert_uint_ne(wanted.session, 0);
+	return wanted.session;
+}
+
 static int copy_mover(void *user, const struct glake_status *status)
 {
 	unsigned *pid = user;

@@ -165,6 +165,14 @@ extern struct books books_before;
 
 struct books world_books(void);
 
+/* The first NUMA node; all 0 if there is none. */
+struct glake_host_status world_host(void);
+/* Host memory there that has copies. */
+uint64_t world_copy_bytes(void);
+
+/* The last session of that process: there is one. */
+uint64_t world_session_of(pid_t pid);
+
 /* Wait until the books are those. */
 void world_wait_books(const struct books *want);
 

@@ -25,24 +25,6 @@ static void begin_with(const char *config)
 	session = world_connect();
 }
 
-static int take_status(void *user, const struct glake_status *status)
-{
-	*(struct glake_host_status *)user = status->hosts[0];
-	return 0;
-}
-
-static struct glake_host_status host(void)
-{
-	struct glake_host_status host = {.node = 0};
-	assert_ok(glake_get_status(eye, take_status, &host));
-	return host;
-}
-
-static uint64_t copy_bytes(void)
-{
-	return host().used_copy_bytes;
-}
-
 struct wanted {
 	const char *name;
 	char state[16];
@@ -110,7 +92,7 @@ START_TEST(an_evicted_model_comes_back_from_host_memory)
 {
 	begin_with(CONFIG);
 	const char *path = load("one.safetensors", 1, 1);
-	ck_assert_uint_eq(copy_bytes(), N_BYTES);
+	ck_assert_uint_eq(world_copy_bytes(), N_BYTES);
 	ck_assert_str_eq(state_of("one.safetensors"), "ready");
 	evict_by_pressure();
 	ck_assert_str_eq(state_of("one.safetensors"), "host");
@@ -121,7 +103,7 @@ START_TEST(an_evicted_model_comes_back_from_host_memory)
 	ck_assert_uint_eq(world_metric("bytes_loaded"), n_read);
 	ck_assert_uint_eq(world_metric("models_promoted"), 1);
 	/* Its copy stays, and serves again. */
-	ck_assert_uint_eq(copy_bytes(), N_BYTES);
+	ck_assert_uint_eq(world_copy_bytes(), N_BYTES);
 	evict_by_pressure();
 	check(path, 1);
 	ck_assert_uint_eq(world_metric("blocks_copied"), 1);
@@ -137,18 +119,18 @@ START_TEST(the_tier_and_the_model_tell_what_host_memory_has)
 	struct glake_model *model = open_model(path);
 	world_wait_metric("blocks_copied", 1);
 	ck_assert_uint_eq(find("one.safetensors")->copied_bytes, N_BYTES);
-	ck_assert_uint_eq(host().cached_copy_bytes, N_BYTES);
+	ck_assert_uint_eq(world_host().cached_copy_bytes, N_BYTES);
 	glake_model_close(model);
 	evict_by_pressure();
 	ck_assert_uint_eq(find("one.safetensors")->copied_bytes, N_BYTES);
-	ck_assert_uint_eq(host().model_copy_bytes, N_BYTES);
-	ck_assert_uint_eq(host().cached_copy_bytes, 0);
+	ck_assert_uint_eq(world_host().model_copy_bytes, N_BYTES);
+	ck_assert_uint_eq(world_host().cached_copy_bytes, 0);
 	check(path, 1);
-	ck_assert_uint_eq(host().model_copy_bytes, 0);
-	ck_assert_uint_eq(host().cached_copy_bytes, N_BYTES);
+	ck_assert_uint_eq(world_host().model_copy_bytes, 0);
+	ck_assert_uint_eq(world_host().cached_copy_bytes, N_BYTES);
 	assert_ok(glake_evict(eye, NULL, NULL, NULL));
-	ck_assert_uint_eq(host().cached_copy_bytes, 0);
-	ck_assert_uint_eq(copy_bytes(), 0);
+	ck_assert_uint_eq(world_host().cached_copy_bytes, 0);
+	ck_assert_uint_eq(world_copy_bytes(), 0);
 }
 END_TEST
 
@@ -186,7 +168,7 @@ START_TEST(host_memory_that_is_full_keeps_what_was_used_lately)
 	check(one, 1);
 	evict_by_pressure();
 	load("three.safetensors", 3, 3);
-	ck_assert_uint_le(copy_bytes(), 48 * MIB);
+	ck_assert_uint_le(world_copy_bytes(), 48 * MIB);
 	ck_assert_str_eq(state_of("two.safetensors"), "");
 	ck_assert_str_eq(state_of("one.safetensors"), "host");
 	evict_by_pressure();
@@ -203,7 +185,7 @@ START_TEST(a_model_that_does_not_fit_host_memory_is_forgotten_as_before)
 	glake_model_close(open_model(path));
 	evict_by_pressure();
 	ck_assert_str_eq(state_of("one.safetensors"), "");
-	ck_assert_uint_eq(copy_bytes(), 0);
+	ck_assert_uint_eq(world_copy_bytes(), 0);
 	check(path, 1);
 }
 END_TEST
@@ -236,7 +218,7 @@ START_TEST(memory_of_programs_comes_before_copies)
 	const char *two = load("two.safetensors", 2, 2);
 	evict_by_pressure();
 	assert_ok(glake__rpc_chunk_alloc_at(session, &wanted, 1, &wait, &id, &fds));
-	ck_assert_uint_eq(copy_bytes(), 0);
+	ck_assert_uint_eq(world_copy_bytes(), 0);
 	check(two, 2);
 	assert_ok(glake__rpc_chunk_free(session, &id, 1));
 }
@@ -270,7 +252,7 @@ START_TEST(host_memory_is_made_ahead)
 	begin_with(CONFIG "host_bytes = \"48MiB\"; ");
 	harness_reload(&harness, CONFIG "host_bytes = \"48MiB\"; host_ready_bytes = \"32MiB\"; ");
 	wait_made(32 * MIB);
-	ck_assert_uint_eq(copy_bytes(), 0);
+	ck_assert_uint_eq(world_copy_bytes(), 0);
 	assert_ok(glake__rpc_chunk_alloc_at(session, &wanted, 1, &wait, &id, &fds));
 	wait_made(0);
 	assert_ok(glake__rpc_chunk_free(session, &id, 1));
@@ -300,7 +282,7 @@ START_TEST(nobody_gets_a_damaged_copy)
 	assert_fails(GLAKE_E_BUSY, "damaged: open it again",
 	             glake_model_open(session, path, NULL, &model));
 	ck_assert_str_eq(state_of("one.safetensors"), "");
-	ck_assert_uint_eq(copy_bytes(), 0);
+	ck_assert_uint_eq(world_copy_bytes(), 0);
 	/* From its file, and copied again. */
 	check(path, 1);
 	world_wait_metric("blocks_copied", 2);
@@ -315,7 +297,7 @@ START_TEST(a_mover_that_dies_copying_costs_the_copy)
 	glake_model_close(open_model(path));
 	world_wait_metric("mover_deaths", 1);
 	world_set_faults(NULL);
-	ck_assert_uint_eq(copy_bytes(), 0);
+	ck_assert_uint_eq(world_copy_bytes(), 0);
 	load("two.safetensors", 2, 1);
 	evict_by_pressure();
 	ck_assert_str_eq(state_of("one.safetensors"), "");
@@ -429,14 +411,14 @@ START_TEST(models_with_equal_tensors_share_a_copy)
 	const char *one = load("one.safetensors", 1, 1);
 	const char *same = world_write_model("same.safetensors", N_BYTES, 1);
 	glake_model_close(open_model(same));
-	ck_assert_uint_eq(copy_bytes(), N_BYTES);
+	ck_assert_uint_eq(world_copy_bytes(), N_BYTES);
 	evict_by_pressure();
 	ck_assert_str_eq(state_of("one.safetensors"), "host");
 	ck_assert_str_eq(state_of("same.safetensors"), "host");
 	check(one, 1);
 	ck_assert_str_eq(state_of("same.safetensors"), "host");
 	check(same, 1);
-	ck_assert_uint_eq(copy_bytes(), N_BYTES);
+	ck_assert_uint_eq(world_copy_bytes(), N_BYTES);
 	ck_assert_uint_eq(world_metric("blocks_copied"), 1);
 }
 END_TEST

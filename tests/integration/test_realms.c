@@ -261,12 +261,6 @@ static void sleep_at_stage(void *user)
 	world_disconnect(session);
 }
 
-static int take_copy_bytes(void *user, const struct glake_status *status)
-{
-	*(uint64_t *)user = status->n_hosts > 0 ? status->hosts[0].used_copy_bytes : 0;
-	return 0;
-}
-
 /* Equal private bytes are one copy for her two programs, and another for his. */
 START_TEST(who_sleeps_shares_no_copy_with_strangers)
 {
@@ -280,15 +274,13 @@ START_TEST(who_sleeps_shares_no_copy_with_strangers)
 	}
 	begin(WORLD_CONFIG "warm_bytes = \"0\"; ");
 	for (int i = 0; i < 4; i++) {
-		uint64_t bytes = 0;
 		stages[i] = i + 1;
 		persons[i] = (struct person){
 			.uid = uids[i], .gid = uids[i], .live = sleep_at_stage};
 		persons[i].user = &stages[i];
 		pids[i] = world_client(live_as, &persons[i]);
 		world_await(stages[i]);
-		assert_ok(glake_get_status(eye, take_copy_bytes, &bytes));
-		ck_assert_uint_eq(bytes, expected[i]);
+		ck_assert_uint_eq(world_copy_bytes(), expected[i]);
 	}
 	world_reach(10);
 	for (int i = 0; i < 4; i++) {

@@ -72,18 +72,25 @@ START_TEST(a_program_that_is_idle_sleeps_and_wakes_when_it_works)
 }
 END_TEST
 
-/* Copies are made: a mover that does not move holds nobody up, since nothing of the program's has changed. */
-START_TEST(a_program_that_works_again_goes_on_before_it_has_fallen_asleep)
+/* It is idle, and is being copied by a mover that is stopped. Returns that one's pid. */
+static pid_t begin_nap(struct run *run)
 {
-	struct run run;
-	begin("idle_ms = 4000;");
 	world_start_mover();
-	start(&run);
+	start(run);
 	pid_t mover = world_running_mover();
 	kill(mover, SIGSTOP);
 	while (world_books().charged_host_bytes == 0) {
 		usleep(1000);
 	}
+	return mover;
+}
+
+/* Copies are made: a mover that does not move holds nobody up, since nothing of the program's has changed. */
+START_TEST(a_program_that_works_again_goes_on_before_it_has_fallen_asleep)
+{
+	struct run run;
+	begin("idle_ms = 4000;");
+	pid_t mover = begin_nap(&run);
 	use(&run);
 	ck_assert_uint_eq(world_metric("sleeps"), 0);
 	ck_assert_uint_gt(world_books().private_bytes, 0);
@@ -297,13 +304,7 @@ START_TEST(a_program_that_was_busy_and_has_worked_is_asked_again)
 {
 	struct run run;
 	begin_at(1, "idle_ms = 2500;", "");
-	world_start_mover();
-	start(&run);
-	pid_t mover = world_running_mover();
-	kill(mover, SIGSTOP);
-	while (world_books().charged_host_bytes == 0) {
-		usleep(1000);
-	}
+	pid_t mover = begin_nap(&run);
 	use(&run);
 	uint64_t busy_ms = harness_now_ms();
 	kill(mover, SIGCONT);

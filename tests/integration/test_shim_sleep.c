@@ -26,32 +26,13 @@ static void start(struct run *run, const char *scenario)
 	run_read(run, "ready");
 }
 
-struct wanted {
-	uint32_t pid;
-	uint64_t session;
-};
-
-static int find_pid(void *user, const struct glake_session_row *row)
-{
-	struct wanted *wanted = user;
-	wanted->session = row->pid == wanted->pid ? row->session : wanted->session;
-	return 0;
-}
-
-static uint64_t session_of(const struct run *run)
-{
-	struct wanted wanted = {.pid = (uint32_t)run->pid};
-	assert_ok(glake_list_sessions(eye, find_pid, &wanted));
-	ck_assert_uint_ne(wanted.session, 0);
-	return wanted.session;
-}
-
 /* What became of it; with connection_free(). */
 static Glake__Wire__Answer *ask(const struct run *run, bool wakes)
 {
 	return connection_call(asker,
 	                       CONNECTION_REQUEST(SESSION_SLEEP, SessionSleep, session_sleep,
-	                                          .session = session_of(run), .wakes = wakes),
+	                                          .session = world_session_of(run->pid),
+	                                          .wakes = wakes),
 	                       NULL, 0, NULL);
 }
 
@@ -160,14 +141,14 @@ START_TEST(sealed_memory_sleeps_as_well)
 	struct run run;
 	struct glake_seal_report sealed = {.size = sizeof(sealed)};
 	start(&run, "allocates");
-	assert_ok(glake_seal_session(eye, session_of(&run), NULL, &sealed));
+	assert_ok(glake_seal_session(eye, world_session_of(run.pid), NULL, &sealed));
 	ck_assert_uint_eq(sealed.sealed_bytes, 6 * MIB);
 	Glake__Wire__Answer *answer = ask(&run, false);
 	ck_answer(&run, answer, true);
 	ck_assert_uint_eq(answer->session_sleep->shared_bytes, 6 * MIB);
 	connection_free(answer);
 	assert_fails(GLAKE_E_BUSY, "asleep",
-	             glake_seal_session(eye, session_of(&run), NULL, &sealed));
+	             glake_seal_session(eye, world_session_of(run.pid), NULL, &sealed));
 	end(&run);
 }
 END_TEST
@@ -244,7 +225,7 @@ static void ask_twice(struct run *run, bool first_wakes)
 	kill(run->pid, SIGSTOP);
 	uint64_t id = connection_send(first,
 	                              CONNECTION_REQUEST(SESSION_SLEEP, SessionSleep, session_sleep,
-	                                                 .session = session_of(run),
+	                                                 .session = world_session_of(run->pid),
 	                                                 .wakes = first_wakes),
 	                              NULL, 0);
 	connection_ping(first);
@@ -284,7 +265,7 @@ START_TEST(an_operator_who_goes_away_changes_nothing)
 	int first = connection_hello(&harness);
 	connection_send(first,
 	                CONNECTION_REQUEST(SESSION_SLEEP, SessionSleep, session_sleep,
-	                                   .session = session_of(&run)),
+	                                   .session = world_session_of(run.pid)),
 	                NULL, 0);
 	connection_ping(first);
 	connection_close(&first);

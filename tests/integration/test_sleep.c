@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sleep without the shim: a session's memory goes to host memory and comes back, at the same addresses. */
-#include <dirent.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/stat.h>
 
 #include "libclient/link/session.h"
 #include "libclient/space/range.h"
@@ -44,16 +41,9 @@ START_TEST(private_memory_leaves_and_comes_back)
 }
 END_TEST
 
-static int take_host(void *user, const struct glake_status *status)
-{
-	*(struct glake_host_status *)user = status->hosts[0];
-	return 0;
-}
-
 static struct glake_host_status host(void)
 {
-	struct glake_host_status host = {.node = 0};
-	assert_ok(glake_get_status(eye, take_host, &host));
+	struct glake_host_status host = world_host();
 	ck_assert_uint_eq(host.sleep_copy_bytes + host.model_copy_bytes + host.cached_copy_bytes,
 	                  host.used_copy_bytes);
 	return host;
@@ -141,28 +131,6 @@ START_TEST(sleeps_and_wakes_are_counted_and_timed)
 }
 END_TEST
 
-/* In large chunks: files of glaked's, whose bytes the simulator keeps there. */
-static void damage_copies(void)
-{
-	char path[512];
-	unsigned n_damaged = 0;
-	snprintf(path, sizeof(path), "/proc/%d/fd", harness.pid);
-	DIR *folder = opendir(path);
-	ck_assert_ptr_nonnull(folder);
-	for (struct dirent *entry; (entry = readdir(folder));) {
-		struct stat stat;
-		snprintf(path, sizeof(path), "/proc/%d/fd/%s", harness.pid, entry->d_name);
-		if (entry->d_name[0] != '.' && fstatat(AT_FDCWD, path, &stat, 0) == 0 &&
-		    S_ISREG(stat.st_mode) && stat.st_size >= (off_t)GIB) {
-			cleanup_fd int fd = open(path, O_RDWR | O_CLOEXEC);
-			ck_assert_int_eq(pwrite(fd, "damage", 6, MIB), 6);
-			n_damaged++;
-		}
-	}
-	closedir(folder);
-	ck_assert_uint_ge(n_damaged, 1);
-}
-
 static int count_event(void *user, const struct glake_event_row *row)
 {
 	*(unsigned *)user += strcmp(row->kind, "copy_damaged") == 0;
@@ -175,7 +143,7 @@ START_TEST(a_sleeper_that_is_damaged_in_host_memory_is_told_once)
 	struct glake_session *session = world_connect();
 	words_alloc(session, 6 * MIB, 7);
 	words_fall_asleep(session);
-	damage_copies();
+	world_damage_copies();
 	for (uint64_t i = 1; i <= 2; i++) {
 		unsigned n_events = 0;
 		assert_fails(GLAKE_E_MOVER, "damaged there", glake_wake(session, NULL));

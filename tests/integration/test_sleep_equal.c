@@ -17,20 +17,6 @@ static void begin_with(const char *config)
 	words_open_driver();
 }
 
-static int take_status(void *user, const struct glake_status *status)
-{
-	*(uint64_t *)user = status->n_hosts > 0 ? status->hosts[0].used_copy_bytes : 0;
-	return 0;
-}
-
-/* Host memory with content. */
-static uint64_t copy_bytes(void)
-{
-	uint64_t bytes = 0;
-	assert_ok(glake_get_status(eye, take_status, &bytes));
-	return bytes;
-}
-
 struct replica {
 	struct glake_session *session;
 	glake_ptr small;
@@ -74,21 +60,21 @@ START_TEST(replicas_asleep_take_one_copy)
 	for (unsigned i = 0; i < N_REPLICAS; i++) {
 		struct glake_slept slept = words_fall_asleep(replicas[i].session);
 		ck_assert_uint_eq(slept.private_bytes, SMALL_BYTES + LARGE_BYTES);
-		ck_assert_uint_eq(copy_bytes(), SMALL_BYTES + LARGE_BYTES);
+		ck_assert_uint_eq(world_copy_bytes(), SMALL_BYTES + LARGE_BYTES);
 		ck_assert_uint_eq(asleep_bytes(), (i + 1) * (SMALL_BYTES + LARGE_BYTES));
 	}
 	ck_assert_uint_eq(words_device_bytes(), 0);
 	for (unsigned i = 0; i < N_REPLICAS; i++) {
-		ck_assert_uint_eq(copy_bytes(), SMALL_BYTES + LARGE_BYTES);
+		ck_assert_uint_eq(world_copy_bytes(), SMALL_BYTES + LARGE_BYTES);
 		assert_ok(glake_wake(replicas[i].session, NULL));
 		replica_check(&replicas[i]);
 	}
 	/* As cache, while somebody may need it again. */
 	for (unsigned i = 0; i < N_REPLICAS; i++) {
-		ck_assert_uint_eq(copy_bytes(), SMALL_BYTES + LARGE_BYTES);
+		ck_assert_uint_eq(world_copy_bytes(), SMALL_BYTES + LARGE_BYTES);
 		world_disconnect(replicas[i].session);
 	}
-	ck_assert_uint_eq(copy_bytes(), 0);
+	ck_assert_uint_eq(world_copy_bytes(), 0);
 }
 END_TEST
 
@@ -103,7 +89,7 @@ START_TEST(who_has_written_has_a_copy_of_its_own)
 	replica_check(&two);
 	words_write(two.small, SMALL_BYTES, 9);
 	words_fall_asleep(two.session);
-	ck_assert_uint_eq(copy_bytes(), 2 * SMALL_BYTES + LARGE_BYTES);
+	ck_assert_uint_eq(world_copy_bytes(), 2 * SMALL_BYTES + LARGE_BYTES);
 	assert_ok(glake_wake(one.session, NULL));
 	replica_check(&one);
 	assert_ok(glake_wake(two.session, NULL));
@@ -111,7 +97,7 @@ START_TEST(who_has_written_has_a_copy_of_its_own)
 	words_check(two.large, LARGE_BYTES, 8);
 	world_disconnect(one.session);
 	world_disconnect(two.session);
-	ck_assert_uint_eq(copy_bytes(), 0);
+	ck_assert_uint_eq(world_copy_bytes(), 0);
 }
 END_TEST
 
@@ -127,7 +113,7 @@ START_TEST(what_has_not_changed_is_not_copied_again)
 		words_fall_asleep(replica.session);
 		world_set_faults(NULL);
 		ck_assert_uint_eq(words_device_bytes(), 0);
-		ck_assert_uint_eq(copy_bytes(), SMALL_BYTES + LARGE_BYTES);
+		ck_assert_uint_eq(world_copy_bytes(), SMALL_BYTES + LARGE_BYTES);
 	}
 	assert_ok(glake_wake(replica.session, NULL));
 	replica_check(&replica);
@@ -140,9 +126,9 @@ START_TEST(what_has_not_changed_is_not_copied_again)
 	words_check(replica.small, SMALL_BYTES, 9);
 	words_check(replica.large, LARGE_BYTES, 8);
 	/* What is freed needs none. */
-	ck_assert_uint_eq(copy_bytes(), SMALL_BYTES + LARGE_BYTES);
+	ck_assert_uint_eq(world_copy_bytes(), SMALL_BYTES + LARGE_BYTES);
 	assert_ok(glake_free(replica.session, replica.small));
-	ck_assert_uint_eq(copy_bytes(), LARGE_BYTES);
+	ck_assert_uint_eq(world_copy_bytes(), LARGE_BYTES);
 }
 END_TEST
 
@@ -176,7 +162,7 @@ START_TEST(equal_chunks_of_one_program_are_held_once)
 	}
 	for (unsigned round = 0; round < 2; round++) {
 		words_fall_asleep(session);
-		ck_assert_uint_eq(copy_bytes(), 2 * SMALL_BYTES);
+		ck_assert_uint_eq(world_copy_bytes(), 2 * SMALL_BYTES);
 		assert_ok(glake_wake(session, NULL));
 		for (unsigned i = 0; i < 6; i++) {
 			words_check(ptrs[i], SMALL_BYTES, i % 2);
@@ -196,7 +182,7 @@ START_TEST_WITH(sealed_and_private_bytes_are_one_copy, .n = 2)
 	words_seal(first, SMALL_BYTES);
 	words_fall_asleep(_i == 0 ? sealed : private);
 	words_fall_asleep(_i == 0 ? private : sealed);
-	ck_assert_uint_eq(copy_bytes(), SMALL_BYTES);
+	ck_assert_uint_eq(world_copy_bytes(), SMALL_BYTES);
 	assert_ok(glake_evict(eye, NULL, NULL, NULL));
 	ck_assert_uint_eq(words_device_bytes(), 0);
 	assert_ok(glake_wake(private, NULL));
@@ -206,9 +192,9 @@ START_TEST_WITH(sealed_and_private_bytes_are_one_copy, .n = 2)
 	words_check(first, SMALL_BYTES, 7);
 	ck_assert(!words_can_write(first));
 	/* The block's is cache. */
-	ck_assert_uint_eq(copy_bytes(), SMALL_BYTES);
+	ck_assert_uint_eq(world_copy_bytes(), SMALL_BYTES);
 	assert_ok(glake_evict(eye, NULL, NULL, NULL));
-	ck_assert_uint_eq(copy_bytes(), 0);
+	ck_assert_uint_eq(world_copy_bytes(), 0);
 }
 END_TEST
 
@@ -251,7 +237,7 @@ START_TEST(zeros_take_no_host_memory)
 		struct glake_slept slept = words_fall_asleep(session);
 		ck_assert_uint_eq(slept.private_bytes, 4 * LARGE_BYTES);
 		ck_assert_uint_eq(words_device_bytes(), 0);
-		ck_assert_uint_eq(copy_bytes(), 0);
+		ck_assert_uint_eq(world_copy_bytes(), 0);
 		while (world_books().charged_host_bytes != n_before) {
 			/* What the first was copied to, before it was known. */
 			harness_sleep_ms(1);
@@ -268,7 +254,7 @@ START_TEST(zeros_take_no_host_memory)
 	/* The last byte of one. */
 	set(zeros[2] + LARGE_BYTES - 1, 1, 1);
 	words_fall_asleep(session);
-	ck_assert_uint_eq(copy_bytes(), LARGE_BYTES);
+	ck_assert_uint_eq(world_copy_bytes(), LARGE_BYTES);
 	assert_ok(glake_wake(session, NULL));
 	check_zero(zeros[1], LARGE_BYTES);
 	check_zero(zeros[2], LARGE_BYTES - 1);
@@ -293,7 +279,7 @@ START_TEST(full_host_memory_is_not_in_the_way_of_what_it_has)
 	glake_ptr third = words_alloc(three, SMALL_BYTES, 9);
 	words_fall_asleep(one);
 	words_fall_asleep(two);
-	ck_assert_uint_eq(copy_bytes(), SMALL_BYTES);
+	ck_assert_uint_eq(world_copy_bytes(), SMALL_BYTES);
 	assert_fails(GLAKE_E_NO_HOST_MEMORY, "", glake_sleep(three, 1000, NULL));
 	ck_assert(!glake_is_asleep(three));
 	words_check(third, SMALL_BYTES, 9);
@@ -322,7 +308,7 @@ START_TEST(a_damaged_copy_is_found_by_each)
 	words_fall_asleep(sessions[1]);
 	world_damage_copies();
 	words_fall_asleep(sessions[2]);
-	ck_assert_uint_eq(copy_bytes(), 2 * SMALL_BYTES);
+	ck_assert_uint_eq(world_copy_bytes(), 2 * SMALL_BYTES);
 	for (unsigned i = 0; i < 2; i++) {
 		assert_fails(GLAKE_E_MOVER, "damaged", glake_wake(sessions[i], NULL));
 		ck_assert(glake_is_asleep(sessions[i]));
@@ -371,7 +357,7 @@ START_TEST_WITH(the_mover_dies_at_each_call, .timeout_s = 200)
 	printf("%u calls\n", n);
 	ck_assert_uint_gt(n, 10);
 	words_fall_asleep(two);
-	ck_assert_uint_eq(copy_bytes(), SMALL_BYTES);
+	ck_assert_uint_eq(world_copy_bytes(), SMALL_BYTES);
 	assert_ok(glake_wake(one, NULL));
 	words_check(first, SMALL_BYTES, 7);
 	assert_ok(glake_wake(two, NULL));
@@ -428,19 +414,19 @@ START_TEST_WITH(one_is_killed_and_the_others_keep_their_bytes, .n = 2)
 	for (int i = 0; i < 3; i++) {
 		pids[i] = start(i + 1, 7);
 	}
-	ck_assert_uint_eq(copy_bytes(), SMALL_BYTES);
+	ck_assert_uint_eq(world_copy_bytes(), SMALL_BYTES);
 	world_kill(pids[_i]);
 	while (asleep_bytes() != 4 * SMALL_BYTES) {
 		harness_sleep_ms(1);
 	}
-	ck_assert_uint_eq(copy_bytes(), SMALL_BYTES);
+	ck_assert_uint_eq(world_copy_bytes(), SMALL_BYTES);
 	world_reach(STAGE_WAKE);
 	for (int i = 0; i < 3; i++) {
 		if (i != _i) {
 			world_join(pids[i]);
 		}
 	}
-	ck_assert_uint_eq(copy_bytes(), 0);
+	ck_assert_uint_eq(world_copy_bytes(), 0);
 	world_evict_until(&books_before);
 }
 END_TEST
@@ -466,30 +452,30 @@ START_TEST_WITH(shared_copies_survive_a_restart, .n = 2)
 	for (int i = 0; i < 4; i++) {
 		pids[i] = start(i + 1, i < 3 ? 7 : 8);
 	}
-	ck_assert_uint_eq(copy_bytes(), 2 * SMALL_BYTES);
+	ck_assert_uint_eq(world_copy_bytes(), 2 * SMALL_BYTES);
 	for (int round = 0; round < 2; round++) {
 		const struct books before = world_books();
 		ends[_i]();
 		harness_restart(&harness);
 		world_wait_books(&before);
-		ck_assert_uint_eq(copy_bytes(), 2 * SMALL_BYTES);
+		ck_assert_uint_eq(world_copy_bytes(), 2 * SMALL_BYTES);
 		ck_assert_uint_eq(asleep_bytes(), 8 * SMALL_BYTES);
 	}
 	ck_assert_uint_eq(harness_n_log_lines(&harness, "lost:"), 0);
 	pids[4] = start(5, 7);
-	ck_assert_uint_eq(copy_bytes(), 2 * SMALL_BYTES);
+	ck_assert_uint_eq(world_copy_bytes(), 2 * SMALL_BYTES);
 	world_kill(pids[0]);
 	while (asleep_bytes() != 8 * SMALL_BYTES) {
 		harness_sleep_ms(1);
 	}
 	ends[_i]();
 	harness_restart(&harness);
-	ck_assert_uint_eq(copy_bytes(), 2 * SMALL_BYTES);
+	ck_assert_uint_eq(world_copy_bytes(), 2 * SMALL_BYTES);
 	world_reach(STAGE_WAKE);
 	for (int i = 1; i < 5; i++) {
 		world_join(pids[i]);
 	}
-	ck_assert_uint_eq(copy_bytes(), 0);
+	ck_assert_uint_eq(world_copy_bytes(), 0);
 	world_evict_until(&books_before);
 }
 END_TEST

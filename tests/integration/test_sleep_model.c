@@ -69,19 +69,6 @@ static void assert_state(const char *name, const char *state)
 	ck_assert_str_eq(look(name).state, state);
 }
 
-static int take_status(void *user, const struct glake_status *status)
-{
-	*(uint64_t *)user = status->n_hosts > 0 ? status->hosts[0].used_copy_bytes : 0;
-	return 0;
-}
-
-static uint64_t copy_bytes(void)
-{
-	uint64_t bytes = 0;
-	assert_ok(glake_get_status(eye, take_status, &bytes));
-	return bytes;
-}
-
 static int take_sleeper(void *user, const struct glake_sleeper_row *row)
 {
 	ck_assert_uint_eq(row->n_models, 1);
@@ -176,7 +163,7 @@ START_TEST(who_is_awake_keeps_it_on_the_gpu)
 	words_fall_asleep(two);
 	ck_assert_uint_eq(world_books().used_block_bytes, 0);
 	/* Both have the same copies. */
-	ck_assert_uint_eq(copy_bytes(), WORLD_MODEL_BYTES);
+	ck_assert_uint_eq(world_copy_bytes(), WORLD_MODEL_BYTES);
 	evict_all();
 	ck_assert_uint_eq(words_device_bytes(), 0);
 	assert_ok(glake_wake(one, NULL));
@@ -394,30 +381,6 @@ START_TEST(a_wake_without_room_for_the_model_takes_nothing)
 }
 END_TEST
 
-/* Of the host memory that glaked has, the bytes there. */
-static void damage_copies(void)
-{
-	char folder[64];
-	unsigned n_damaged = 0;
-	snprintf(folder, sizeof(folder), "/proc/%d/fd", harness.pid);
-	DIR *dir = opendir(folder);
-	ck_assert_ptr_nonnull(dir);
-	for (struct dirent *entry = readdir(dir); entry; entry = readdir(dir)) {
-		char path[512];
-		struct stat stat;
-		snprintf(path, sizeof(path), "%s/%s", folder, entry->d_name);
-		if (entry->d_name[0] == '.' || fstatat(AT_FDCWD, path, &stat, 0) < 0 ||
-		    !S_ISREG(stat.st_mode) || stat.st_size < (off_t)GIB) {
-			continue;
-		}
-		cleanup_fd int fd = open(path, O_RDWR | O_CLOEXEC);
-		ck_assert_int_eq(pwrite(fd, "damage", 6, 5 * MIB), 6);
-		n_damaged++;
-	}
-	closedir(dir);
-	ck_assert_uint_ge(n_damaged, 1);
-}
-
 START_TEST(nobody_gets_a_damaged_copy)
 {
 	begin();
@@ -426,7 +389,7 @@ START_TEST(nobody_gets_a_damaged_copy)
 	struct glake_model *model = open_model(session, path);
 	words_fall_asleep(session);
 	evict_all();
-	damage_copies();
+	world_damage_copies();
 	assert_fails(GLAKE_E_MOVER, "damaged", glake_wake(session, NULL));
 	ck_assert(glake_is_asleep(session));
 	/* Somebody loads the same: that is good. */

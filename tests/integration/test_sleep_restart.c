@@ -657,18 +657,6 @@ END_TEST
 
 /* ---- under the shim --------------------------------------------------------------------------- */
 
-struct wanted {
-	uint32_t pid;
-	uint64_t session;
-};
-
-static int find_pid(void *user, const struct glake_session_row *row)
-{
-	struct wanted *wanted = user;
-	wanted->session = row->pid == wanted->pid ? row->session : wanted->session;
-	return 0;
-}
-
 static int see_asleep(void *user, const struct glake_sleep_report *report)
 {
 	*(bool *)user = report->is_asleep;
@@ -678,9 +666,8 @@ static int see_asleep(void *user, const struct glake_sleep_report *report)
 static void put_to_sleep(const struct run *run)
 {
 	bool is_asleep = false;
-	struct wanted wanted = {.pid = (uint32_t)run->pid};
-	assert_ok(glake_list_sessions(eye, find_pid, &wanted));
-	assert_ok(glake_sleep_session(eye, wanted.session, NULL, see_asleep, &is_asleep));
+	assert_ok(
+		glake_sleep_session(eye, world_session_of(run->pid), NULL, see_asleep, &is_asleep));
 	ck_assert(is_asleep);
 }
 
@@ -734,13 +721,11 @@ static void kill_soon(unsigned ms)
 START_TEST_WITH(a_program_under_the_shim_loses_nothing_whenever_glaked_dies, .n = 16)
 {
 	static struct run run;
-	struct wanted wanted = {.session = 0};
 	begin();
 	run_start(&run, NULL, run_in_build("tests/shim/sleep"), "everything", NULL);
 	run_read(&run, "ready");
-	wanted.pid = (uint32_t)run.pid;
-	assert_ok(glake_list_sessions(eye, find_pid, &wanted));
-	pid_t asker = world_client(ask_to_sleep, &wanted.session);
+	uint64_t session = world_session_of(run.pid);
+	pid_t asker = world_client(ask_to_sleep, &session);
 	kill_soon(60 + (unsigned)_i * 8);
 	world_join(asker);
 	go_on(&run);

@@ -28,26 +28,6 @@ static void end(struct run *run)
 	run_end_well(run);
 }
 
-struct wanted {
-	uint32_t pid;
-	uint64_t session;
-};
-
-static int find_pid(void *user, const struct glake_session_row *row)
-{
-	struct wanted *wanted = user;
-	wanted->session = row->pid == wanted->pid ? row->session : wanted->session;
-	return 0;
-}
-
-static uint64_t session_of(const struct run *run)
-{
-	struct wanted wanted = {.pid = (uint32_t)run->pid};
-	assert_ok(glake_list_sessions(eye, find_pid, &wanted));
-	ck_assert_uint_ne(wanted.session, 0);
-	return wanted.session;
-}
-
 /* Neither has room to wake. */
 static void fill_device(void)
 {
@@ -122,7 +102,7 @@ static void ask(const struct run *run, bool wakes, struct seen *seen)
 	                                            .progress_user = seen,
 	                                            .waiting = see_waiting};
 	*seen = (struct seen){.n_waits = 0};
-	assert_ok(glake_sleep_session(eye, session_of(run), &options, see_report, seen));
+	assert_ok(glake_sleep_session(eye, world_session_of(run->pid), &options, see_report, seen));
 	ck_assert_int_eq(seen->report.is_asleep, !wakes);
 }
 
@@ -167,7 +147,7 @@ START_TEST(a_wake_goes_on_without_who_asked_for_it)
 	int asker = connection_hello(&harness);
 	connection_send(asker,
 	                CONNECTION_REQUEST(SESSION_SLEEP, SessionSleep, session_sleep,
-	                                   .session = session_of(&run), .wakes = true,
+	                                   .session = world_session_of(run.pid), .wakes = true,
 	                                   .progress = true),
 	                NULL, 0);
 	await_waiting(1);
