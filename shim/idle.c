@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "shim/idle.h"
 
+#include <pthread.h>
 #include <stdatomic.h>
 
 #include "glake_shim.h"
@@ -12,21 +13,23 @@
 /* A program that works does something within this. */
 #define BETWEEN_NS 30000000u
 
-static _Atomic uint64_t since_ns; /* 0: it works */
-static uint64_t worked_ns;        /* seen last */
-static idle_wait_fn *looked_by;   /* the last time */
+/* One look at a time: a second one would take what the first has seen pass for its own. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic uint64_t since_ns;       /* 0: it works. Written with the lock */
+static uint64_t worked_ns;              /* lock: seen last */
+static idle_wait_fn *_Atomic looked_by; /* the last time */
 
 static bool has_work(idle_wait_fn *wait)
 {
 	return gate_was_passed() || (since_ns == 0 && wait(NULL, LOOK_NS) != 0);
 }
 
-uint64_t idle_look(idle_wait_fn *wait)
+/* With the lock. */
+static void look(idle_wait_fn *wait)
 {
-	looked_by = wait;
 	/* Nobody passes, and what is done cannot be asked for. */
 	if (gate_is_asleep()) {
-		return since_ns;
+		return;
 	}
 	if (worked_ns == 0 || has_work(wait)) {
 		worked_ns = clock_now_ns();
@@ -35,7 +38,16 @@ uint64_t idle_look(idle_wait_fn *wait)
 	} else {
 		since_ns = worked_ns;
 	}
-	return since_ns;
+}
+
+uint64_t idle_look(idle_wait_fn *wait)
+{
+	pthread_mutex_lock(&lock);
+	looked_by = wait;
+	look(wait);
+	uint64_t seen_ns = since_ns;
+	pthread_mutex_unlock(&lock);
+	return seen_ns;
 }
 
 bool idle_is_still(void)
@@ -45,10 +57,11 @@ bool idle_is_still(void)
 
 bool idle_is_now(void)
 {
-	if (looked_by && !idle_is_still()) {
-		idle_look(looked_by);
+	idle_wait_fn *wait = looked_by;
+	if (wait && !idle_is_still()) {
+		idle_look(wait);
 		clock_sleep_ns(BETWEEN_NS);
-		idle_look(looked_by);
+		idle_look(wait);
 	}
 	return idle_is_still();
 }

@@ -4,7 +4,7 @@
  * look, and all work that was submitted before is done. Only the first look after the last call asks the driver, since
  * nothing can be under way that nobody has submitted.
  *
- * Threads: idle_look() and idle_is_now() one at a time, in a turn (turn.h); idle_is_still() any.
+ * Threads: any of ours, in a turn (turn.h), for idle_look() and idle_is_now(): looks follow one another. idle_is_still() any.
  */
 #ifndef GLAKE_SHIM_IDLE_H
 #define GLAKE_SHIM_IDLE_H
