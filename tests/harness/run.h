@@ -39,7 +39,7 @@ void run_start(struct run *run, const char *extra, ...);
 /* Read until @want has come, or with NULL until the end. */
 void run_read(struct run *run, const char *want);
 
-/* Let a program that waits go on; its output so far is forgotten. */
+/* Let a program that waits go on; its output so far goes to stderr, and is forgotten. */
 void run_continue(struct run *run);
 
 /* What waitpid() says; all of the output is in run->text. */
