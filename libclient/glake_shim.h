@@ -26,6 +26,8 @@
 #include "libclient/seal/candidates.h"
 #include "libclient/seal/unseal.h"
 #include "libclient/sleep/sleep.h"
+#include "libclient/sleep/slept_free.h"
+#include "libclient/sleep/wake.h"
 #include "libclient/api/connect.h"
 #include "libclient/api/share.h"
 #include "proto/limits.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The public calls of sleep (sleep/sleep.h). */
+/* The public calls of sleep (sleep/). */
 #include "glake.h"
 
 #include <errno.h>
@@ -7,6 +7,7 @@
 #include "libclient/link/session.h"
 #include "libclient/link/sized.h"
 #include "libclient/sleep/sleep.h"
+#include "libclient/sleep/wake.h"
 
 static int check(const struct glake_session *session, const struct glake_slept *slept_out)
 {

@@ -120,13 +120,13 @@ struct glake_session {
 	void (*report)(struct glake_session *session);
 	/* Give back memory that the program does not need (heap/supply.h); NULL: it does so when it frees. */
 	void (*settle)(struct glake_session *session);
-	/* Wake it; release a claimed allocation while it sleeps, unless that is false (sleep/sleep.h). */
+	/* Wake it; release a claimed allocation while it sleeps, unless that is false (sleep/wake.h, slept_free.h). */
 	int (*wake)(struct glake_session *session);
 	bool (*free_asleep)(struct glake_session *session, struct glake__allocation *allocation);
 	pthread_mutex_t sleep_lock; /* of the party, if it is alone (party.h) */
 	struct glake_session *next; /* of the process (party.h) */
 	_Atomic bool sleeps_along;  /* its memory is asleep with that of others, or falls asleep */
-	_Atomic(struct glake__sleeping *) asleep; /* owned (sleep.c); NULL: it is awake */
+	_Atomic(struct glake__sleeping *) asleep; /* owned (sleeping.h); NULL: it is awake */
 	/* Set with the first model: a program without models need not link their code. */
 	void (*end_models)(struct glake_session *session);
 	/* The same of books.late, when that is not asleep any more. No lock is held. */

@@ -9,13 +9,12 @@
  *   enter   glaked gives the memory to others
  *
  * While copies are made nothing has changed. So if the program wants to work again, the sleep is given up there; but not one that
- * an operator has asked for. A step that fails is undone, and the session is awake as before. To wake is the same backwards; if glaked has no room, the session
- * sleeps on. If it has, and the driver fails to map the memory, the session sleeps on as well, and the next wake
- * goes on there.
+ * an operator has asked for. A step that fails is undone, and the session is awake as before. wake.h is the way back, and
+ * slept_free.h the end of memory that is asleep.
  *
  * Lock order: the party's lock is outermost (party.h). What waits for memory that is asleep holds no lock of the library.
  *
- * Threads: any. Who wakes must not be a thread of the program that waits at the gate.
+ * Threads: any.
  */
 #ifndef GLAKE_LIBCLIENT_SLEEP_H
 #define GLAKE_LIBCLIENT_SLEEP_H
@@ -25,7 +24,6 @@
 #include <stdint.h>
 
 #include "glake.h"
-#include "libclient/heap/claim.h"
 
 /* As SleepWhy of glake.proto. */
 enum glake__sleep_why {
@@ -37,41 +35,15 @@ enum glake__sleep_why {
 
 /*
  * Put @session to sleep, and all that sleep together with it (party.h), but what sleeps already: all or none. NULL: all of
- * the process, where all sleep together. The program's work is waited for, @patience_ns at most, with its new work held back for 20 ms at a time.
- * @progress (may be NULL) is called on this thread while glaked copies. Returns 0 and *slept_out, of @session alone, or of all; 0 too if it sleeps already.
- * -EBUSY: work did not end, others work on the memory, another thread puts it to sleep, a session leaves, or it works again (not,
- * if @why is ASKED); the gate's errors; GLAKE_E_CUDA;
- * request errors. Then it is awake, or what was unmapped could not be mapped again: glake__is_asleep() tells. *slept_out need
- * not have its size.
+ * the process, where all sleep together. The program's work is waited for, @patience_ns at most, with its new work held back for
+ * 20 ms at a time. @progress (may be NULL) is called on this thread while glaked copies. Returns 0 and *slept_out, of @session
+ * alone, or of all; 0 too if it sleeps already. -EBUSY: work did not end, others work on the memory, another thread puts it to
+ * sleep, a session leaves, or it works again (not, if @why is ASKED); the gate's errors; GLAKE_E_CUDA; request errors. Then it is
+ * awake, or what was unmapped could not be mapped again: glake__is_asleep() tells. *slept_out need not have its size.
  */
 int glake__sleep(struct glake_session *session, enum glake__sleep_why why, uint64_t patience_ns,
                  glake_progress_fn progress, void *user, struct glake_slept *slept_out);
 
-/*
- * Wake it, and all that sleep together with it; NULL as above. Each is a reservation of its own: if one of them has no room, the
- * others give theirs back, and all sleep on. Blocks until glaked has room for all of it, or has waited for long enough (GLAKE_E_NO_DEVICE_MEMORY), or
- * the connection is lost. 0 too if it is awake.
- */
-int glake__wake(struct glake_session *session, struct glake_slept *slept_out);
-
-/* The same, for who does not want to know. */
-int glake__wake_plainly(struct glake_session *session);
-
-/* The first half of waking all, which makes no driver call: wait until they are on the GPU. */
-int glake__wake_wait(void);
-
 bool glake__is_asleep(const struct glake_session *session);
-
-/*
- * Release a claimed allocation (heap/claim.h) of a session that sleeps: its copies go, and it sleeps on. False: it is awake, or
- * on its way, or that takes the memory; nothing has happened. Waits for glaked, but never for room.
- */
-bool glake__sleep_free(struct glake_session *session, struct glake__allocation *allocation);
-
-/*
- * The session ends, and leaves its party, which sleeps on: what was asleep is nowhere. Waits for who puts the party to sleep or
- * wakes it, but not until he has room. No lock is held.
- */
-void glake__sleep_end(struct glake_session *session);
 
 #endif
