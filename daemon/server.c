@@ -19,6 +19,7 @@
 #include "daemon/rpc/rpc.h"
 #include "daemon/rpc/rpc_answer.h"
 #include "daemon/rpc/rpc_ask.h"
+#include "daemon/rpc/wake_again.h"
 #include "daemon/net/turn.h"
 #include "proto/cleanup.h"
 
@@ -113,6 +114,7 @@ static void on_tick(uv_timer_t *timer)
 	sessions_tick(&server->rpc.sessions);
 	rpc_asks_tick(&server->rpc);
 	naps_tick(&server->rpc);
+	wake_again_tick(&server->rpc);
 	owners_tick(server->owners);
 	inflight_tick();
 	orders_tick(&server->rpc.holders.orders);

@@ -12,8 +12,8 @@
  *               sleep_enter()               sleep_leave()
  *     awake  --------------------> asleep ------------------> awake
  *                                   |  ^
- *            somebody waits, or asks |  | glaked refuses: again after a pause, which grows up to 30 s
- *                                   v  |
+ *            somebody waits, or asks |  | glaked refuses: again after a pause, which grows up to 30 s, or when
+ *                                   v  | glaked asks it to, since it fits by now
  *                                  waking
  *
  * While it is waking, the sleeper waits for glaked to have room, for minutes perhaps. It holds nothing meanwhile, so the

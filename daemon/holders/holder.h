@@ -153,6 +153,13 @@ struct holder_usage {
 	uint64_t idle_since_ms; /* by the loop's clock; 0: it works, or nobody knows */
 };
 
+/* What stands in the way of a wake, the worst last (rpc/wake_again.h). */
+enum wake_hindrance {
+	WAKE_HINDRANCE_NONE,
+	WAKE_HINDRANCE_ROOM,
+	WAKE_HINDRANCE_LIMIT,
+};
+
 /* How it has slept. */
 struct holder_sleep {
 	uint64_t n_sleeps;
@@ -162,10 +169,12 @@ struct holder_sleep {
 	uint64_t awake_since_ms;   /* the last wake; 0: it never slept */
 	uint64_t refused_since_ms; /* no room since then to wake; 0: not refused yet */
 	bool is_told;              /* of that, an operator */
-	bool is_damaged;           /* some of it, in host memory, and an operator knows */
-	bool is_asleep;            /* it sleeps, or waits to wake */
-	uint64_t nap_busy_ms;      /* glaked asked it to sleep, and it was busy; 0: it was not */
-	uint64_t nap_pause_ms;     /* so long it is left alone since, unless it works meanwhile */
+	bool wants_room; /* its process asked for that wake by itself; until it is awake */
+	enum wake_hindrance hindrance; /* when wants_room was set, or at the last look since */
+	bool is_damaged;               /* some of it, in host memory, and an operator knows */
+	bool is_asleep;                /* it sleeps, or waits to wake */
+	uint64_t nap_busy_ms;  /* glaked asked it to sleep, and it was busy; 0: it was not */
+	uint64_t nap_pause_ms; /* so long it is left alone since, unless it works meanwhile */
 };
 
 struct holder;

@@ -199,6 +199,7 @@ static void commit(struct sleep_wake *wake)
 	holder->sleep.awake_since_ms = uv_now(holder->all->loop);
 	holder->sleep.refused_since_ms = 0;
 	holder->sleep.is_told = false;
+	holder->sleep.wants_room = false;
 	leave(wake, true);
 	if (!wake->keeps_copies) {
 		sleeper_leave(holder);

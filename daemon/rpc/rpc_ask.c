@@ -265,6 +265,17 @@ bool rpc_falls_asleep(const struct rpc_context *rpc, const struct holder *holder
 	return ask && ask->wish.is_sleep && !ask->wish.wakes;
 }
 
+bool rpc_is_asked_to_wake(const struct rpc_context *rpc, const struct holder *holder)
+{
+	const struct ask *ask;
+	list_for_each (ask, &rpc->asks, link) {
+		if (ask->wish.wakes && ask->holder->peer.pid == holder->peer.pid) {
+			return true;
+		}
+	}
+	return false;
+}
+
 void rpc_ask(struct rpc_context *rpc, struct holder *holder, const struct rpc_wish *wish)
 {
 	struct ask *ask = ask_new(holder, wish);

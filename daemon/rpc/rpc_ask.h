@@ -32,6 +32,9 @@ void rpc_ask(struct rpc_context *rpc, struct holder *holder, const struct rpc_wi
 /* Whether somebody has asked it to sleep, and it has not answered yet. */
 bool rpc_falls_asleep(const struct rpc_context *rpc, const struct holder *holder);
 
+/* Whether somebody has asked the process of @holder to wake, by any of its sessions, and it has not answered yet. */
+bool rpc_is_asked_to_wake(const struct rpc_context *rpc, const struct holder *holder);
+
 /* Once in a while, and when a session has ended: refuse what no program will answer any more. */
 void rpc_asks_tick(struct rpc_context *rpc);
 

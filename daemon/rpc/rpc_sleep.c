@@ -7,6 +7,7 @@
 #include "daemon/base/text.h"
 #include "daemon/holders/sleeper.h"
 #include "daemon/rpc/rpc_handlers.h"
+#include "daemon/rpc/wake_again.h"
 
 /* A pending SleepCopy or SleepLeave. */
 struct sleep_request {
@@ -35,6 +36,14 @@ static void on_done(void *user, enum status status, const char *error)
 	} else {
 		rpc_refuse(session, id, status, "%s", error);
 	}
+}
+
+static void on_woken(void *user, enum status status, const char *error)
+{
+	const struct sleep_request *operation = user;
+	struct session *session = operation->pending.session;
+	wake_again_note(rpc_of(session), session->holder, status);
+	on_done(user, status, error);
 }
 
 /* NULL after a refusal. */
@@ -169,7 +178,7 @@ void rpc_sleep_leave(struct session *session, const request_t *request, struct f
 		struct sleep_request *operation = begin(session, request->id);
 		if (operation) {
 			sleeper_wake(sleeper, keeps_copies, request->sleep_leave->patience_ms,
-			             on_done, operation, &operation->wake);
+			             on_woken, operation, &operation->wake);
 		}
 	}
 }

@@ -341,6 +341,94 @@ START_TEST(who_waits_goes_on_as_soon_as_there_is_room)
 }
 END_TEST
 
+static int note_state(void *user, const struct glake_sleeper_row *row)
+{
+	snprintf(user, 16, "%s", row->state);
+	return 0;
+}
+
+static void await_state(const char *state)
+{
+	char now[16] = "";
+	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
+	while (strcmp(now, state) != 0) {
+		ck_assert_uint_lt(harness_now_ms(), end_ms);
+		assert_ok(glake_list_sleepers(eye, note_state, now));
+		harness_sleep_ms(5);
+	}
+}
+
+/*
+ * It has been refused, and pauses before it asks again. It is stopped: that it is asked to wake is glaked's doing then, and it does
+ * so as soon as it goes on.
+ */
+static void stop_refused(const struct run *run)
+{
+	world_wait_metric("wakes_refused", 3);
+	ck_assert_int_eq(kill(run->pid, SIGSTOP), 0);
+	await_state("asleep");
+	ck_assert_uint_eq(harness_n_log_lines(&harness, "is asked to wake"), 0);
+}
+
+static void end_woken(struct run *run, const char *why)
+{
+	harness_wait_log(&harness, why);
+	ck_assert_int_eq(kill(run->pid, SIGCONT), 0);
+	end(run);
+	ck_assert_uint_eq(harness_n_log_lines(&harness, "is asked to wake"), 1);
+}
+
+START_TEST(who_was_refused_is_asked_to_wake_when_there_is_room)
+{
+	struct run run;
+	int other;
+	start_waiting(&run, "waits", &other);
+	run_read(&run, "ready");
+	stop_refused(&run);
+	connection_close(&other);
+	end_woken(&run, "is asked to wake: there is room for it now");
+}
+END_TEST
+
+START_TEST(who_was_refused_is_asked_to_wake_when_its_limit_is_raised)
+{
+	struct run run;
+	start(&run, "waits");
+	uint64_t n_bytes = put_to_sleep(&run);
+	assert_ok(glake_force_quota(eye, "default", 0, n_bytes / 2));
+	run_continue(&run);
+	run_read(&run, "launches");
+	run_read(&run, "ready");
+	stop_refused(&run);
+	assert_ok(glake_force_quota(eye, "default", 0, n_bytes - 1));
+	harness_sleep_ms(2500);
+	ck_assert_uint_eq(harness_n_log_lines(&harness, "is asked to wake"), 0);
+	assert_ok(glake_set_quota(eye, "default", 0, n_bytes));
+	end_woken(&run, "is asked to wake: its tenant's limit allows it now");
+}
+END_TEST
+
+/* Nobody in the program waits. */
+START_TEST(a_wake_that_an_operator_asked_for_and_was_refused_is_over)
+{
+	struct run run;
+	int other;
+	start(&run, "handles");
+	put_to_sleep(&run);
+	other = fill_device();
+	Glake__Wire__Answer *answer = ask(&run, true);
+	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__NO_DEVICE_MEMORY);
+	connection_free(answer);
+	connection_close(&other);
+	harness_sleep_ms(2500);
+	ck_asleep();
+	run_continue(&run);
+	run_read(&run, "launches");
+	run_read(&run, "ready");
+	end(&run);
+}
+END_TEST
+
 START_TEST(exit_waits_for_nobody)
 {
 	struct run run;
