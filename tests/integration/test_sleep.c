@@ -222,15 +222,16 @@ static int fall_asleep(uint32_t n_chunks)
 }
 
 /* Its memory is reserved, and nothing is copied: the mover is stopped. */
-static void begin_to_wake(int sleeper, uint64_t n_bytes)
+static uint64_t begin_to_wake(int sleeper, uint64_t n_bytes)
 {
-	connection_send(
+	uint64_t wake = connection_send(
 		sleeper,
 		CONNECTION_REQUEST(SLEEP_LEAVE, SleepLeave, sleep_leave, .keeps_copies = true),
 		NULL, 0);
 	while (words_device_bytes() < n_bytes) {
 		usleep(1000);
 	}
+	return wake;
 }
 
 /* The first has the link, also for what the mover has not been asked for yet. */
@@ -254,6 +255,95 @@ START_TEST(who_wakes_first_is_awake_first)
 	connection_free(answer);
 	connection_close(&large);
 	connection_close(&small);
+}
+END_TEST
+
+struct sleeper_seen {
+	uint32_t place;
+	bool is_asleep;
+};
+
+static int note_sleeper(void *user, const struct glake_sleeper_row *row)
+{
+	struct sleeper_seen *seen = user;
+	seen->place = row->place;
+	seen->is_asleep = strcmp(row->state, "asleep") == 0;
+	return 0;
+}
+
+static Glake__Wire__Status leave_as(int sleeper, bool keeps_copies, bool stops)
+{
+	return connection_status(sleeper,
+	                         CONNECTION_REQUEST(SLEEP_LEAVE, SleepLeave, sleep_leave,
+	                                            .keeps_copies = keeps_copies, .stops = stops),
+	                         NULL, 0);
+}
+
+static void ck_stopped(int sleeper, uint64_t wake)
+{
+	uint64_t stop = connection_send(
+		sleeper, CONNECTION_REQUEST(SLEEP_LEAVE, SleepLeave, sleep_leave, .stops = true),
+		NULL, 0);
+	Glake__Wire__Answer *answer = connection_receive_for(sleeper, wake, NULL);
+	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__BUSY);
+	connection_free(answer);
+	answer = connection_receive_for(sleeper, stop, NULL);
+	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__OK);
+	connection_free(answer);
+}
+
+/* While its bytes come: then what had come goes, and it sleeps as before. With nothing under way nothing happens, whoever says it. */
+START_TEST(a_wake_that_is_stopped_while_bytes_come_leaves_it_asleep)
+{
+	int sleeper = fall_asleep(4);
+	ck_assert_int_eq(leave_as(sleeper, false, true), GLAKE__WIRE__STATUS__OK);
+	pid_t mover = world_running_mover();
+	kill(mover, SIGSTOP);
+	uint64_t wake = begin_to_wake(sleeper, 8 * MIB);
+	ck_stopped(sleeper, wake);
+	kill(mover, SIGCONT);
+	while (words_device_bytes() > 0) {
+		usleep(1000);
+	}
+	ck_assert_int_eq(leave_as(sleeper, false, true), GLAKE__WIRE__STATUS__OK);
+	ck_assert_uint_eq(words_device_bytes(), 0);
+	ck_assert_int_eq(leave_as(sleeper, true, false), GLAKE__WIRE__STATUS__OK);
+	ck_assert_uint_eq(words_device_bytes(), 8 * MIB);
+	ck_assert_int_eq(leave_as(sleeper, true, true), GLAKE__WIRE__STATUS__OK);
+	ck_assert_uint_eq(words_device_bytes(), 8 * MIB);
+	connection_close(&sleeper);
+	int awake = connection_hello(&harness);
+	ck_assert_int_eq(leave_as(awake, false, true), GLAKE__WIRE__STATUS__OK);
+	connection_close(&awake);
+}
+END_TEST
+
+/* While it waits for room: then the next in line gets that, and the wake has no place any more. */
+START_TEST(a_wake_that_is_stopped_while_it_waits_for_room_leaves_its_place)
+{
+	struct glake_device_view view = {.size = sizeof(view)};
+	struct sleeper_seen seen = {.place = 0};
+	struct fdlist fds;
+	uint64_t ids[4];
+	int sleeper = fall_asleep(32);
+	int other = connection_hello(&harness);
+	assert_ok(glake_device_view(eye, 0, &view));
+	uint64_t n_bytes = (view.room_bytes + view.idle_bytes - 40 * MIB) / 4 / (2 * MIB) * 2 * MIB;
+	fdlist_init(&fds);
+	ck_assert_int_eq(connection_alloc(other, 0, n_bytes, 4, ids, &fds),
+	                 GLAKE__WIRE__STATUS__OK);
+	uint64_t wake = begin_to_wake(sleeper, 4 * n_bytes);
+	while (seen.place != 1) {
+		assert_ok(glake_list_sleepers(eye, note_sleeper, &seen));
+	}
+	ck_stopped(sleeper, wake);
+	assert_ok(glake_list_sleepers(eye, note_sleeper, &seen));
+	ck_assert(seen.is_asleep);
+	fdlist_deinit(&fds);
+	connection_close(&other);
+	ck_assert_int_eq(leave_as(sleeper, true, false), GLAKE__WIRE__STATUS__OK);
+	ck_assert_uint_eq(words_device_bytes(), 64 * MIB);
+	connection_close(&sleeper);
 }
 END_TEST
 
