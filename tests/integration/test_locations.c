@@ -5,6 +5,7 @@
 #include "libclient/link/rpc.h"
 #include "tests/harness/connection.h"
 #include "tests/harness/proxy.h"
+#include "tests/harness/words.h"
 #include "tests/harness/world.h"
 
 #define HOST GLAKE__WIRE__LOCATION_KIND__LOCATION_HOST
@@ -681,5 +682,63 @@ START_TEST(host_chunks_of_a_node_that_is_gone_are_given_back)
 	identity.has_key = true;
 	ck_assert_int_eq(connection_greet_as(connection, &identity), STATUS(OK));
 	connection_close(&connection);
+}
+END_TEST
+
+/* ---- copies of sleepers ----------------------------------------------------------------------- */
+
+#define SLEPT_BYTES (48 * MIB)
+
+static struct glake_session *begin_sleeper(uint64_t content, glake_ptr *ptr_out)
+{
+	struct glake_session *session = world_connect();
+	*ptr_out = words_alloc(session, SLEPT_BYTES, content);
+	return session;
+}
+
+static int take_hosts(void *user, const struct glake_status *status)
+{
+	ck_assert_uint_eq(status->n_hosts, 2);
+	memcpy(user, status->hosts, 2 * sizeof(status->hosts[0]));
+	return 0;
+}
+
+static void ck_copies(uint64_t slept_0, uint64_t cached_0, uint64_t slept_1, uint64_t cached_1)
+{
+	struct glake_host_status hosts[2];
+	assert_ok(glake_get_status(eye, take_hosts, hosts));
+	ck_assert_uint_eq(hosts[0].sleep_copy_bytes, slept_0);
+	ck_assert_uint_eq(hosts[0].cached_copy_bytes, cached_0);
+	ck_assert_uint_eq(hosts[1].sleep_copy_bytes, slept_1);
+	ck_assert_uint_eq(hosts[1].cached_copy_bytes, cached_1);
+}
+
+/* Each node has room for one copy. The third program is asked for on node 0, whose cache it gets; that of node 1 is older, and stays. */
+START_TEST(a_sleeper_takes_the_cache_of_the_node_that_it_goes_to)
+{
+	struct glake_session *sessions[3];
+	glake_ptr ptrs[3];
+	begin(WORLD_CONFIG "warm_bytes = 0; host_bytes = [ \"64MiB\", \"64MiB\" ];");
+	words_open_driver();
+	for (unsigned i = 0; i < 3; i++) {
+		sessions[i] = begin_sleeper(i + 1, &ptrs[i]);
+	}
+	words_fall_asleep(sessions[0]);
+	words_fall_asleep(sessions[1]);
+	ck_copies(SLEPT_BYTES, 0, SLEPT_BYTES, 0);
+	assert_ok(glake_wake(sessions[1], NULL));
+	assert_ok(glake_wake(sessions[0], NULL));
+	ck_copies(0, SLEPT_BYTES, 0, SLEPT_BYTES);
+	words_fall_asleep(sessions[2]);
+	ck_copies(SLEPT_BYTES, 0, 0, SLEPT_BYTES);
+	/* It has not changed, and needs nothing of node 0. */
+	words_fall_asleep(sessions[1]);
+	ck_copies(SLEPT_BYTES, 0, SLEPT_BYTES, 0);
+	for (unsigned i = 0; i < 3; i++) {
+		assert_ok(glake_wake(sessions[i], NULL));
+		words_check(ptrs[i], SLEPT_BYTES, i + 1);
+		assert_ok(glake_free(sessions[i], ptrs[i]));
+		world_disconnect(sessions[i]);
+	}
 }
 END_TEST
