@@ -132,6 +132,7 @@ struct glake_connect_options {
 	const char *libcuda;     /* NULL: $GLAKE_LIBCUDA, then libcuda.so.1 */
 	int no_cuda;             /* nonzero: never open the driver. Calls that map then fail */
 	int stitch;              /* nonzero: as with GLAKE_ALLOC=stitch: free memory is stitched */
+	int sleep_when_asked; /* nonzero: glake_dispatch() may put it to sleep; not under the shim */
 };
 
 /*
@@ -839,6 +840,14 @@ GLAKE_API int glake_fd(struct glake_session *session);
  * connect again, now and then, for 250 ms at most. In a session that stitches, also give memory back
  * that was not needed for some seconds, which takes milliseconds: call it now and then while the program
  * neither allocates nor frees. Returns how many notices there were, or, if none, an error.
+ *
+ * A session that was connected with sleep_when_asked also follows what glaked wants, here and nowhere else: `glakectl sleep`,
+ * `glakectl wake`, room for programs of tenants with on_pressure, and the wake that glake_wake() was refused, as soon as it
+ * fits. It sleeps as by glake_sleep() and wakes as by glake_wake(), during this call, which takes as long as they do. So
+ * nothing may use the session's memory during the call, nor after it before glake_wake(), if glake_is_asleep() says so. Call
+ * it at least once a second, asleep too: glaked waits for 10 s, and what it has given up is followed all the same. If the session
+ * could not sleep or wake, who asked is told, and the result of this call is not changed.
+ *
  * Errors: session errors; GLAKE_E_GONE; GLAKE_E_PROTOCOL.
  */
 GLAKE_API int glake_dispatch(struct glake_session *session);

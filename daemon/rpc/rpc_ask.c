@@ -426,10 +426,10 @@ static enum status status_of(const Glake__Wire__SealProgress *report)
 }
 
 /* It is written down once, however often a client says so. */
-static void follow(struct holder *holder, bool sleeps)
+static void follow(struct holder *holder, bool seals, bool sleeps)
 {
-	if (!holder->follows_seals || holder->follows_sleeps != sleeps) {
-		holder->follows_seals = true;
+	if (holder->follows_seals != seals || holder->follows_sleeps != sleeps) {
+		holder->follows_seals = seals;
 		holder->follows_sleeps = sleeps;
 		holder_note_changed(holder);
 	}
@@ -441,7 +441,7 @@ void rpc_seal_progress(struct session *session, const request_t *request, struct
 	struct rpc_context *rpc = rpc_of(session);
 	struct ask *ask = find_ask(rpc, session->holder);
 	if (report->seal == 0) {
-		follow(session->holder, report->sleeps);
+		follow(session->holder, !report->no_seals, report->sleeps);
 	} else if (!ask || ask->id != report->seal) {
 		rpc_refuse(session, request->id, STATUS_NOT_FOUND,
 		           "nobody waits for this any more");

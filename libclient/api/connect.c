@@ -18,6 +18,7 @@
 #include "libclient/seal/block.h"
 #include "libclient/heap/heap.h"
 #include "libclient/api/placed.h"
+#include "libclient/sleep/asked.h"
 #include "libclient/sleep/party.h"
 #include "libclient/sleep/slept_free.h"
 #include "libclient/sleep/wake.h"
@@ -229,6 +230,10 @@ int glake__connect(const struct glake_connect_options *options, unsigned timeout
 	}
 	if (is_lost) {
 		spare(key);
+	}
+	/* Under the shim that is its concern. */
+	if (r == 0 && full.sleep_when_asked && !glake__party_is_all()) {
+		glake__asked_begin(*session_out);
 	}
 	return r;
 }

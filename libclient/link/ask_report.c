@@ -18,6 +18,7 @@ static void follow(struct glake_session *session)
 {
 	Glake__Wire__SealProgress body = GLAKE__WIRE__SEAL_PROGRESS__INIT;
 	body.sleeps = session->link.sleep != NULL;
+	body.no_seals = session->link.seal == NULL;
 	send_report(session, &body);
 }
 

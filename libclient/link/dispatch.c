@@ -44,6 +44,9 @@ int glake_dispatch(struct glake_session *session)
 	}
 	session->report(session);
 	int n_delivered = glake__deliver(&session->link);
+	if (session->follow) {
+		session->follow(session);
+	}
 	return n_delivered > 0 ? n_delivered : r;
 }
 

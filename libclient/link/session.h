@@ -96,6 +96,13 @@ struct glake__host {
 	uint64_t quota_bytes; /* the tenant's; 0 = none */
 };
 
+/* A wish of glaked that has come and is not followed yet. */
+struct glake__asked {
+	uint64_t id; /* 0: there is none */
+	bool wakes;
+	uint32_t why;
+};
+
 struct glake_session {
 	_Atomic uint32_t n_refs; /* the caller's, and one per exported model */
 	_Atomic bool is_closing; /* glake_disconnect(): the daemon is told nothing any more */
@@ -120,6 +127,9 @@ struct glake_session {
 	void (*report)(struct glake_session *session);
 	/* Give back memory that the program does not need (heap/supply.h); NULL: it does so when it frees. */
 	void (*settle)(struct glake_session *session);
+	/* Do what glaked has asked for (sleep/asked.h). NULL: nobody may ask. No lock is held. */
+	void (*follow)(struct glake_session *session);
+	struct glake__asked asked; /* under the link's lock */
 	/* Wake it; release a claimed allocation while it sleeps, unless that is false (sleep/wake.h, slept_free.h). */
 	int (*wake)(struct glake_session *session);
 	bool (*free_asleep)(struct glake_session *session, struct glake__allocation *allocation);

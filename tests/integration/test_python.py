@@ -10,6 +10,7 @@ import errno
 import gc
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -971,6 +972,29 @@ class Sleep(Case):
         memory._call("cuMemcpyDtoH_v2", back.ctypes.data_as(ctypes.c_void_p), ctypes.c_uint64(ptr),
                      ctypes.c_size_t(back.nbytes))
         self.assertEqual(back.tobytes(), content.tobytes())
+
+    def test_a_session_that_allows_it_is_asked(self):
+        ends = threading.Event()
+        with glake.connect(sleep_when_asked=True) as session:
+            session.alloc(2 * MIB)
+            number = session.info()["session"]
+
+            def idle():
+                while not ends.is_set():
+                    select.select([session], [], [], 0.02)
+                    session.dispatch()
+
+            thread = threading.Thread(target=idle)
+            thread.start()
+            try:
+                self.assertEqual(glake.sleep_session(number)["private_bytes"], 2 * MIB)
+                self.assertTrue(session.is_asleep())
+                self.assertEqual(glake.status()["devices"][0]["private_bytes"], 0)
+                glake.sleep_session(number, wakes=True)
+                self.assertFalse(session.is_asleep())
+            finally:
+                ends.set()
+                thread.join()
 
     def test_only_programs_under_the_shim_are_asked(self):
         session = glake.default_session()

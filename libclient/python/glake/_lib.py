@@ -18,7 +18,8 @@ SONAME = "libglake-client.so.0"
 
 class ConnectOptions(Structure):
     _fields_ = [("size", c_size_t), ("socket_path", c_char_p), ("program", c_char_p),
-                ("libcuda", c_char_p), ("no_cuda", c_int), ("stitch", c_int)]
+                ("libcuda", c_char_p), ("no_cuda", c_int), ("stitch", c_int),
+                ("sleep_when_asked", c_int)]
 
 
 class Device(Structure):

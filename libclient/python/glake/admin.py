@@ -162,7 +162,7 @@ def sleep_session(number: int, wakes: bool = False, session: Optional[Session] =
     """Ask the program of a session, ``row["session"]`` of sessions(), to sleep: its GPU memory goes to host
     memory, until it submits work again. ``wakes`` asks it to wake instead.
 
-    It must be under ``glake run``. Blocks until it has. Returns what has left the GPU or came back, in bytes,
+    It must be under ``glake run``, or the session made with ``sleep_when_asked``. Blocks until it has. Returns what has left the GPU or came back, in bytes,
     and as ``stays`` what is still there, by reason.
     """
     options = _lib.SleepOptions(size=ctypes.sizeof(_lib.SleepOptions), wakes=wakes)

@@ -22,12 +22,13 @@ class Session:
     were exported without a copy (DLPack): these stay mapped as long as they live, unless it sleeps."""
 
     def __init__(self, socket: Optional[str] = None, program: Optional[str] = None,
-                 cuda: bool = True, libcuda: Optional[str] = None, stitch: bool = False) -> None:
+                 cuda: bool = True, libcuda: Optional[str] = None, stitch: bool = False,
+                 sleep_when_asked: bool = False) -> None:
         self._handle = ctypes.c_void_p()
         options = _lib.ConnectOptions(
             ctypes.sizeof(_lib.ConnectOptions), os.fsencode(socket) if socket else None,
             program.encode() if program else None, os.fsencode(libcuda) if libcuda else None,
-            0 if cuda else 1, 1 if stitch else 0)
+            0 if cuda else 1, 1 if stitch else 0, 1 if sleep_when_asked else 0)
         handle = ctypes.c_void_p()
         _lib.check(_lib.library().glake_connect(ctypes.byref(options), ctypes.byref(handle)))
         self._handle = handle
@@ -145,8 +146,21 @@ class Session:
         _lib.check(_lib.library().glake_wake(self.handle, ctypes.byref(slept)))
         return _slept(slept)
 
+    def fileno(self) -> int:
+        """For select and poll: readable when dispatch() has something to do. Another one after each dispatch(), perhaps;
+        -1 while the daemon is gone."""
+        return _lib.library().glake_fd(self.handle)
+
+    def dispatch(self) -> int:
+        """Take notices of glaked, and return how many there were. Does not wait for any.
+
+        A session made with ``sleep_when_asked`` sleeps here, and wakes, when glaked wants that: ``glakectl sleep``, and programs
+        that need the room. Nothing may use its memory meanwhile, nor after it before wake(), if is_asleep(). Call it
+        at least once a second, asleep too. If it could not, who asked is told, and nothing is raised here."""
+        return _lib.check(_lib.library().glake_dispatch(self.handle))
+
     def is_asleep(self) -> bool:
-        """Between sleep() and wake()."""
+        """Between sleep() and wake(), or after a dispatch() that glaked had asked to sleep."""
         return bool(_lib.library().glake_is_asleep(self.handle))
 
     def usage(self) -> Dict[str, int]:
@@ -224,10 +238,12 @@ def default_session() -> Session:
 
 
 def connect(socket: Optional[str] = None, program: Optional[str] = None, cuda: bool = True,
-            libcuda: Optional[str] = None, stitch: bool = False) -> Session:
+            libcuda: Optional[str] = None, stitch: bool = False,
+            sleep_when_asked: bool = False) -> Session:
     """A new session. ``cuda=False`` never opens the driver: enough to look and steer. ``stitch``:
-    memory in stream order is stitched of free memory, as with ``GLAKE_ALLOC=stitch``."""
-    return Session(socket, program, cuda, libcuda, stitch)
+    memory in stream order is stitched of free memory, as with ``GLAKE_ALLOC=stitch``.
+    ``sleep_when_asked``: dispatch() may put it to sleep; of no effect under ``glake run``."""
+    return Session(socket, program, cuda, libcuda, stitch, sleep_when_asked)
 
 
 def parse_ordinal(device: DeviceLike) -> int:
