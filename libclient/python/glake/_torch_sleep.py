@@ -70,6 +70,13 @@ def _own_sessions() -> List[Session]:
     return [default_session(), *([door] if door._handle else [])]
 
 
+def sleep_shim() -> Optional[Dict[str, Any]]:
+    """Put the whole process to sleep, as sleep() does under ``glake run``. None: it does not run under that,
+    and nothing sleeps."""
+    _empty()
+    return _ask_shim(False)
+
+
 def sleep(timeout_ms: int = 5000) -> Dict[str, Any]:
     """Give the GPU memory of this process to others; its addresses stay. PyTorch's work is waited for, and its
     cache is emptied first.
@@ -83,8 +90,7 @@ def sleep(timeout_ms: int = 5000) -> Dict[str, Any]:
 
     Returns the bytes that left the GPU, and as ``stays`` what is still there, by reason.
     """
-    _empty()
-    report = _ask_shim(False)
+    report = sleep_shim()
     if report is None:
         slept: List[Session] = []
         parts = []

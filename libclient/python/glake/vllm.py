@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plugin of vLLM (0.25.1 to 0.33), which finds it by its entry point: no file of vLLM is changed.
+
+    glake run -- vllm serve MODEL --enable-sleep-mode
+
+Under ``glake run`` a sleep of level 1 puts the whole process to sleep; from 0.33 on it is asked for with
+``--sleep-mode-backend glake``. ``VLLM_PLUGINS`` leaves the plugin out, as any other.
+"""
+from __future__ import annotations
+
+import logging
+
+__all__ = ["register"]
+
+
+def register() -> None:
+    """For vLLM, in each of its processes; more than once does no harm. What raises here would end vLLM: one
+    that lacks a door goes on without what is behind it."""
+    for door in (_sleep,):
+        try:
+            door()
+        except (ImportError, AttributeError) as error:
+            logging.getLogger("vllm.glake").warning("glake does not know this vLLM: %s", error)
+
+
+def _sleep() -> None:
+    from vllm.device_allocator.sleep_mode_backend import SleepModeBackendFactory
+
+    from ._vllm_sleep import enable
+    enable(SleepModeBackendFactory)
