@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plugin for vLLM without a GPU and without vLLM: its doors in the real sources of each version, and
+"""The plugin for vLLM without a GPU and without vLLM: its doors in the real sources of each version, its key, and
 what it does in the real classes that are light enough to run.
 
-Where the sources (tests/engines/fetch) are absent, what needs them is skipped.
+Where the sources (tests/engines/fetch) are absent, what needs them is skipped. test_vllm_load.py has the loader.
 """
 import os
 import shutil
@@ -16,10 +16,13 @@ import unittest
 
 from tests.integration.engine_sources import Source, pinned
 
+from glake import _vllm_key as keys
+
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 BUILD = os.environ.get("GLAKE_BUILD", "build")
 SOURCES = {version: Source("vllm", version) for version in pinned("vllm")}
 
+LOADERS = "model_executor/model_loader/"
 SLEEP = "device_allocator/sleep_mode_backend.py"
 WORKER = "v1/worker/gpu_worker.py"
 
@@ -52,6 +55,80 @@ class Doors(unittest.TestCase):
                           file.read())
 
     @for_each_version
+    def test_a_loader_is_registered_by_its_class(self, source):
+        self.assertEqual(source.parameters(LOADERS + "__init__.py", "register_model_loader"), ["load_format"])
+        self.assertIn("_LOAD_FORMAT_TO_MODEL_LOADER[load_format](load_config)",
+                      source.code(LOADERS + "__init__.py", "get_model_loader"))
+        self.assertIn("load_model(vllm_config=vllm_config, model_config=model_config, prefix=prefix)",
+                      source.code(LOADERS + "__init__.py", "get_model"))
+
+    @for_each_version
+    def test_a_load_is_made_of_three_steps_in_this_order(self, source):
+        base, default = LOADERS + "base_loader.py", LOADERS + "default_loader.py"
+        self.assertEqual(source.parameters(base, "BaseModelLoader.load_model"),
+                         ["self", "vllm_config", "model_config", "prefix"])
+        for path, name in ((base, "BaseModelLoader.load_weights"), (default, "DefaultModelLoader.load_weights")):
+            self.assertEqual(source.parameters(path, name), ["self", "model", "model_config"])
+        code = source.code(base, "BaseModelLoader.load_model")
+        build = "create_model(" if "create_model(" in code else "initialize_model("
+        places = [code.index(step) for step in
+                  (build, "self.load_weights(model, model_config)", "process_weights_after_loading(")]
+        self.assertEqual(places, sorted(places))
+        self.assertIn("load_format == 'auto'", source.code(default, "DefaultModelLoader._prepare_weights"))
+        self.assertEqual(source.parameters(default, "DefaultModelLoader.get_all_weights"),
+                         ["self", "model_config", "model"])
+        self.assertEqual(source.parameters(default, "DefaultModelLoader.__init__"), ["self", "load_config"])
+        source.find("config/load.py", "LoadConfig.load_format")
+
+    @for_each_version
+    def test_processing_leaves_the_weights_of_listed_methods_alone_on_a_gpu(self, source):
+        from_linear = source.code("model_executor/layers/linear.py",
+                                  "UnquantizedLinearMethod.process_weights_after_loading")
+        from_embedding = source.code("model_executor/layers/vocab_parallel_embedding.py",
+                                     "UnquantizedEmbeddingMethod.process_weights_after_loading")
+        for code in (from_linear, from_embedding):
+            body = code.split(":", 1)[1]
+            first = next(line.strip() for line in code.splitlines()[1:] if line.strip())
+            self.assertRegex(first, r"if current_platform\.is_cpu\(\)|\"\"\"|if is_weights_pre_processed")
+            self.assertNotIn("replace_parameter", body)
+
+    @for_each_version
+    def test_the_configuration_has_what_decides(self, source):
+        fields = {"config/parallel.py": ["ParallelConfig.enable_eplb", "ParallelConfig.tensor_parallel_size",
+                                         "ParallelConfig.pipeline_parallel_size",
+                                         "ParallelConfig.data_parallel_size",
+                                         "ParallelConfig.enable_expert_parallel"],
+                  "config/vllm.py": ["VllmConfig.weight_transfer_config", "VllmConfig.speculative_config",
+                                     "VllmConfig.lora_config"],
+                  "config/model.py": ["ModelConfig.quantization", "ModelConfig.revision", "ModelConfig.dtype",
+                                      "ModelConfig.max_model_len", "ModelConfig.enforce_eager",
+                                      "ModelConfig.enable_cumem_allocator", "ModelConfig.sleep_mode_backend"],
+                  "config/cache.py": ["CacheConfig.cache_dtype"],
+                  "config/speculative.py": ["SpeculativeConfig.draft_model_config"]}
+        for path, names in fields.items():
+            for name in names:
+                source.find(path, name)
+        # Where it is gone, no layer calculates scales while it serves.
+        has = "calculate_kv_scales:" in source.text("config/cache.py")
+        for layer in ("attention", "mla_attention"):
+            self.assertEqual(has, "def calc_kv_scales" in
+                             source.text(f"model_executor/layers/attention/{layer}.py"))
+
+    @for_each_version
+    def test_ranks_are_asked_of_groups(self, source):
+        for name in ("get_tp_group", "get_pp_group", "get_dp_group"):
+            self.assertEqual(source.parameters("distributed/parallel_state.py", name), [])
+        source.find("distributed/parallel_state.py", "GroupCoordinator.rank_in_group")
+
+    @for_each_version
+    def test_the_worker_says_whose_weights_are_written_to(self, source):
+        self.assertEqual(source.parameters(WORKER, "Worker.get_model"), ["self"])
+        source.find(WORKER, "Worker.reload_weights")
+        source.find(WORKER, "Worker.start_weight_update")
+        if "sleep_preserve_parameter_names" in source.text(WORKER):
+            source.find(WORKER, "Worker._restore_sleep_parameters")
+
+    @for_each_version
     def test_the_worker_sleeps_by_the_backend(self, source):
         self.assertIn(".suspend(level)", source.code(WORKER, "Worker.sleep"))
         self.assertIn(".resume(tags)", source.code(WORKER, "Worker.wake_up"))
@@ -62,6 +139,88 @@ class Doors(unittest.TestCase):
                          ["cls", "name", "module_path", "class_name"])
         self.assertEqual(source.parameters(SLEEP, "CuMemBackend.suspend"), ["self", "level"])
         self.assertEqual(source.parameters(SLEEP, "CuMemBackend.resume"), ["self", "tags"])
+
+    def test_033_asks_for_memory_that_is_not_its_own(self):
+        source = SOURCES["0.33.0"]
+        if source.why:
+            self.skipTest(source.why)
+        self.assertEqual(source.parameters(LOADERS + "base_loader.py",
+                                           "BaseModelLoader.get_external_weight_memory"), ["self", "vllm_config"])
+        self.assertIn(".get_external_weight_memory(self.vllm_config)", source.text(WORKER))
+        self.assertEqual(source.parameters(SLEEP, "CuMemBackend.discard"), ["self", "tags"])
+
+
+# ---- the key ----
+
+def config(folder, **more):
+    """As much of vLLM's configuration as the key reads."""
+    model = types.SimpleNamespace(model=folder, revision=None, hf_config={"architectures": ["LlamaForCausalLM"]},
+                                  max_model_len=2048, dtype="torch.bfloat16", quantization=None,
+                                  enable_cumem_allocator=False, enforce_eager=True)
+    parallel = types.SimpleNamespace(enable_eplb=False, tensor_parallel_size=1)
+    whole = types.SimpleNamespace(parallel_config=parallel, weight_transfer_config=None, speculative_config=None,
+                                  model_config=model, cache_config=types.SimpleNamespace(cache_dtype="auto"))
+    for name, value in more.items():
+        owner = next(part for part in (whole, model, parallel, whole.cache_config) if hasattr(part, name))
+        setattr(owner, name, value)
+    return whole
+
+
+class Key(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.write("model.safetensors", b"weights")
+        self.write("config.json", b"{}")
+        for name in [name for name in os.environ if name.startswith("VLLM_")]:
+            del os.environ[name]
+
+    def write(self, name, content):
+        with open(os.path.join(self.folder, name), "wb") as file:
+            file.write(content)
+
+    def key(self, prefix="", ranks=None, machine=None, **more):
+        whole = config(self.folder, **more)
+        return keys.key_of(keys.parts(whole, whole.model_config, prefix, ranks or {"tp": 0, "pp": 0, "dp": 0},
+                                      machine or {"gpu": "H200", "vllm": "0.25.1"}))
+
+    def test_equal_engines_have_equal_keys_that_can_be_read(self):
+        key = self.key()
+        self.assertEqual(key, self.key())
+        self.assertRegex(key, rf"^vllm/{os.path.basename(self.folder)}/tp0\.pp0\.dp0/[0-9a-f]{{32}}$")
+        self.assertLessEqual(len(key), 255)
+
+    def test_whatever_decides_is_in_it(self):
+        others = [self.key(prefix="draft"), self.key(ranks={"tp": 1, "pp": 0, "dp": 0}),
+                  self.key(machine={"gpu": "H100", "vllm": "0.25.1"}),
+                  self.key(machine={"gpu": "H200", "vllm": "0.33.0"}), self.key(revision="main"),
+                  self.key(hf_config={"architectures": ["Other"]}),
+                  self.key(dtype="torch.float16"), self.key(quantization="fp8"), self.key(max_model_len=4096),
+                  self.key(tensor_parallel_size=2), self.key(cache_dtype="fp8")]
+        os.environ["VLLM_ATTENTION_BACKEND"] = "TRITON_ATTN"
+        self.addCleanup(os.environ.pop, "VLLM_ATTENTION_BACKEND", None)
+        others.append(self.key())
+        del os.environ["VLLM_ATTENTION_BACKEND"]
+        self.assertEqual(len({self.key(), *others}), len(others) + 1)
+
+    def test_a_port_and_a_secret_are_not(self):
+        before = self.key()
+        for name in ("VLLM_PORT", "VLLM_API_KEY", "VLLM_LOGGING_LEVEL"):
+            os.environ[name] = "1"
+            self.addCleanup(os.environ.pop, name, None)
+        self.assertEqual(self.key(), before)
+
+    def test_a_model_that_is_written_anew_is_another_one(self):
+        before = self.key()
+        self.write("model.safetensors", b"WEIGHTS")
+        os.utime(os.path.join(self.folder, "model.safetensors"), ns=(time.time_ns(), time.time_ns()))
+        self.assertNotEqual(self.key(), before)
+
+    def test_a_name_of_a_hub_needs_its_commit(self):
+        named = types.SimpleNamespace(model="org/name", hf_config=types.SimpleNamespace())
+        self.assertIsNone(keys.checkpoint(named))
+        named.hf_config._commit_hash = "abc"
+        self.assertEqual(keys.checkpoint(named), {"name": "org/name", "commit": "abc"})
 
 
 # ---- sleep: the real factory, the real glaked, the real shim ----

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A plugin of vLLM (0.25.1 to 0.33), which finds it by its entry point: no file of vLLM is changed.
 
-    glake run -- vllm serve MODEL --enable-sleep-mode
+    vllm serve MODEL --load-format glake            # weights once per GPU: the second engine maps them
+    glake run -- vllm serve MODEL --load-format glake --enable-sleep-mode
 
 Under ``glake run`` a sleep of level 1 puts the whole process to sleep; from 0.33 on it is asked for with
-``--sleep-mode-backend glake``. ``VLLM_PLUGINS`` leaves the plugin out, as any other.
+``--sleep-mode-backend glake``. ``VLLM_PLUGINS`` leaves the plugin out, as any other. docs/engines.md has the rest.
 """
 from __future__ import annotations
 
@@ -16,11 +17,18 @@ __all__ = ["register"]
 def register() -> None:
     """For vLLM, in each of its processes; more than once does no harm. What raises here would end vLLM: one
     that lacks a door goes on without what is behind it."""
-    for door in (_sleep,):
+    for door in (_load, _sleep):
         try:
             door()
         except (ImportError, AttributeError) as error:
             logging.getLogger("vllm.glake").warning("glake does not know this vLLM: %s", error)
+
+
+def _load() -> None:
+    from vllm.model_executor.model_loader import register_model_loader
+
+    from ._vllm_loader import GlakeLoader
+    register_model_loader("glake")(GlakeLoader)
 
 
 def _sleep() -> None:
