@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real vLLM: plain, under `glake run`, and with the plugin. Same tokens; the second engine's weights; sleep and wake.
+
+    KIT=FOLDER KIT_SITE=/tmp/vllm-site python3 tests/gpu/vllm_engines.py [--size 1b] [--mode graphs]
+
+FOLDER has kitlib.py and smoke.py, KIT_SITE a vLLM that they can use; without them there is nothing to do. Exit 1 when
+tokens differ, the second engine attaches nothing, or a sleep is none.
+"""
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+from run import PYTHON, ROOT, Daemon, expect, failures, row
+
+KIT = os.environ.get("KIT", "")
+SITE = os.environ.get("KIT_SITE", "/tmp/vllm-site")
+
+
+def plugin(folder):
+    """What the wheel would install: where vLLM finds the plugin."""
+    place = os.path.join(folder, "glake-0.dist-info")
+    os.makedirs(place)
+    with open(os.path.join(place, "METADATA"), "w") as file:
+        file.write("Metadata-Version: 2.1\nName: glake\nVersion: 0\n")
+    with open(os.path.join(place, "entry_points.txt"), "w") as file:
+        file.write("[vllm.general_plugins]\nglake = glake.vllm:register\n")
+    return os.pathsep.join([folder, PYTHON])
+
+
+def smoke(daemon, path, *options, shim=True):
+    """One engine: what smoke.py reports, and its log."""
+    command = [sys.executable, os.path.join(KIT, "smoke.py"), "--log", "INFO", *options]
+    if shim:
+        command = [os.path.join(ROOT, "bin", "glake"), "run", "--socket", daemon.socket, "--", *command]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([SITE, *([path] if path else [])]),
+                   "GLAKE_SOCKET": daemon.socket, "VLLM_PLUGINS": "glake" if path else ""}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=550)
+    found = re.search(r"^RESULT (\{.*\})$", done.stdout, re.M)
+    if not found:
+        print(done.stdout[-4000:], done.stderr[-4000:])
+        return None, ""
+    return json.loads(found[1]), done.stdout + done.stderr
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--size", default="1b")
+    parser.add_argument("--mode", default="graphs", choices=["eager", "graphs", "compile"])
+    options = parser.parse_args()
+    if not os.path.isfile(os.path.join(KIT, "smoke.py")) or not os.path.isdir(os.path.join(SITE, "vllm")):
+        print("# skipped: no vLLM in $KIT_SITE, or no smoke.py in $KIT")
+        return 0
+    same = ["--size", options.size, "--mode", options.mode, "--util", "0.3"]
+    daemon = Daemon('host_bytes = "32GiB"; host_ready_bytes = "8GiB"; mover_idle_ms = 0;')
+    with tempfile.TemporaryDirectory() as folder:
+        path = plugin(folder)
+        engines = [("plain", smoke(daemon, "", *same, shim=False)), ("under glake run", smoke(daemon, "", *same))]
+        for name in ("first with the plugin", "second with the plugin"):
+            engines.append((name, smoke(daemon, path, *same, "--load", "glake")))
+        engines.append(("asleep and awake", smoke(daemon, path, *same, "--load", "glake", "--sleep-mode")))
+    hashes = set()
+    for name, (result, log) in engines:
+        expect(result is not None, f"{name}: no result")
+        if result is None:
+            continue
+        hashes.add(result["hash"])
+        took = re.findall(r"[Mm]odel loading took .*", log)
+        row(name, f"start {result['load_s']} s, {result['tok_s']} tokens/s, {result['mib_loaded']} MiB; "
+                  f"{took[-1] if took else ''}")
+        if name.startswith("second"):
+            expect("glake: attached" in log, "the second engine attached nothing")
+        if name.startswith("asleep"):
+            row("sleep, wake", f"{result['sleep_s']} s, {result['wake_s']} s; "
+                               f"{result['mib_loaded']} -> {result['mib_asleep']} -> {result['mib_awake']} MiB")
+            expect(result["hash_woken"] == result["hash"], "other tokens after the wake")
+            expect(result["mib_asleep"] < result["mib_loaded"], "nothing left the GPU")
+    expect(len(hashes) == 1, f"tokens differ: {hashes}")
+    daemon.stop()
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
