@@ -256,6 +256,12 @@ class Case(unittest.TestCase):
     def test_what_loading_leaves_outside_of_tensors_is_not_published(self):
         self.each("other_state")
 
+    def test_what_processing_writes_to_is_not_published(self):
+        self.each("processing_writes")
+
+    def test_a_view_that_would_not_see_the_weights_ends_the_load(self):
+        self.each("views")
+
     def test_weights_that_are_written_to_stay_private(self):
         self.each("writers")
 
@@ -430,6 +436,49 @@ def other_state(engine):
     for function, word in ((load_flag, "has_own_embeddings"), (load_constant, "attention.k_range")):
         engine.start(load=function)
         assert engine.store.keys == {} and word in engine.said[-1], engine.said
+
+
+def processing_writes(engine):
+    class Writer(Attention):
+        def process_weights_after_loading(self, dtype):
+            # The same words in another order, past torch's counter of writes.
+            self.projection.weight.data.copy_(self.projection.weight.data.flip(0))
+
+    def build(names):
+        model = Model(names)
+        model.attention = Writer(model.attention.projection)
+        return model
+    engine.start(build=build)
+    assert engine.store.keys == {} and "attention.projection.weight" in engine.said[-1], engine.said
+
+
+def views(engine):
+    class Other:
+        pass
+
+    def build_late(names):
+        model = Model(names)
+        model.other = Other()
+        model.other.view = model.first.weight.data[:4]
+        return model
+
+    def build_early(names):
+        model = Model(names)
+        memory = torch.empty(1024, 512)
+        model.extra = torch.nn.Parameter(memory, requires_grad=False)
+        model.other = Other()
+        model.other.view = memory[:4]
+        return model
+
+    for build in (build_late, build_early):
+        engine.store.keys.clear()
+        model, _ = engine.start(build=build)
+        assert len(engine.store.keys) == 1, engine.said
+        try:
+            engine.start(build=build)
+            raise AssertionError("a view of no weights")
+        except RuntimeError as error:
+            assert "--load-format auto" in str(error), error
 
 
 def writers(engine):

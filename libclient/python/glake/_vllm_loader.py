@@ -100,6 +100,7 @@ class _Load:
         self.tensors: Dict[str, torch.Tensor] = {}
         self.why: Optional[str] = None
         self.loaded: Set[str] = set()
+        self.contents: Dict[str, List[int]] = {}
         self.others: Set[str] = set()
 
     def attach(self, model: torch.nn.Module) -> bool:
@@ -126,6 +127,8 @@ class _Load:
         what = manifest.changed(self._state, manifest.state_of(model))
         if what:
             self.why = f"loading has changed {what}, which is no tensor's content"
+        self.why = self.why or manifest.unlisted(model)
+        self.contents = {} if self.why else manifest.contents_of(model)
         self.loaded = set(manifest.parameters_of(model))
         self.others = set(manifest.others_of(model))
 
@@ -176,6 +179,10 @@ class GlakeLoader(DefaultModelLoader):
             logger.info("glake: attached %s: %d tensors, nothing loaded", load.key, len(load.tensors))
             return model
         load.why = load.why or manifest.unlisted(model)
+        if not load.why:
+            processed = manifest.contents_of(model)
+            what = manifest.changed(load.contents, {name: processed.get(name) for name in load.loaded})
+            load.why = f"processing has written to {what}" if what else None
         if not load.why and keys.checkpoint(model_config) != made_from["checkpoint"]:
             load.why = "its files changed while it was loaded"
         if load.why:
@@ -191,9 +198,14 @@ class GlakeLoader(DefaultModelLoader):
             super().load_weights(model, model_config)
             return
         self._shrink.stop()
-        if load.attach(model):
+        is_attached = load.attach(model)
+        if not is_attached:
+            load.before(model)
+        if self._shrink.is_held():
+            raise RuntimeError("glake: this model keeps views of its parameters, which would not see the weights: "
+                               "start it with --load-format auto")
+        if is_attached:
             return
-        load.before(model)
         super().load_weights(model, model_config)
         load.after(model)
 

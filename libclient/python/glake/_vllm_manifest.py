@@ -8,8 +8,10 @@ W_UV, unless it is a view of a parameter. Strides are those of the publisher.
 """
 from __future__ import annotations
 
+import gc
 import hashlib
-from typing import Any, Dict, Iterator, Mapping, Optional, Set, Tuple
+import weakref
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
 import torch
 
@@ -19,6 +21,9 @@ METHODS = frozenset({"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"})
 
 #: Smaller parameters stay as they were made until they are attached.
 _SHRINK_BYTES = 1 << 20
+
+#: of a parameter that are summed up together
+_PIECE_BYTES = 64 << 20
 
 _SIMPLE = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
 
@@ -103,17 +108,26 @@ def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> Optional[str
     return None
 
 
+def contents_of(model: torch.nn.Module) -> Dict[str, List[int]]:
+    """A sum of each parameter's words by place. Processing that leaves it as it is has not written to the
+    parameter, under whatever name, and will not where it is mapped."""
+    sums: Dict[str, torch.Tensor] = {}
+    for name, tensor in parameters_of(model).items():
+        flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        parts = []
+        for piece in flat.split(_PIECE_BYTES):
+            words = piece.view(torch.int32) if piece.numel() % 4 == 0 and \
+                piece.storage_offset() % 4 == 0 else piece.to(torch.int32)
+            places = torch.arange(1, words.numel() + 1, dtype=torch.int32, device=words.device)
+            parts.append((words * places).sum(dtype=torch.int64))
+        sums[name] = torch.stack(parts)
+    return {name: parts.tolist() for name, parts in sums.items()}
+
+
 # ---- parameters without memory ----
 
 def is_shrunk(tensor: torch.Tensor) -> bool:
     return tensor.numel() > 1 and not any(tensor.stride())
-
-
-def _shrink(parameter: torch.Tensor) -> None:
-    if torch.nn.parameter.is_lazy(parameter) or is_shrunk(parameter) or \
-            parameter.numel() * parameter.element_size() < _SHRINK_BYTES:
-        return
-    parameter.data = parameter.data.new_zeros(1).as_strided(parameter.shape, (0,) * parameter.dim())
 
 
 class Shrinking:
@@ -124,6 +138,7 @@ class Shrinking:
     def __init__(self, is_on: bool) -> None:
         self._original: Any = None
         self._is_on = is_on
+        self._storages: "weakref.WeakSet[torch.UntypedStorage]" = weakref.WeakSet()
 
     def __enter__(self) -> "Shrinking":
         if self._is_on:
@@ -132,10 +147,25 @@ class Shrinking:
             def register(module: torch.nn.Module, name: str, param: Any) -> None:
                 original(module, name, param)
                 if param is not None:
-                    _shrink(param)
+                    self._shrink(param)
 
             torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
         return self
+
+    def _shrink(self, parameter: torch.Tensor) -> None:
+        if torch.nn.parameter.is_lazy(parameter) or is_shrunk(parameter) or \
+                parameter.numel() * parameter.element_size() < _SHRINK_BYTES:
+            return
+        self._storages.add(parameter.untyped_storage())
+        parameter.data = parameter.data.new_zeros(1).as_strided(parameter.shape, (0,) * parameter.dim())
+        self._storages.add(parameter.untyped_storage())
+
+    def is_held(self) -> bool:
+        """Somebody still has what was a parameter's memory, when each parameter has got its own: a view that
+        was made of it, which would never see the weights."""
+        if self._storages:
+            gc.collect()
+        return len(self._storages) > 0
 
     def stop(self) -> None:
         if self._original is not None:
