@@ -343,8 +343,15 @@ class Sleep(unittest.TestCase):
                 backend.suspend(1)
                 backend.discard(("kv_cache",))
                 assert sleepers() == [] and calls == [("discard", ("kv_cache",))], calls
+                # What was given up comes back from there only: glake does not get in between.
+                backend.suspend(1)
+                assert sleepers() == [] and calls[1][0] == "sleep", calls
+                backend.resume(["weights"])
                 backend.resume(["kv_cache"])
-                assert calls[1:] == [("wake_up", ["kv_cache"])], calls
+                assert calls[2:] == [("wake_up", ["weights"]), ("wake_up", ["kv_cache"])], calls
+                backend.suspend(1)
+                assert sleepers() == [4 << 20] and len(calls) == 4, calls
+                backend.resume()
             print("well")
         """)
 

@@ -8,7 +8,7 @@ allocator: level 2, discard(), and everything where the process does not run und
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, List, Optional, Tuple
+from typing import Any, List, Optional, Set, Tuple
 
 from vllm.device_allocator.sleep_mode_backend import CuMemBackend
 from vllm.logger import init_logger
@@ -26,17 +26,21 @@ class GlakeBackend(CuMemBackend):
     def __init__(self) -> None:
         super().__init__()
         self._is_ours = False
+        #: what vLLM's allocator has taken away, and alone can bring back
+        self._theirs: Set[str] = set()
 
     def suspend(self, level: int = 1) -> None:
-        self._is_ours = level == 1 and self._suspend_all()
+        self._is_ours = level == 1 and not self._theirs and self._suspend_all()
         if self._is_ours:
             self._state = "SUSPENDED"
         else:
+            self._theirs = {"weights", "kv_cache"}
             super().suspend(level)
 
     def resume(self, tags: Optional[List[str]] = None) -> None:
         if not self._is_ours:
             super().resume(tags)
+            self._theirs -= set(self._theirs if tags is None else tags)
             return
         wake()
         self._state = "RUNNING"
@@ -46,6 +50,7 @@ class GlakeBackend(CuMemBackend):
         if self._is_ours:
             wake()
             self._is_ours = False
+        self._theirs |= set(tags)
         super().discard(tags)
 
     @staticmethod
