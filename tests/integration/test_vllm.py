@@ -277,7 +277,7 @@ def sleepers():
 """
 
 
-class Sleep(unittest.TestCase):
+class Served(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, self.folder)
@@ -296,6 +296,34 @@ class Sleep(unittest.TestCase):
         self.daemon.kill()
         self.daemon.wait()
 
+
+class Store(Served):
+    def test_glaked_takes_such_keys_and_names(self):
+        whole = config(self.folder)
+        with open(os.path.join(self.folder, "config.json"), "w", encoding="utf-8") as file:
+            file.write("{}")
+        key = keys.key_of(keys.parts(whole, whole.model_config, "", {"tp": 0, "pp": 0, "dp": 0}, {}))
+        names = ["p:model.layers.0.self_attn.qkv_proj.weight", "b:model.rotary_emb.cos_sin_cache",
+                 "d:model.layers.0.self_attn.attn.W_UV", "kernels:" + 32 * "0"]
+        program = f"""
+            import glake
+            from glake.publishing import Weight
+            session = glake.default_session()
+            ptr = session.alloc(4 << 20, zero=True)
+            weights = {{name: Weight(ptr + (i << 20), "BF16", (3, 5), (5, 1) if i else (1, 3))
+                        for i, name in enumerate({names!r})}}
+            glake.publish({key!r}, weights)
+            with glake.Model.attach({key!r}) as model:
+                assert sorted(model) == sorted({names!r})
+                assert model[{names[0]!r}].strides == (1, 3)
+            print("well")
+        """
+        result = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True,
+                                timeout=120, env=self.environment)
+        self.assertEqual((result.stdout, result.stderr), ("well\n", ""))
+
+
+class Sleep(Served):
     def run_in(self, source, program, under_shim=True):
         begin = SLEEPER.format(root=ROOT, version=source.version)
         if not under_shim:
