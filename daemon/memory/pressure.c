@@ -543,7 +543,7 @@ static void fall_short(struct pressure_request *request)
 			request->ops->make(request);
 			return;
 		}
-		is_late = ask(request, asked, NULL, request->missing_bytes);
+		is_late = ask(request, asked, NULL, shortfall(request));
 		is_late |= request->missing_bytes <=
 		           location_room_bytes(request->at) + request->at->forgetting_bytes;
 		is_coming = !is_late && put_to_sleep(request);
