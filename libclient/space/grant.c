@@ -17,23 +17,73 @@ struct some {
 	uint32_t n;
 	uint64_t ids[GLAKE_MAX_PACKET_FDS];
 	struct glake__part parts[GLAKE_MAX_PACKET_FDS];
+	uint64_t offsets[GLAKE_MAX_PACKET_FDS]; /* in the range */
 };
 
-/* The next chunks of @n_bytes, as many as one answer carries. Returns their bytes. */
-static uint64_t plan(struct some *some, uint64_t n_bytes, uint64_t chunk_bytes)
+static void add(struct some *some, uint64_t offset, uint64_t n_bytes)
+{
+	some->offsets[some->n] = offset;
+	some->parts[some->n++] = (struct glake__part){
+		.n_bytes = n_bytes,
+		.access = GLAKE__ACCESS_WRITE,
+		.fd = -1,
+	};
+}
+
+/* The next chunks of the @n_bytes at @offset, as many as one answer carries. Returns their bytes. */
+static uint64_t plan(struct some *some, uint64_t offset, uint64_t n_bytes, uint64_t chunk_bytes)
 {
 	uint64_t n_planned = 0;
-	for (some->n = 0; some->n < GLAKE_MAX_PACKET_FDS && n_planned < n_bytes; some->n++) {
+	some->n = 0;
+	while (some->n < GLAKE_MAX_PACKET_FDS && n_planned < n_bytes) {
 		uint64_t n_left = n_bytes - n_planned;
 		uint64_t n_chunk = n_left < chunk_bytes ? n_left : chunk_bytes;
-		some->parts[some->n] = (struct glake__part){
-			.n_bytes = n_chunk,
-			.access = GLAKE__ACCESS_WRITE,
-			.fd = -1,
-		};
+		add(some, offset + n_planned, n_chunk);
 		n_planned += n_chunk;
 	}
 	return n_planned;
+}
+
+/* The same of @lanes, from chunk @first on, lane by lane. */
+static void plan_lanes(struct some *some, const struct glake__lanes *lanes, uint64_t first)
+{
+	const uint64_t n_each = lanes->n_bytes / lanes->chunk_bytes;
+	const uint64_t n_all = n_each * lanes->n;
+	some->n = 0;
+	for (uint64_t i = first; some->n < GLAKE_MAX_PACKET_FDS && i < n_all; i++) {
+		add(some,
+		    lanes->offset + i / n_each * lanes->stride + i % n_each * lanes->chunk_bytes,
+		    lanes->chunk_bytes);
+	}
+}
+
+/* So many chunks from @i on lie side by side. */
+static uint32_t run_from(const struct some *some, uint32_t i)
+{
+	uint32_t n = 1;
+	while (i + n < some->n &&
+	       some->offsets[i + n] == some->offsets[i + n - 1] + some->parts[i + n - 1].n_bytes) {
+		n++;
+	}
+	return n;
+}
+
+static uint64_t bytes_of(const struct some *some, uint32_t first, uint32_t n)
+{
+	uint64_t n_bytes = 0;
+	for (uint32_t i = first; i < first + n; i++) {
+		n_bytes += some->parts[i].n_bytes;
+	}
+	return n_bytes;
+}
+
+static void clear_some(struct glake__range *range, const struct some *some, uint32_t n_mapped,
+                       struct glake__chunk **dead)
+{
+	for (uint32_t i = 0; i < n_mapped; i += run_from(some, i)) {
+		glake__range_clear(range, some->offsets[i], bytes_of(some, i, run_from(some, i)),
+		                   dead);
+	}
 }
 
 /* A chunk is known by its mapping from here on; the maker's use ends with this. */
@@ -67,10 +117,30 @@ static int take_chunk(struct some *some, uint32_t i, int fd, int device, bool ke
 	return r;
 }
 
-static int fill_some(struct glake_session *session, struct glake__device *device,
-                     struct glake__range *range, uint64_t offset, struct some *some,
+/* All of them, or none. */
+static int map_some(struct glake__range *range, const struct some *some)
+{
+	int r = 0;
+	uint32_t n_mapped = 0;
+	while (r == 0 && n_mapped < some->n) {
+		uint32_t n = run_from(some, n_mapped);
+		r = glake__range_fill(range, some->offsets[n_mapped], &some->parts[n_mapped], n);
+		n_mapped += r == 0 ? n : 0;
+	}
+	if (r < 0 && n_mapped > 0) {
+		char *why = glake__error_save();
+		struct glake__chunk *dead = NULL;
+		clear_some(range, some, n_mapped, &dead);
+		glake__chunks_release(dead);
+		glake__error_restore(why);
+	}
+	return r;
+}
+
+static int fill_some(struct glake__device *device, struct glake__range *range, struct some *some,
                      struct glake__wait *wait)
 {
+	struct glake_session *session = device->session;
 	cleanup_fdlist struct fdlist fds;
 	fdlist_init(&fds);
 	uint64_t last_bytes = some->parts[some->n - 1].n_bytes;
@@ -83,7 +153,7 @@ static int fill_some(struct glake_session *session, struct glake__device *device
 		r = take_chunk(some, i, fds.fds[i], device->handle, range->use->keeps_handles);
 	}
 	if (r == 0) {
-		r = glake__range_fill(range, offset, some->parts, some->n);
+		r = map_some(range, some);
 	}
 	let_chunks(some);
 	if (r < 0) {
@@ -109,8 +179,8 @@ int glake__grant_fill(struct glake__device *device, struct glake__range *range, 
 	uint64_t n_filled = 0;
 	int r = some ? 0 : glake__fail(-ENOMEM, "out of memory");
 	while (r == 0 && n_filled < n_bytes) {
-		uint64_t n_planned = plan(some, n_bytes - n_filled, chunk_bytes);
-		r = fill_some(session, device, range, offset + n_filled, some, wait);
+		uint64_t n_planned = plan(some, offset + n_filled, n_bytes - n_filled, chunk_bytes);
+		r = fill_some(device, range, some, wait);
 		n_filled += r == 0 ? n_planned : 0;
 	}
 	glake__grant_count(session, (int64_t)n_filled);
@@ -119,6 +189,32 @@ int glake__grant_fill(struct glake__device *device, struct glake__range *range, 
 		struct glake__chunk *dead = NULL;
 		glake__range_clear(range, offset, n_filled, &dead);
 		glake__grant_return(session, dead);
+		glake__error_restore(why);
+	}
+	return r;
+}
+
+int glake__grant_fill_lanes(struct glake__device *device, struct glake__range *range,
+                            const struct glake__lanes *lanes, struct glake__wait *wait)
+{
+	const uint64_t n_all = lanes->n_bytes / lanes->chunk_bytes * lanes->n;
+	cleanup_free struct some *some = malloc(sizeof(*some));
+	uint64_t n_filled = 0;
+	int r = some ? 0 : glake__fail(-ENOMEM, "out of memory");
+	while (r == 0 && n_filled < n_all) {
+		plan_lanes(some, lanes, n_filled);
+		r = fill_some(device, range, some, wait);
+		n_filled += r == 0 ? some->n : 0;
+	}
+	glake__grant_count(device->session, (int64_t)(n_filled * lanes->chunk_bytes));
+	if (r < 0 && n_filled > 0) {
+		char *why = glake__error_save();
+		struct glake__chunk *dead = NULL;
+		for (uint32_t i = 0; i < lanes->n; i++) {
+			glake__range_clear(range, lanes->offset + i * lanes->stride, lanes->n_bytes,
+			                   &dead);
+		}
+		glake__grant_return(device->session, dead);
 		glake__error_restore(why);
 	}
 	return r;

@@ -34,6 +34,18 @@ static inline uint64_t glake__grant_chunk_bytes(uint64_t n_left)
 int glake__grant_fill(struct glake__device *device, struct glake__range *range, uint64_t offset,
                       uint64_t n_bytes, uint64_t chunk_bytes, struct glake__wait *wait);
 
+/* The same place in each of several lanes: @n_bytes at @offset, and every @stride bytes from there on, in chunks of one size. */
+struct glake__lanes {
+	uint64_t offset;
+	uint64_t n_bytes; /* a multiple of chunk_bytes */
+	uint64_t chunk_bytes;
+	uint64_t stride;
+	uint32_t n;
+};
+/* The same for all of @lanes, which are holes that nobody else fills: all or none. */
+int glake__grant_fill_lanes(struct glake__device *device, struct glake__range *range,
+                            const struct glake__lanes *lanes, struct glake__wait *wait);
+
 /* So many bytes more, or less, are the session's, for listings. */
 void glake__grant_count(struct glake_session *session, int64_t n_bytes);
 

@@ -783,6 +783,25 @@ int glake__range_access(struct glake__range *range, uint64_t offset, uint64_t n_
 
 /* ---- the end ---------------------------------------------------------------------------------- */
 
+/* What is to go is busy by now. Returns the first error, having tried all. */
+static int unmap_change(const struct glake__change *change)
+{
+	int error = 0;
+	struct glake__piece *piece = glake__change_first(change);
+	for (; piece; piece = glake__change_next(change, piece)) {
+		if (piece->chunk) {
+			/* What was asleep when its session ended is not mapped. */
+			int r = piece->is_unmapped
+			                ? 0
+			                : glake__map_unmap(change->range->ptr + piece->offset,
+			                                   piece->n_bytes);
+			piece->is_unmapped = r == 0;
+			error = error ? error : r;
+		}
+	}
+	return error;
+}
+
 int glake__range_clear(struct glake__range *range, uint64_t offset, uint64_t n_bytes,
                        struct glake__chunk **dead)
 {
@@ -796,19 +815,35 @@ int glake__range_clear(struct glake__range *range, uint64_t offset, uint64_t n_b
 	if (error < 0) {
 		return error;
 	}
-	struct glake__piece *piece = glake__change_first(&change);
-	for (; piece; piece = glake__change_next(&change, piece)) {
-		if (piece->chunk) {
-			/* What was asleep when its session ended is not mapped. */
-			int r = piece->is_unmapped ? 0
-			                           : glake__map_unmap(range->ptr + piece->offset,
-			                                              piece->n_bytes);
-			piece->is_unmapped = r == 0;
-			error = error ? error : r;
-		}
-	}
+	error = unmap_change(&change);
 	glake__change_cancel(&change, dead ? dead : &unused);
 	glake__chunks_release(unused);
+	return error;
+}
+
+int glake__range_clear_all(struct glake__range *range, const uint64_t *offsets, size_t n,
+                           uint64_t n_bytes, struct glake__chunk **dead)
+{
+	cleanup_cancel int cancel = cancel_disable();
+	cleanup_free struct glake__change *changes = calloc(n, sizeof(*changes));
+	cleanup_free struct glake__site *sites = calloc(n, sizeof(*sites));
+	cleanup_free struct glake__part *holes = calloc(n, sizeof(*holes));
+	if (!changes || !sites || !holes) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	for (size_t i = 0; i < n; i++) {
+		sites[i] = site_in(range, offsets[i]);
+		holes[i] = (struct glake__part){.n_bytes = n_bytes};
+	}
+	int error = glake__changes_begin(changes, sites, holes, n);
+	if (error < 0) {
+		return error;
+	}
+	for (size_t i = 0; i < n; i++) {
+		int r = unmap_change(&changes[i]);
+		error = error ? error : r;
+	}
+	glake__changes_cancel(changes, n, dead);
 	return error;
 }
 

@@ -68,6 +68,13 @@ uint64_t glake__hold_readers(const struct glake__hold *hold);
 int glake__range_clear(struct glake__range *range, uint64_t offset, uint64_t n_bytes,
                        struct glake__chunk **dead);
 
+/*
+ * The same at @n places at once, each @n_bytes of @range; or -EBUSY, and nothing has changed: something there is held, or
+ * changes. Nobody is waited for.
+ */
+int glake__range_clear_all(struct glake__range *range, const uint64_t *offsets, size_t n,
+                           uint64_t n_bytes, struct glake__chunk **dead);
+
 /* Clear it all, and drop it; if that fails it stays in the map, for ever. Chunks as with reback. */
 int glake__range_end(struct glake__range *range, struct glake__chunk **dead);
 
