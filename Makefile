@@ -63,7 +63,7 @@ DAEMON_FOLDERS := $(addprefix daemon/,base keep net config memory store holders 
 DAEMON_OBJ := $(filter-out %/main.o,$(call objects,daemon/*.c $(DAEMON_FOLDERS:%=%/*.c)))
 MOVER_OBJ := $(filter-out %/main.o,$(call objects,daemon/mover/*.c)) \
 	$(B)/obj/daemon/mover/digest_image.o
-CLIENT_FOLDERS := $(addprefix libclient/,link space order stitch heap seal sleep api model admin)
+CLIENT_FOLDERS := $(addprefix libclient/,link space order stitch heap seal sleep elastic api model admin)
 CLIENT_OBJ := $(call objects,libclient/*.c $(CLIENT_FOLDERS:%=%/*.c))
 CTL_OBJ := $(filter-out %/main.o,$(call objects,libclient/ctl/*.c))
 SHIM_OBJ := $(call objects,shim/*.c) $(B)/obj/shim/trampolines.o

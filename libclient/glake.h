@@ -45,7 +45,7 @@
  *
  * Threads. Any thread may use a session and everything that came from it. Calls lock inside and may
  * wait for each other. The library holds off pthread_cancel() while a call waits for glaked. It
- * starts no thread, prints nothing and never exits.
+ * starts no thread (but one that GLAKE_ELASTIC_SERVE of glake_elastic.h asks for), prints nothing and never exits.
  *
  * Blocking. A call waits for glaked's answer, unless it is marked "local". If glaked dies, calls wait
  * up to 5 seconds for the next one, and then return GLAKE_E_GONE. If glaked is stopped, they do so

@@ -23,6 +23,7 @@
 #include "libclient/sleep/slept_free.h"
 #include "libclient/sleep/wake.h"
 #include "libclient/space/space.h"
+#include "libclient/heap/elastic_calls.h"
 #include "libclient/heap/supply.h"
 #include "libclient/heap/usage.h"
 
@@ -249,7 +250,11 @@ void glake_disconnect(struct glake_session *session)
 		return;
 	}
 	session->is_forked = session->link.fork_generation != glake__fork_generation();
-	/* First, as calls that have entered the session may wait for what is asleep. */
+	const struct glake__elastic_calls *elastic = session->elastic_calls;
+	if (elastic) {
+		elastic->stop(session);
+	}
+	/* First of what is here, as calls that have entered the session may wait for what is asleep. */
 	glake__sleep_end(session);
 	if (!session->is_forked) {
 		glake__heap_wait_left(session);
@@ -257,6 +262,9 @@ void glake_disconnect(struct glake_session *session)
 	session->is_closing = true;
 	if (session->end_models) {
 		session->end_models(session);
+	}
+	if (elastic) {
+		elastic->end(session);
 	}
 	glake__blocks_deinit(session);
 	glake__placed_deinit(session);

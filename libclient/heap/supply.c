@@ -5,14 +5,40 @@
 
 #include "libclient/link/dispatch.h"
 #include "libclient/heap/async.h"
+#include "libclient/heap/elastic_calls.h"
 #include "libclient/heap/heap.h"
 #include "libclient/stitch/pool.h"
+
+uint64_t glake__supply_give_lent(struct glake__device *device, uint64_t n_bytes)
+{
+	const struct glake__elastic_calls *calls = device->session->elastic_calls;
+	return calls && n_bytes > 0 ? calls->give(device, n_bytes) : 0;
+}
+
+uint64_t glake__supply_lent_bytes_locked(const struct glake__device *device)
+{
+	const struct glake__elastic_calls *calls = device->session->elastic_calls;
+	return calls ? calls->lent_bytes_locked(device) : 0;
+}
+
+/* What is missing of what glaked wants comes from what the program has lent. */
+static void pay_by_lent(struct glake__device *device)
+{
+	glake__lock();
+	uint64_t n_missing = device->reclaim_debt;
+	glake__unlock();
+	uint64_t n_given = glake__supply_give_lent(device, n_missing);
+	glake__lock();
+	device->reclaim_debt -= n_given < device->reclaim_debt ? n_given : device->reclaim_debt;
+	glake__unlock();
+}
 
 void glake__supply_reclaim(struct glake_session *session, uint32_t device, uint64_t n_bytes)
 {
 	struct glake__device *found = glake__session_device(session, device);
 	if (found) {
 		glake__heap_reclaim(found, n_bytes);
+		pay_by_lent(found);
 		/* Memory that becomes free by this pays the debt. */
 		glake__async_collect(session);
 	}
@@ -36,7 +62,8 @@ static bool find_room(struct glake__device *device, struct glake__wait *wait)
 	wait->is_room_made = true;
 	if (is_first) {
 		bool has_any = glake__async_collect(session);
-		if (has_any || glake__heap_is_warm(device)) {
+		if (glake__supply_give_lent(device, UINT64_MAX) > 0 || has_any ||
+		    glake__heap_is_warm(device)) {
 			return true;
 		}
 	}

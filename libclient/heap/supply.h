@@ -27,6 +27,11 @@ void glake__supply_reclaim(struct glake_session *session, uint32_t device, uint6
  */
 bool glake__supply_make_room(struct glake__device *device, int error, struct glake__wait *wait);
 
+/* Give back up to @n_bytes that elastic ranges of the program have lent, in whole steps. Returns how many went. */
+uint64_t glake__supply_give_lent(struct glake__device *device, uint64_t n_bytes);
+/* How many they have. Called with the lock held. */
+uint64_t glake__supply_lent_bytes_locked(const struct glake__device *device);
+
 /* Give back what streams are done with and the program has not needed for a while (pool.h). */
 void glake__supply_settle(struct glake_session *session);
 

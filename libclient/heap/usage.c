@@ -15,6 +15,7 @@
 #include "libclient/link/rpc.h"
 #include "libclient/link/sized.h"
 #include "libclient/heap/heap.h"
+#include "libclient/heap/supply.h"
 #include "libclient/space/space.h"
 
 /* Called with the lock held. */
@@ -22,9 +23,21 @@ static uint64_t warm_bytes_locked(const struct glake_session *session)
 {
 	uint64_t n_bytes = 0;
 	for (uint32_t i = 0; i < session->n_devices; i++) {
-		n_bytes += glake__heap_free_bytes_locked(&session->heaps[i]);
+		n_bytes += glake__heap_free_bytes_locked(&session->heaps[i]) +
+		           glake__supply_lent_bytes_locked(&session->devices[i]);
 	}
 	return n_bytes;
+}
+
+/* What the program has lent it does not use. Called with the lock held. */
+static uint64_t live_bytes_locked(const struct glake_session *session)
+{
+	uint64_t n_lent = 0;
+	for (uint32_t i = 0; i < session->n_devices; i++) {
+		n_lent += glake__supply_lent_bytes_locked(&session->devices[i]);
+	}
+	uint64_t n_bytes = session->books.live_bytes;
+	return n_lent < n_bytes ? n_bytes - n_lent : 0;
 }
 
 /* Of all numbers of the pools: one that differs is news. 0: none was used. Called with the lock held. */
@@ -45,7 +58,7 @@ static struct glake__usage measure(struct glake_session *session)
 	struct glake__books *books = &session->books;
 	glake__lock();
 	struct glake__usage usage = {
-		.live_bytes = books->live_bytes,
+		.live_bytes = live_bytes_locked(session),
 		.warm_bytes = warm_bytes_locked(session),
 		.peak_bytes = books->peak_bytes,
 		.n_seals = books->n_seals,
@@ -306,7 +319,7 @@ int glake_usage(struct glake_session *session, struct glake_usage *usage)
 	struct glake__books *books = &session->books;
 	glake__lock();
 	struct glake_usage full = {
-		.live_bytes = books->live_bytes,
+		.live_bytes = live_bytes_locked(session),
 		.reserved_bytes = books->reserved_bytes,
 		.warm_bytes = warm_bytes_locked(session),
 		.shared_bytes = books->shared_bytes,
@@ -331,6 +344,7 @@ int glake_device_view(struct glake_session *session, uint32_t index, struct glak
 		glake__lock();
 		/* An allocation that needs what is parked waits for its stream, and has it. */
 		full.warm_bytes = device ? glake__heap_free_bytes_locked(device->heap) +
+		                                   glake__supply_lent_bytes_locked(device) +
 		                                   device->heap->parked_bytes
 		                         : 0;
 		glake__unlock();

@@ -29,6 +29,8 @@
 #include "libclient/link/link.h"
 
 struct glake__allocation;
+struct glake__elastic_calls;
+struct glake__server;
 
 struct glake__device {
 	struct glake_session *session; /* that it is of */
@@ -40,9 +42,10 @@ struct glake__device {
 };
 
 struct glake__books {
-	struct glake__backing *live;  /* owned list by newer: glake_alloc() */
-	struct glake__placed *placed; /* owned list: glake_reserve() */
-	struct glake_model *models;   /* owned list */
+	struct glake__backing *live;    /* owned list by newer: glake_alloc() */
+	struct glake__placed *placed;   /* owned list: glake_reserve() */
+	struct glake_elastic *elastics; /* owned list: glake_elastic_open() */
+	struct glake_model *models;     /* owned list */
 	struct glake_model
 		*late; /* owned list: of models that ended while their memory was asleep */
 	struct glake_block *blocks; /* owned list */
@@ -141,6 +144,9 @@ struct glake_session {
 	void (*end_models)(struct glake_session *session);
 	/* The same of books.late, when that is not asleep any more. No lock is held. */
 	void (*end_late_models)(struct glake_session *session);
+	/* Set with the first elastic range (elastic/elastic.h); NULL: there was none. */
+	const struct glake__elastic_calls *_Atomic elastic_calls;
+	struct glake__server *server; /* owned (elastic/serve.h) */
 	/* async.c: owned; made by the first call that wants it. */
 	_Atomic(struct glake_order *) order;
 

@@ -6,6 +6,7 @@
 
 #include "libclient/heap/async.h"
 #include "libclient/heap/heap.h"
+#include "libclient/heap/supply.h"
 #include "libclient/link/dispatch.h"
 #include "libclient/link/error.h"
 #include "libclient/link/rpc.h"
@@ -290,6 +291,7 @@ static void give_up_warm(struct glake_session *session)
 	for (uint32_t i = 0; i < session->n_devices; i++) {
 		if (session->devices[i].public.ordinal >= 0) {
 			glake__heap_trim(&session->devices[i], 0);
+			glake__supply_give_lent(&session->devices[i], UINT64_MAX);
 		}
 	}
 }

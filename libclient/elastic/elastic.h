@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A range of which steps are committed, lent and returned (glake_elastic.h).
+ *
+ * Invariants: who has made a step COMING or GOING, by compare-and-swap, is the only one who changes its memory, and makes it
+ * something else soon: nobody waits for others with such a step in hand, but for glaked, who may wait for memory. A step
+ * is HELD or LENT if and only if all its lanes have their chunk. n_lent is the number of LENT steps, once nobody is between
+ * the two.
+ *
+ * Owner: the session's books list them. Threads: any.
+ */
+#ifndef GLAKE_LIBCLIENT_ELASTIC_H
+#define GLAKE_LIBCLIENT_ELASTIC_H
+
+#include <stdatomic.h>
+
+#include "glake_elastic.h"
+#include "libclient/link/session.h"
+#include "libclient/space/range.h"
+
+extern const struct glake__use glake__use_elastic;
+
+struct glake_elastic {
+	struct glake_elastic *next; /* link: books.elastics */
+	struct glake_session *session;
+	struct glake__device *device; /* borrowed from the session */
+	struct glake__range *range;   /* owned */
+	struct glake_elastic_desc desc;
+	_Atomic uint32_t *states; /* owned: of each step, enum glake_elastic_state */
+	_Atomic uint32_t n_lent;
+	_Atomic uint32_t n_held;
+	_Atomic uint64_t n_commits;
+	_Atomic uint64_t n_takes;
+	_Atomic uint64_t n_returns;
+	uint32_t
+		n_users; /* of the library's own, that do not have the lock. The lock of the space */
+};
+
+#endif

@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A thread that follows a session's notices while the program does something else: others may wait for what it has lent.
+ *
+ * Owner: the session. Threads: any; start and stop exclude each other.
+ */
+#ifndef GLAKE_LIBCLIENT_SERVE_H
+#define GLAKE_LIBCLIENT_SERVE_H
+
+#include "libclient/link/session.h"
+
+/* Nothing happens if there is one. 0, -ENOMEM or -EAGAIN, the text set. */
+int glake__serve_start(struct glake_session *session);
+
+/* It has ended behind this; in a forked child, where it is not, it is forgotten. */
+void glake__serve_stop(struct glake_session *session);
+
+#endif

@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Elastic ranges, for authors of allocators whose need comes and goes, such as the KV cache of an engine: addresses that are
+ * reserved once and never move, and memory that comes to them and goes in large steps.
+ *
+ * A range has lanes, one for each layer for example, and each lane has the same steps: step i is one chunk at
+ * base + lane * lane_stride + i * chunk_bytes in every lane. A step has its memory in all lanes, or in none:
+ *
+ *   HOLE --commit--> HELD --lend--> LENT --take--> HELD      LENT --(others need memory)--> GOING --> HOLE
+ *
+ * What a program does not need now it lends: that costs nanoseconds, the memory stays mapped, and it has it back in
+ * nanoseconds as long as nobody needed it. When others need memory, the library gives lent steps to glaked, those with
+ * the highest numbers first; the program is not asked. So an allocator that fills the lowest steps first loses the
+ * coldest. A session's own allocations get lent steps as well, before they fail. A sleeping session keeps none.
+ *
+ * Memory of a step that was committed anew reads zero. Work that is queued on the GPU must not use a step that is lent:
+ * lend what work has ended with. What glaked wants is followed in calls of the session, by the shim's thread, or, with
+ * GLAKE_ELASTIC_SERVE, by one of the library: only then an idle program gives as fast as a busy one.
+ *
+ * Like vAttention (arXiv 2405.04437) and kvcached, which take and return such memory themselves; lending is ours.
+ *
+ * Threads: any. Different steps may be worked on at once. Errors: as in glake.h.
+ */
+#ifndef GLAKE_ELASTIC_H
+#define GLAKE_ELASTIC_H
+
+#include "glake.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct glake_elastic;
+
+enum glake_elastic_state {
+	GLAKE_ELASTIC_HOLE,   /* addresses only: touching them is a fault */
+	GLAKE_ELASTIC_COMING, /* some thread commits it */
+	GLAKE_ELASTIC_HELD,
+	GLAKE_ELASTIC_LENT,
+	GLAKE_ELASTIC_GOING, /* glaked gets it */
+	GLAKE_ELASTIC_LOST,  /* the driver did not unmap it: of no use any more */
+};
+
+enum glake_elastic_flags {
+	/* A thread of the library follows the session's notices from now on: handlers (glake.h) run on it. It has all
+	 * signals blocked, and ends with the session. */
+	GLAKE_ELASTIC_SERVE = 1,
+};
+
+struct glake_elastic_desc {
+	size_t size;      /* sizeof(struct glake_elastic_desc) */
+	uint32_t device;  /* glaked's index */
+	uint32_t n_lanes; /* 1 .. 4096 */
+	uint64_t
+		lane_stride; /* bytes from lane to lane: a multiple of 2 MiB, at least n_steps * chunk_bytes */
+	uint64_t
+		chunk_bytes; /* of one step in one lane: a multiple of 2 MiB. The driver's calls cost by the chunk */
+	uint32_t n_steps;     /* at least 1 */
+	uint32_t floor_steps; /* so many, from step 0 on, are committed at once, and stay */
+	uint32_t flags;       /* of enum glake_elastic_flags */
+};
+
+/*
+ * Reserve the addresses of a range, n_lanes * lane_stride bytes, at *base_out, and commit its floor. Blocks as
+ * glake_elastic_commit(). The range ends with glake_elastic_close(), or with the session.
+ * Errors: session errors; request errors; map errors; grant errors; -EINVAL (@desc); -ENOMEM; -EAGAIN (no thread).
+ */
+GLAKE_API int glake_elastic_open(struct glake_session *session,
+                                 const struct glake_elastic_desc *desc,
+                                 struct glake_elastic **elastic_out, glake_ptr *base_out);
+
+/*
+ * Give all memory and the addresses back. NULL is fine. No work uses the range, and no other thread: neither memory
+ * nor @elastic.
+ * Errors: map errors, after which addresses that the driver does not let go stay reserved; @elastic is gone.
+ */
+GLAKE_API int glake_elastic_close(struct glake_elastic *elastic);
+
+/*
+ * Make the steps [first, first + n) HELD. What is lent is taken, what is a hole gets memory, which blocks for a request to
+ * glaked and 30 us a chunk, and waits for memory as the configuration says. *@n_out (may be NULL) is how many, from @first on,
+ * are HELD; each step has come in all lanes, or not at all. With an error those before it stay.
+ * Errors: session errors; request errors; map errors; grant errors; -EINVAL (no such steps); GLAKE_E_CUDA (a step is LOST).
+ */
+GLAKE_API int glake_elastic_commit(struct glake_elastic *elastic, uint32_t first, uint32_t n,
+                                   uint32_t *n_out);
+
+/*
+ * The steps [first, first + n) that are HELD are not needed now: they are LENT. Local, never blocks.
+ * Errors: -EINVAL (no such steps, or of the floor).
+ */
+GLAKE_API int glake_elastic_lend(struct glake_elastic *elastic, uint32_t first, uint32_t n);
+
+/*
+ * Make those of [first, first + n) HELD that are LENT, up to the first that is neither. Returns how many, from @first on,
+ * are HELD then. Local, never blocks. Of an @elastic of a parent process: 0.
+ */
+GLAKE_API uint32_t glake_elastic_take(struct glake_elastic *elastic, uint32_t first, uint32_t n);
+
+/*
+ * Give the steps of [first, first + n) that are LENT to glaked now. Blocks for the driver. Those that sleep or are worked on
+ * stay LENT. Returns how many went, or an error: session errors; -EINVAL (no such steps).
+ */
+GLAKE_API int glake_elastic_return(struct glake_elastic *elastic, uint32_t first, uint32_t n);
+
+/*
+ * The states of all steps, of enum glake_elastic_state, for reading at any time: others change them meanwhile. Valid until
+ * the range ends.
+ */
+GLAKE_API const uint32_t *glake_elastic_states(const struct glake_elastic *elastic);
+
+struct glake_elastic_stats {
+	size_t size;     /* set by the caller */
+	uint32_t n_held; /* steps */
+	uint32_t n_lent;
+	uint64_t step_bytes; /* in all lanes together */
+	uint64_t n_commits;  /* steps that came from glaked, ever */
+	uint64_t n_takes;    /* that were taken back in place of that */
+	uint64_t n_returns;  /* that went to glaked */
+};
+/* Local. Errors: -EINVAL. */
+GLAKE_API int glake_elastic_stats(const struct glake_elastic *elastic,
+                                  struct glake_elastic_stats *stats);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,358 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Elastic ranges: steps come, are lent, are taken back, and go to others who need memory. */
+#include <pthread.h>
+
+#include "libclient/glake_elastic.h"
+#include "libclient/space/range.h"
+#include "tests/harness/words.h"
+
+#define N_LANES 3u
+#define CHUNK (2 * MIB)
+#define STEP (N_LANES * CHUNK)
+#define N_STEPS 8u
+#define STRIDE (N_STEPS * CHUNK + 4 * MIB)
+
+/* Room for 16 steps: 96 MiB. */
+static void begin(void)
+{
+	world_begin(.config = WORLD_CONFIG "warm_bytes = 0;", .devices = "1x96MiB");
+	words_open_driver();
+}
+BEGIN_EACH(begin)
+
+static struct glake_session *session;
+static struct glake_elastic *elastic;
+static glake_ptr base;
+
+static struct glake_elastic_desc desc_of(uint32_t floor_steps, uint32_t flags)
+{
+	return (struct glake_elastic_desc){
+		.size = sizeof(struct glake_elastic_desc),
+		.n_lanes = N_LANES,
+		.lane_stride = STRIDE,
+		.chunk_bytes = CHUNK,
+		.n_steps = N_STEPS,
+		.floor_steps = floor_steps,
+		.flags = flags,
+	};
+}
+
+static void open_range(uint32_t floor_steps, uint32_t flags)
+{
+	const struct glake_elastic_desc desc = desc_of(floor_steps, flags);
+	session = world_connect();
+	assert_ok(glake_elastic_open(session, &desc, &elastic, &base));
+}
+
+static glake_ptr place(uint32_t step, uint32_t lane)
+{
+	return base + lane * STRIDE + step * CHUNK;
+}
+
+static void write_step(uint32_t step, unsigned seed)
+{
+	for (uint32_t lane = 0; lane < N_LANES; lane++) {
+		words_write(place(step, lane), CHUNK, seed * N_LANES + lane);
+	}
+}
+
+static void check_step(uint32_t step, unsigned seed)
+{
+	for (uint32_t lane = 0; lane < N_LANES; lane++) {
+		words_check(place(step, lane), CHUNK, seed * N_LANES + lane);
+	}
+}
+
+static void check_zero(uint32_t step)
+{
+	static uint8_t bytes[CHUNK];
+	static const uint8_t zeroes[CHUNK];
+	for (uint32_t lane = 0; lane < N_LANES; lane++) {
+		assert_ok(glake_read(session, 0, bytes, place(step, lane), CHUNK));
+		ck_assert(memcmp(bytes, zeroes, CHUNK) == 0);
+	}
+}
+
+/* The states of the first steps, a letter each. */
+static void expect_states(const char *letters)
+{
+	const uint32_t *states = glake_elastic_states(elastic);
+	for (size_t i = 0; letters[i]; i++) {
+		ck_assert_msg("-cHLgx"[states[i]] == letters[i], "step %zu is '%c', not '%c'", i,
+		              "-cHLgx"[states[i]], letters[i]);
+	}
+}
+
+static struct glake_elastic_stats stats(void)
+{
+	struct glake_elastic_stats now = {.size = sizeof(now)};
+	assert_ok(glake_elastic_stats(elastic, &now));
+	return now;
+}
+
+static void commit(uint32_t first, uint32_t n)
+{
+	uint32_t n_got = 99;
+	assert_ok(glake_elastic_commit(elastic, first, n, &n_got));
+	ck_assert_uint_eq(n_got, n);
+}
+
+START_TEST(steps_come_and_go_in_all_lanes)
+{
+	open_range(1, 0);
+	expect_states("H-------");
+	check_zero(0);
+	commit(2, 3);
+	expect_states("H-HHH---");
+	ck_assert_uint_eq(words_device_bytes(), 4 * STEP);
+	for (uint32_t i = 2; i < 5; i++) {
+		check_zero(i);
+		write_step(i, i);
+	}
+	ck_assert(glake__space_is_valid());
+	assert_ok(glake_elastic_lend(elastic, 3, 2));
+	expect_states("H-HLL---");
+	ck_assert_uint_eq(world_usage(session).live_bytes, 2 * STEP);
+	ck_assert_uint_eq(world_usage(session).warm_bytes, 2 * STEP);
+	/* Nobody needed it: it is as it was. */
+	ck_assert_uint_eq(glake_elastic_take(elastic, 3, 5), 2);
+	expect_states("H-HHH---");
+	check_step(4, 4);
+	assert_ok(glake_elastic_lend(elastic, 2, 3));
+	ck_assert_int_eq(glake_elastic_return(elastic, 3, 5), 2);
+	expect_states("H-L-----");
+	ck_assert_uint_eq(words_device_bytes(), 2 * STEP);
+	/* What comes again is nobody's. */
+	commit(2, 2);
+	expect_states("H-HH----");
+	check_step(2, 2);
+	check_zero(3);
+	ck_assert_uint_eq(stats().n_commits, 5);
+	ck_assert_uint_eq(stats().n_takes, 3);
+	ck_assert_uint_eq(stats().n_returns, 2);
+	ck_assert_uint_eq(stats().step_bytes, STEP);
+	assert_ok(glake_elastic_close(elastic));
+	ck_assert_uint_eq(words_device_bytes(), 0);
+	ck_assert(glake__space_is_valid());
+	ck_assert_uint_eq(world_usage(session).live_bytes, 0);
+	ck_assert_uint_eq(world_usage(session).reserved_bytes, 0);
+}
+END_TEST
+
+/* The program of the lender does nothing meanwhile. */
+START_TEST(others_get_what_is_lent)
+{
+	glake_ptr ptr;
+	open_range(1, GLAKE_ELASTIC_SERVE);
+	commit(1, 7);
+	for (uint32_t i = 0; i < N_STEPS; i++) {
+		write_step(i, i);
+	}
+	assert_ok(glake_elastic_lend(elastic, 2, 6));
+	struct glake_session *other = world_connect();
+	/* Some 48 MiB are free. */
+	assert_ok(glake_alloc(other, 0, 48 * MIB + STEP + CHUNK, 0, &ptr));
+	/* The highest went, and no more than was needed. */
+	expect_states("HHLLLL--");
+	ck_assert_uint_eq(glake_elastic_take(elastic, 2, 6), 4);
+	for (uint32_t i = 0; i < 6; i++) {
+		check_step(i, i);
+	}
+	/* What is not lent nobody gets. */
+	assert_fails(GLAKE_E_NO_DEVICE_MEMORY, "", glake_alloc(other, 0, STEP, 0, &ptr));
+	expect_states("HHHHHH--");
+	ck_assert(glake__space_is_valid());
+}
+END_TEST
+
+START_TEST(a_step_comes_whole_or_not_at_all)
+{
+	glake_ptr ptr;
+	uint32_t n_got = 99;
+	open_range(0, 0);
+	struct glake_session *other = world_connect();
+	/* Two steps and two thirds are left. */
+	assert_ok(glake_alloc(other, 0, 96 * MIB - 2 * STEP - 2 * CHUNK, 0, &ptr));
+	commit(0, 1);
+	assert_fails(GLAKE_E_NO_DEVICE_MEMORY, "", glake_elastic_commit(elastic, 0, 3, &n_got));
+	ck_assert_uint_eq(n_got, 1);
+	expect_states("H-------");
+	commit(1, 1);
+	ck_assert_uint_eq(words_device_bytes(), 96 * MIB - 2 * CHUNK);
+	ck_assert(glake__space_is_valid());
+	assert_ok(glake_free(other, ptr));
+	commit(0, 8);
+	write_step(7, 1);
+	check_step(7, 1);
+}
+END_TEST
+
+START_TEST(what_is_lent_serves_the_lender_first)
+{
+	glake_ptr ptr;
+	open_range(0, 0);
+	commit(0, 8);
+	write_step(0, 5);
+	assert_ok(glake_elastic_lend(elastic, 1, 7));
+	assert_ok(glake_alloc(session, 0, 48 * MIB + STEP, 0, &ptr));
+	check_step(0, 5);
+	ck_assert_uint_eq(glake_elastic_states(elastic)[7], GLAKE_ELASTIC_HOLE);
+	assert_ok(glake_free(session, ptr));
+	commit(0, 8);
+	check_step(0, 5);
+}
+END_TEST
+
+START_TEST(a_lender_sleeps_without_what_it_has_lent)
+{
+	open_range(1, GLAKE_ELASTIC_SERVE);
+	commit(1, 5);
+	for (uint32_t i = 0; i < 3; i++) {
+		write_step(i, i);
+	}
+	assert_ok(glake_elastic_lend(elastic, 3, 3));
+	struct glake_slept slept = words_fall_asleep(session);
+	ck_assert_uint_eq(slept.private_bytes, 3 * STEP);
+	ck_assert_uint_eq(words_device_bytes(), 0);
+	expect_states("HHH-----");
+	/* What sleeps can be lent, and stays. */
+	assert_ok(glake_elastic_lend(elastic, 2, 1));
+	ck_assert_int_eq(glake_elastic_return(elastic, 0, 8), 0);
+	expect_states("HHL-----");
+	/* This wakes it. */
+	commit(3, 1);
+	ck_assert(!glake_is_asleep(session));
+	ck_assert_uint_eq(glake_elastic_take(elastic, 0, 4), 4);
+	for (uint32_t i = 0; i < 3; i++) {
+		check_step(i, i);
+	}
+	check_zero(3);
+	ck_assert(glake__space_is_valid());
+}
+END_TEST
+
+START_TEST(nonsense_is_refused)
+{
+	struct glake_elastic_desc desc = desc_of(0, 0);
+	struct glake_elastic *none = NULL;
+	glake_ptr ptr;
+	open_range(2, 0);
+	assert_fails(-EINVAL, "NULL", glake_elastic_open(session, NULL, &none, &ptr));
+	desc.n_lanes = 0;
+	assert_fails(-EINVAL, "lanes", glake_elastic_open(session, &desc, &none, &ptr));
+	desc = desc_of(9, 0);
+	assert_fails(-EINVAL, "floor", glake_elastic_open(session, &desc, &none, &ptr));
+	desc = desc_of(0, 128);
+	assert_fails(-EINVAL, "flag", glake_elastic_open(session, &desc, &none, &ptr));
+	desc = desc_of(0, 0);
+	desc.chunk_bytes = CHUNK + 4096;
+	assert_fails(-EINVAL, "2 MiB", glake_elastic_open(session, &desc, &none, &ptr));
+	desc = desc_of(0, 0);
+	desc.lane_stride = CHUNK;
+	assert_fails(-EINVAL, "room", glake_elastic_open(session, &desc, &none, &ptr));
+	desc.lane_stride = UINT64_MAX - 2 * MIB + 1;
+	assert_fails(-EINVAL, "room", glake_elastic_open(session, &desc, &none, &ptr));
+	desc = desc_of(0, 0);
+	desc.device = 7;
+	assert_fails(-ENODEV, "", glake_elastic_open(session, &desc, &none, &ptr));
+	/* A floor that there is no room for. */
+	desc = desc_of(8, 0);
+	desc.chunk_bytes = 8 * MIB;
+	desc.lane_stride = 64 * MIB;
+	assert_fails(GLAKE_E_NO_DEVICE_MEMORY, "", glake_elastic_open(session, &desc, &none, &ptr));
+	ck_assert_ptr_null(none);
+	assert_fails(-EINVAL, "the range has 8", glake_elastic_commit(elastic, 7, 2, NULL));
+	assert_fails(-EINVAL, "the range has 8", glake_elastic_lend(elastic, 9, 0));
+	assert_fails(-EINVAL, "floor", glake_elastic_lend(elastic, 1, 2));
+	assert_fails(-EINVAL, "NULL", glake_elastic_commit(NULL, 0, 0, NULL));
+	assert_fails(-EINVAL, "the range has 8", glake_elastic_return(elastic, 0, 9));
+	ck_assert_uint_eq(glake_elastic_take(elastic, 0, 9), 0);
+	ck_assert_uint_eq(glake_elastic_take(NULL, 0, 1), 0);
+	assert_ok(glake_elastic_close(NULL));
+	expect_states("HH------");
+}
+END_TEST
+
+static void is_no_business_of_a_child(void *user)
+{
+	assert_fails(GLAKE_E_FORKED, "", glake_elastic_commit(elastic, 3, 1, NULL));
+	ck_assert_uint_eq(glake_elastic_take(elastic, 0, 1), 0);
+	glake_disconnect(session);
+}
+
+START_TEST(a_child_leaves_it_alone)
+{
+	open_range(1, GLAKE_ELASTIC_SERVE);
+	write_step(0, 3);
+	world_join(world_client(is_no_business_of_a_child, NULL));
+	check_step(0, 3);
+	commit(1, 1);
+}
+END_TEST
+
+/* ---- at random --------------------------------------------------------------------------------- */
+
+static atomic_bool is_over;
+
+/* Takes as much as it gets, and gives it back, all the time. */
+static void *take_from_others(void *user)
+{
+	struct glake_session *other = user;
+	unsigned seed = 1;
+	while (!is_over) {
+		glake_ptr ptr;
+		uint64_t n_bytes = (1 + rand_r(&seed) % 44) * CHUNK;
+		if (glake_alloc(other, 0, n_bytes, 0, &ptr) == 0) {
+			assert_ok(glake_free(other, ptr));
+		}
+	}
+	return NULL;
+}
+
+START_TEST(nobody_loses_a_byte_that_he_holds)
+{
+	enum { N_ROUNDS = 300 };
+	unsigned seeds[N_STEPS] = {
+		0}; /* of the content of what is held or lent; 0: it reads zero */
+	unsigned dice = 7;
+	unsigned n_back = 0;
+	pthread_t thread;
+	open_range(1, GLAKE_ELASTIC_SERVE);
+	struct glake_session *other = world_connect();
+	ck_assert_int_eq(pthread_create(&thread, NULL, take_from_others, other), 0);
+	for (unsigned round = 1; round <= N_ROUNDS; round++) {
+		uint32_t step = 1 + rand_r(&dice) % (N_STEPS - 1);
+		bool is_held = glake_elastic_states(elastic)[step] == GLAKE_ELASTIC_HELD;
+		if (is_held && rand_r(&dice) % 2) {
+			assert_ok(glake_elastic_lend(elastic, step, 1));
+		} else if (is_held) {
+			check_step(step, seeds[step]);
+			seeds[step] = round;
+			write_step(step, round);
+		} else if (glake_elastic_take(elastic, step, 1) == 1) {
+			n_back++;
+			if (seeds[step] > 0) {
+				check_step(step, seeds[step]);
+			} else {
+				check_zero(step);
+			}
+		} else {
+			uint32_t n_got = 0;
+			int r = glake_elastic_commit(elastic, step, 1, &n_got);
+			if (r == 0) {
+				check_zero(step);
+				seeds[step] = round;
+				write_step(step, round);
+			} else {
+				ck_assert_int_eq(r, GLAKE_E_NO_DEVICE_MEMORY);
+				ck_assert_uint_eq(n_got, 0);
+			}
+		}
+	}
+	is_over = true;
+	pthread_join(thread, NULL);
+	ck_assert_uint_gt(n_back, 0);
+	ck_assert_uint_gt(stats().n_returns, 0);
+	ck_assert(glake__space_is_valid());
+}
+END_TEST
