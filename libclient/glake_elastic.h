@@ -104,8 +104,8 @@ GLAKE_API uint32_t glake_elastic_take(struct glake_elastic *elastic, uint32_t fi
 GLAKE_API int glake_elastic_return(struct glake_elastic *elastic, uint32_t first, uint32_t n);
 
 /*
- * The states of all steps, of enum glake_elastic_state, for reading at any time: others change them meanwhile. Valid until
- * the range ends.
+ * The states of all steps, of enum glake_elastic_state, for reading at any time, each by an atomic load: others change them
+ * meanwhile. Valid until the range ends.
  */
 GLAKE_API const uint32_t *glake_elastic_states(const struct glake_elastic *elastic);
 

@@ -73,13 +73,18 @@ static void check_zero(uint32_t step)
 	}
 }
 
+static uint32_t state_of(uint32_t step)
+{
+	return __atomic_load_n(&glake_elastic_states(elastic)[step], __ATOMIC_ACQUIRE);
+}
+
 /* The states of the first steps, a letter each. */
 static void expect_states(const char *letters)
 {
-	const uint32_t *states = glake_elastic_states(elastic);
-	for (size_t i = 0; letters[i]; i++) {
-		ck_assert_msg("-cHLgx"[states[i]] == letters[i], "step %zu is '%c', not '%c'", i,
-		              "-cHLgx"[states[i]], letters[i]);
+	for (uint32_t i = 0; letters[i]; i++) {
+		char state = "-cHLgx"[state_of(i)];
+		ck_assert_msg(state == letters[i], "step %u is '%c', not '%c'", i, state,
+		              letters[i]);
 	}
 }
 
@@ -196,7 +201,7 @@ START_TEST(what_is_lent_serves_the_lender_first)
 	assert_ok(glake_elastic_lend(elastic, 1, 7));
 	assert_ok(glake_alloc(session, 0, 48 * MIB + STEP, 0, &ptr));
 	check_step(0, 5);
-	ck_assert_uint_eq(glake_elastic_states(elastic)[7], GLAKE_ELASTIC_HOLE);
+	ck_assert_uint_eq(state_of(7), GLAKE_ELASTIC_HOLE);
 	assert_ok(glake_free(session, ptr));
 	commit(0, 8);
 	check_step(0, 5);
@@ -322,7 +327,7 @@ START_TEST(nobody_loses_a_byte_that_he_holds)
 	ck_assert_int_eq(pthread_create(&thread, NULL, take_from_others, other), 0);
 	for (unsigned round = 1; round <= N_ROUNDS; round++) {
 		uint32_t step = 1 + rand_r(&dice) % (N_STEPS - 1);
-		bool is_held = glake_elastic_states(elastic)[step] == GLAKE_ELASTIC_HELD;
+		bool is_held = state_of(step) == GLAKE_ELASTIC_HELD;
 		if (is_held && rand_r(&dice) % 2) {
 			assert_ok(glake_elastic_lend(elastic, step, 1));
 		} else if (is_held) {
