@@ -62,6 +62,12 @@ void devices_deinit(struct devices *devices)
 	pthread_mutex_destroy(&devices->lock);
 }
 
+static CUresult make_digester(struct device *device)
+{
+	return digester_init(&device->digester, &device->kernels, device->context,
+	                     device->copy_stream);
+}
+
 static int open_device(struct device *device, struct fault *fault)
 {
 	const struct cudrv *drv = device->drv;
@@ -81,8 +87,8 @@ static int open_device(struct device *device, struct fault *fault)
 	}
 	if (result == CUDA_SUCCESS) {
 		call = "making the digester";
-		result = digester_init(&device->digester, &device->kernels, device->context,
-		                       device->copy_stream);
+		result = make_digester(device);
+		result = result == CUDA_ERROR_OUT_OF_MEMORY ? CUDA_SUCCESS : result;
 	}
 	if (result != CUDA_SUCCESS) {
 		close_device(device);
@@ -114,6 +120,16 @@ int devices_find(struct devices *devices, const uint8_t *uuid, size_t n_uuid_byt
 		*device_out = device;
 	}
 	return error;
+}
+
+int device_need_digester(struct devices *devices, struct device *device, struct fault *fault)
+{
+	pthread_mutex_lock(&devices->lock);
+	CUresult result = device->digester.drv ? CUDA_SUCCESS : make_digester(device);
+	pthread_mutex_unlock(&devices->lock);
+	return result == CUDA_SUCCESS
+	               ? 0
+	               : device_fault(device->drv, result, "making the digester", fault);
 }
 
 int device_enter(const struct device *device, struct fault *fault)

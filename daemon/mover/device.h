@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The GPUs as the mover uses them: the primary context of each, the kernels, the stream for copies
- * from the host and the digester. Made on first use, since a context costs half a GiB and 100 ms.
+ * from the host and the digester. Made on first use, since a context costs half a GiB and 100 ms. A device
+ * that has no room for the digester is opened without: only loads need it, and a full device is where programs
+ * are to sleep.
  *
  * Owner: the mover. Lifetime: devices_init() to devices_deinit(); a device stays open in between.
  * Threads: devices_find() from any; a device found may be used by any thread after device_enter().
@@ -32,7 +34,7 @@ struct device {
 	CUcontext context;
 	CUstream copy_stream; /* host to device, in order */
 	struct kernels kernels;
-	struct digester digester;
+	struct digester digester; /* of loads; see device_need_digester() */
 };
 
 struct devices {
@@ -50,6 +52,9 @@ void devices_deinit(struct devices *devices);
 /* The device with this UUID, open and entered by the calling thread. */
 int devices_find(struct devices *devices, const uint8_t *uuid, size_t n_uuid_bytes,
                  struct device **device_out, struct fault *fault);
+
+/* Before its digester is used: it is missing if the device was full. It is entered. */
+int device_need_digester(struct devices *devices, struct device *device, struct fault *fault);
 
 /* Make its context the calling thread's. */
 int device_enter(const struct device *device, struct fault *fault);

@@ -251,6 +251,9 @@ static int prepare(struct load *load, struct fault *fault)
 	int error = devices_find(load->host->devices, load->device_uuid, load->n_uuid_bytes,
 	                         &load->windows.device, fault);
 	if (!error) {
+		error = device_need_digester(load->host->devices, load->windows.device, fault);
+	}
+	if (!error) {
 		/* Early, so that threads get ready while the headers are parsed. */
 		error = pump_add(load->host->pump, &load->windows.pump_job, load->windows.device,
 		                 fault);

@@ -82,12 +82,21 @@ static void close_views(struct probe_run *run)
 
 /* ---- lanes ---------------------------------------------------------------------------------- */
 
+/* Accepts none. */
+static void free_leaves(struct probe_leaves *leaves, const struct cudrv *drv)
+{
+	if (leaves->address && leaves->is_pinned) {
+		drv->cuMemFreeHost((void *)(uintptr_t)leaves->address);
+	} else if (leaves->address) {
+		drv->cuMemFree(leaves->address);
+	}
+	*leaves = (struct probe_leaves){0};
+}
+
 /* Accepts a zeroed slot. The lane's device is entered. */
 static void slot_deinit(struct probe_slot *slot, const struct cudrv *drv)
 {
-	if (slot->leaves) {
-		drv->cuMemFree(slot->leaves);
-	}
+	free_leaves(&slot->leaves, drv);
 	if (slot->host_words) {
 		drv->cuMemFreeHost(slot->host_words);
 	}
@@ -179,22 +188,37 @@ static CUresult make_event(const struct cudrv *drv, CUevent *event_out)
 	return result;
 }
 
-static CUresult make_scratch(struct probe_scratch *scratch, const struct cudrv *drv)
+/* Memory of the device, or 0 if it is full, or was. */
+static CUresult ask_device(struct probe_lane *lane, const struct cudrv *drv, uint64_t bytes,
+                           CUdeviceptr *address_out)
 {
-	CUresult result = drv->cuMemAlloc(&scratch->address, SCRATCH_BYTES);
-	scratch->address = result == CUDA_SUCCESS ? scratch->address : 0;
+	*address_out = 0;
+	if (lane->is_full) {
+		return CUDA_SUCCESS;
+	}
+	CUdeviceptr address;
+	CUresult result = drv->cuMemAlloc(&address, bytes);
+	lane->is_full = result == CUDA_ERROR_OUT_OF_MEMORY;
+	*address_out = result == CUDA_SUCCESS ? address : 0;
+	return lane->is_full ? CUDA_SUCCESS : result;
+}
+
+static CUresult make_scratch(struct probe_lane *lane, struct probe_scratch *scratch,
+                             const struct cudrv *drv)
+{
+	CUresult result = ask_device(lane, drv, SCRATCH_BYTES, &scratch->address);
 	if (result == CUDA_SUCCESS) {
 		result = make_event(drv, &scratch->filled);
 	}
 	return result == CUDA_SUCCESS ? make_event(drv, &scratch->compared) : result;
 }
 
-/* Whole or not at all. The scratch memory is there before the device is full. */
+/* Whole or not at all. */
 static CUresult make_lane(struct probe_lane *lane, const struct cudrv *drv)
 {
 	CUresult result = make_streams(lane, drv);
 	for (unsigned i = 0; i < N_SCRATCHES && result == CUDA_SUCCESS; i++) {
-		result = make_scratch(&lane->scratches[i], drv);
+		result = make_scratch(lane, &lane->scratches[i], drv);
 	}
 	lane->is_made = result == CUDA_SUCCESS;
 	if (!lane->is_made) {
@@ -239,25 +263,33 @@ static int enter(struct probe_lanes *lanes, struct probe_run *run, unsigned i_sl
 
 /* ---- digest --------------------------------------------------------------------------------- */
 
-/* The buffer only grows: to free device memory waits for everything that runs on the device. */
-static int need_leaves(struct probe_slot *slot, const struct cudrv *drv, uint64_t bytes,
-                       struct fault *fault)
+/* On failure there are none. */
+static CUresult make_leaves(struct probe_lane *lane, struct probe_leaves *leaves,
+                            const struct cudrv *drv, uint64_t bytes)
 {
-	if (bytes <= slot->leaves_bytes) {
+	struct probe_leaves made = {.bytes = bytes};
+	CUresult result = ask_device(lane, drv, bytes, &made.address);
+	if (result == CUDA_SUCCESS && !made.address) {
+		void *memory;
+		result = drv->cuMemHostAlloc(&memory, bytes, CU_MEMHOSTALLOC_PORTABLE);
+		made.address = result == CUDA_SUCCESS ? there(memory) : 0;
+		made.is_pinned = true;
+	}
+	*leaves = result == CUDA_SUCCESS ? made : (struct probe_leaves){0};
+	return result;
+}
+
+/* The memory only grows: to free device memory waits for everything that runs on the device. */
+static int need_leaves(struct probe_run *run, uint64_t bytes, struct fault *fault)
+{
+	const struct cudrv *drv = run->device->drv;
+	struct probe_leaves *leaves = &run->slot->leaves;
+	if (bytes <= leaves->bytes) {
 		return 0;
 	}
-	if (slot->leaves) {
-		drv->cuMemFree(slot->leaves);
-		slot->leaves = 0;
-		slot->leaves_bytes = 0;
-	}
-	CUresult result = drv->cuMemAlloc(&slot->leaves, bytes);
-	if (result != CUDA_SUCCESS) {
-		slot->leaves = 0;
-		return device_fault(drv, result, "cuMemAlloc", fault);
-	}
-	slot->leaves_bytes = bytes;
-	return 0;
+	free_leaves(leaves, drv);
+	CUresult result = make_leaves(run->lane, leaves, drv, bytes);
+	return result == CUDA_SUCCESS ? 0 : device_fault(drv, result, "memory for leaves", fault);
 }
 
 /* Of the content at @address, to @digest, one of the slot's words. */
@@ -267,13 +299,13 @@ static CUresult queue_digest(struct probe_run *run, CUstream stream, CUdeviceptr
 	const struct kernels *kernels = &run->device->kernels;
 	struct probe_slot *slot = run->slot;
 	digest->item = (struct kernel_root_item){
-		.leaves = slot->leaves,
+		.leaves = slot->leaves.address,
 		.n_leaves = digest_n_leaves(run->probe.content_bytes),
 		.content_bytes = run->probe.content_bytes,
 		.root_out = there(digest->root),
 	};
 	CUresult result = kernels_leaves(kernels, stream, address, digest->item.n_leaves,
-	                                 slot->leaves);
+	                                 slot->leaves.address);
 	return result == CUDA_SUCCESS ? kernels_roots(kernels, stream, there(&digest->item), 1)
 	                              : result;
 }
@@ -362,8 +394,7 @@ static int prepare_digest(struct probe_run *run, struct fault *fault)
 	if (probe->content_bytes > probe->chunk_bytes) {
 		return fault_set(fault, FAULT_BAD_REQUEST, "a content larger than its chunk");
 	}
-	return need_leaves(run->slot, run->device->drv,
-	                   digest_n_leaves(probe->content_bytes) * DIGEST_BYTES, fault);
+	return need_leaves(run, digest_n_leaves(probe->content_bytes) * DIGEST_BYTES, fault);
 }
 
 static int start_digest(struct probe_run *run, struct fault *fault)
@@ -442,6 +473,22 @@ static int find_zeros(struct probe_run *run, struct probe_result *result, struct
 
 /* ---- copies --------------------------------------------------------------------------------- */
 
+/* Compare the piece at @host with the one at @chunk where they are. STREAM_CHECK goes on behind that. */
+static CUresult queue_piece_there(struct probe_run *run, const struct probe_scratch *scratch,
+                                  CUdeviceptr host, CUdeviceptr chunk, uint64_t n_bytes)
+{
+	const struct cudrv *drv = run->device->drv;
+	const CUstream *streams = run->lane->streams;
+	CUresult result = queue_compare(run, streams[STREAM_BACK], host, chunk, n_bytes,
+	                                &run->slot->host_words->differs);
+	if (result == CUDA_SUCCESS) {
+		result = drv->cuEventRecord(scratch->filled, streams[STREAM_BACK]);
+	}
+	return result == CUDA_SUCCESS
+	               ? drv->cuStreamWaitEvent(streams[STREAM_CHECK], scratch->filled, 0)
+	               : result;
+}
+
 /* Read the piece at @host back, and compare it with the one at @chunk, while the next is read. */
 static CUresult queue_piece(struct probe_run *run, CUdeviceptr host, CUdeviceptr chunk,
                             uint64_t n_bytes)
@@ -449,6 +496,9 @@ static CUresult queue_piece(struct probe_run *run, CUdeviceptr host, CUdeviceptr
 	const struct cudrv *drv = run->device->drv;
 	struct probe_lane *lane = run->lane;
 	const struct probe_scratch *scratch = &lane->scratches[lane->next_scratch++ % N_SCRATCHES];
+	if (!scratch->address) {
+		return queue_piece_there(run, scratch, host, chunk, n_bytes);
+	}
 	CUresult result = drv->cuStreamWaitEvent(lane->streams[STREAM_BACK], scratch->compared, 0);
 	if (result == CUDA_SUCCESS) {
 		result = drv->cuMemcpyDtoDAsync(scratch->address, host, n_bytes,
@@ -472,7 +522,7 @@ static CUresult queue_piece(struct probe_run *run, CUdeviceptr host, CUdeviceptr
 /*
  * What was written is read back over the link the other way, and compared with its source. Meanwhile the next copies go out: so
  * that has streams of its own. It comes in pieces to memory of the GPU, since a kernel that reads over the link takes
- * twice as long.
+ * twice as long. Without that memory, a kernel does.
  */
 static CUresult queue_check(struct probe_run *run, CUdeviceptr host)
 {

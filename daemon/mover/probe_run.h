@@ -2,6 +2,10 @@
 /*
  * What the small jobs do on the GPU (probe.h has their queue).
  *
+ * They need little memory of the GPU, and none if it is full: that is when programs are to sleep. What a copy is
+ * compared through is left out then, and what a digest needs is pinned memory. Both are slower. What was refused once
+ * is not asked for again: the room that comes is that of programs which sleep, and want it back.
+ *
  * Threads: the prober's only.
  */
 #ifndef GLAKE_MOVER_PROBE_RUN_H
@@ -44,12 +48,18 @@ struct probe {
 /* So many are under way: the next are mapped while the GPU works on the first. */
 #define PROBES_AT_ONCE 8u
 
+/* Of the digest of one chunk. */
+struct probe_leaves {
+	CUdeviceptr address; /* 0 = none */
+	uint64_t bytes;
+	bool is_pinned; /* else it is the device's */
+};
+
 /* What a probe needs on its device beside the streams, made on first use. */
 struct probe_slot {
 	CUevent done;
 	CUevent written; /* what is copied out */
-	CUdeviceptr leaves;
-	uint64_t leaves_bytes;
+	struct probe_leaves leaves;
 	struct probe_words *host_words; /* pinned; NULL = not made yet */
 };
 
@@ -57,7 +67,7 @@ struct probe_slot {
 #define N_SCRATCHES 2u
 
 struct probe_scratch {
-	CUdeviceptr address;
+	CUdeviceptr address; /* 0: the device was full */
 	CUevent filled;
 	CUevent compared;
 };
@@ -74,6 +84,7 @@ enum probe_stream {
 
 struct probe_lane {
 	bool is_made; /* the following, all of it */
+	bool is_full; /* the device has refused memory */
 	CUstream streams[N_PROBE_STREAMS];
 	struct probe_scratch scratches[N_SCRATCHES];
 	unsigned next_scratch;

@@ -30,6 +30,90 @@ static void begin(void)
 }
 BEGIN_EACH(begin)
 
+/* ---- a full device ---------------------------------------------------------------------------- */
+
+#define MAX_FILLING (DEVICE_BYTES / CHUNK_BYTES)
+
+/* All that is left of the device, each chunk with a content of its own. Returns their number. */
+static unsigned fill_device(struct glake_session *session, glake_ptr *ptrs)
+{
+	unsigned n = 0;
+	size_t n_free;
+	size_t n_all;
+	while (n < MAX_FILLING && glake_alloc(session, 0, CHUNK_BYTES, 0, &ptrs[n]) == 0) {
+		words_write(ptrs[n], CHUNK_BYTES, 100 + n);
+		n++;
+	}
+	ck_assert_int_eq(drv.cuMemGetInfo(&n_free, &n_all), CUDA_SUCCESS);
+	ck_assert_uint_eq(n_free, 0);
+	return n;
+}
+
+static void check_filling(const glake_ptr *ptrs, unsigned n)
+{
+	for (unsigned i = 0; i < n; i++) {
+		words_check(ptrs[i], CHUNK_BYTES, 100 + i);
+	}
+}
+
+/* That is when others want it to sleep. The mover begins then, and finds no memory of the device. */
+START_TEST(who_has_filled_the_device_sleeps)
+{
+	struct glake_session *session = world_connect();
+	glake_ptr filling[MAX_FILLING];
+	glake_ptr large = words_alloc(session, 130 * MIB, 7);
+	unsigned n = fill_device(session, filling);
+	for (unsigned round = 0; round < 3; round++) {
+		struct glake_slept slept = words_fall_asleep(session);
+		ck_assert_uint_eq(slept.private_bytes, 130 * MIB + n * CHUNK_BYTES);
+		ck_assert_uint_eq(slept.n_stays, 0);
+		ck_assert_uint_eq(words_device_bytes(), 0);
+		assert_ok(glake_wake(session, NULL));
+		words_check(large, 130 * MIB, 7 + round);
+		check_filling(filling, n);
+		words_write(large, 130 * MIB, 8 + round);
+	}
+}
+END_TEST
+
+/* The same beside one who stays. What the mover takes later would be missing when both are awake. */
+START_TEST(both_who_have_filled_the_device_are_awake_again)
+{
+	struct glake_session *one = world_connect();
+	struct glake_session *other = world_connect();
+	glake_ptr filling[MAX_FILLING];
+	glake_ptr large = words_alloc(one, 130 * MIB, 7);
+	unsigned n = fill_device(other, filling);
+	words_fall_asleep(one);
+	words_fall_asleep(other);
+	assert_ok(glake_wake(one, NULL));
+	assert_ok(glake_wake(other, NULL));
+	words_check(large, 130 * MIB, 7);
+	check_filling(filling, n);
+}
+END_TEST
+
+/* Copies are compared, shared and read back as ever by a mover that gets no memory of the device. */
+START_TEST(equal_bytes_of_a_full_device_have_one_copy)
+{
+	world_set_faults("glake-mover/cuMemAlloc:*:fail=2");
+	struct glake_session *one = world_connect();
+	struct glake_session *other = world_connect();
+	glake_ptr first = words_alloc(one, 34 * MIB, 7);
+	glake_ptr second = words_alloc(other, 34 * MIB, 7);
+	glake_ptr sealed = words_alloc(other, 6 * MIB, 8);
+	words_seal(sealed, 6 * MIB);
+	words_fall_asleep(one);
+	words_fall_asleep(other);
+	ck_assert_uint_eq(world_copy_bytes(), 40 * MIB);
+	assert_ok(glake_wake(one, NULL));
+	assert_ok(glake_wake(other, NULL));
+	words_check(first, 34 * MIB, 7);
+	words_check(second, 34 * MIB, 7);
+	words_check(sealed, 6 * MIB, 8);
+}
+END_TEST
+
 /* ---- memory of each kind ---------------------------------------------------------------------- */
 
 struct scene {
