@@ -26,8 +26,7 @@ struct extents_request {
 	struct extents_request **self; /* the caller's; cleared before done */
 	struct alloc *alloc;
 	uint64_t waited_ms;
-	struct list taken; /* of extent.link */
-	uint64_t missing_bytes;
+	uint64_t bytes;
 	struct charge charge; /* of those */
 };
 
@@ -48,7 +47,6 @@ static struct extent *span_new(struct extent_chunk *in, uint64_t offset, uint64_
 {
 	struct extent *span = calloc(1, sizeof(*span));
 	if (span) {
-		list_init(&span->link);
 		list_init(&span->place);
 		span->in = in;
 		span->offset = offset;
@@ -57,13 +55,21 @@ static struct extent *span_new(struct extent_chunk *in, uint64_t offset, uint64_
 	return span;
 }
 
+/* It was made for one extent, and is never cut. */
+static bool is_whole(const struct extents *extents, const struct extent_chunk *in)
+{
+	return in->chunk.bytes > extents->large_bytes;
+}
+
 static struct extent *find_free(const struct extents *extents, uint64_t bytes)
 {
 	struct extent_chunk *in;
 	struct extent *span;
 	list_for_each (in, &extents->chunks, link) {
+		bool is_cut = !is_whole(extents, in);
 		list_for_each (span, &in->spans, place) {
-			if (span->state == EXTENT_FREE && span->bytes >= bytes) {
+			if (span->state == EXTENT_FREE &&
+			    (is_cut ? span->bytes >= bytes : span->bytes == bytes)) {
 				return span;
 			}
 		}
@@ -101,16 +107,7 @@ static bool use_span(struct extents *extents, struct extent *span, uint64_t byte
 
 bool extents_have(const struct extents *extents, uint64_t bytes)
 {
-	const struct extent_chunk *in;
-	const struct extent *span;
-	list_for_each (in, &extents->chunks, link) {
-		list_for_each (span, &in->spans, place) {
-			if (span->state == EXTENT_FREE && span->bytes >= bytes) {
-				return true;
-			}
-		}
-	}
-	return false;
+	return find_free(extents, bytes) != NULL;
 }
 
 static void free_chunk(struct extent_chunk *in)
@@ -144,8 +141,8 @@ static void let_go(struct extents *extents, struct extent_chunk *in)
 /* The chunk may be gone afterwards. If the mover is to forget it, that stands, and it goes. */
 static void free_chunk_if_empty(struct extents *extents, struct extent_chunk *in)
 {
-	if (is_empty(in) &&
-	    (in->is_told || kept_bytes(extents) >= extents->ready_bytes + in->chunk.bytes)) {
+	if (is_empty(in) && (in->is_told || is_whole(extents, in) ||
+	                     kept_bytes(extents) >= extents->ready_bytes + in->chunk.bytes)) {
 		let_go(extents, in);
 	}
 }
@@ -196,50 +193,26 @@ void extent_release(struct extents *extents, struct extent *extent)
 
 /* ---- requests --------------------------------------------------------------------------------- */
 
-static void release_all(struct extents *extents, struct list *taken)
-{
-	while (!list_is_empty(taken)) {
-		struct extent *extent = list_first(taken, struct extent, link);
-		list_remove(&extent->link);
-		extent_release(extents, extent);
-	}
-}
-
-static void finish(struct extents_request *request, enum status status)
+static void finish(struct extents_request *request, enum status status, struct extent *extent)
 {
 	charge_refund(&request->charge);
-	if (status != STATUS_OK) {
-		release_all(request->extents, &request->taken);
-	}
 	if (request->self) {
 		*request->self = NULL;
 	}
-	request->done(request->user, status, &request->taken);
-	assert(list_is_empty(&request->taken));
+	request->done(request->user, status, extent);
 	free(request);
 }
 
-/* Take pieces as large as a chunk at most, of what is free. */
-static enum status take_free(struct extents_request *request, uint64_t bytes)
+static enum status use_free(struct extents_request *request, struct extent *span)
 {
 	struct extents *extents = request->extents;
-	while (bytes > 0) {
-		uint64_t piece = bytes < extents->large_bytes ? bytes : extents->large_bytes;
-		struct extent *span = find_free(extents, piece);
-		bytes -= piece;
-		if (!span) {
-			request->missing_bytes += piece;
-			continue;
-		}
-		struct charge charge;
-		if (tenant_charge(request->tenant, extents->at->slot, piece, 0, &charge) != 0) {
-			return STATUS_OVER_QUOTA;
-		}
-		if (!use_span(extents, span, piece, &charge)) {
-			charge_refund(&charge);
-			return STATUS_NO_HOST_MEMORY;
-		}
-		list_insert(&request->taken, &span->link);
+	struct charge charge;
+	if (tenant_charge(request->tenant, extents->at->slot, request->bytes, 0, &charge) != 0) {
+		return STATUS_OVER_QUOTA;
+	}
+	if (!use_span(extents, span, request->bytes, &charge)) {
+		charge_refund(&charge);
+		return STATUS_NO_HOST_MEMORY;
 	}
 	return STATUS_OK;
 }
@@ -261,101 +234,71 @@ static struct extent *enter_chunk(struct extents *extents, struct chunk *chunk)
 	return span;
 }
 
-/* What is missing lies in @chunk, from its beginning on. */
-static enum status use_chunk(struct extents_request *request, struct chunk *chunk)
+/* In @chunk, from its beginning on. NULL: no memory. */
+static struct extent *use_chunk(struct extents_request *request, struct chunk *chunk)
 {
 	struct extents *extents = request->extents;
-	uint64_t bytes = request->missing_bytes < chunk->bytes ? request->missing_bytes
-	                                                       : chunk->bytes;
-	/* The request's charge, which was let in, is divided. */
-	charge_shrink(&request->charge, bytes);
-	request->missing_bytes -= bytes;
-	struct charge charge = tenant_charge_adopted(payer_alone(request->tenant),
-	                                             extents->at->slot, bytes, 0, 0);
 	struct extent *span = enter_chunk(extents, chunk);
-	if (!span || !use_span(extents, span, bytes, &charge)) {
-		charge_refund(&charge);
-		if (span) {
-			free_chunk_if_empty(extents, span->in);
-		}
-		return STATUS_NO_HOST_MEMORY;
+	if (span && !use_span(extents, span, request->bytes, &request->charge)) {
+		free_chunk_if_empty(extents, span->in);
+		span = NULL;
 	}
-	list_insert(&request->taken, &span->link);
-	return STATUS_OK;
+	return span;
 }
 
-static void on_chunks(void *user, enum status status, struct chunk *chunks, size_t n_chunks)
+static void on_chunk(void *user, enum status status, struct chunk *chunks, size_t n_chunks)
 {
 	struct extents_request *request = user;
-	for (size_t i = 0; status == STATUS_OK && i < n_chunks; i++) {
-		status = use_chunk(request, &chunks[i]);
-	}
-	finish(request, status);
+	struct extent *extent = status == STATUS_OK ? use_chunk(request, &chunks[0]) : NULL;
+	finish(request, status == STATUS_OK && !extent ? STATUS_NO_HOST_MEMORY : status, extent);
 }
 
-/* Large chunks as long as there is room for such, and what is wanted then. */
-static size_t plan(const struct extents *extents, uint64_t bytes, uint64_t *sizes, size_t max)
+/* A large one if there is room for such, or what is wanted. */
+static enum status make_chunk(struct extents_request *request)
 {
-	uint64_t room = location_room_bytes(extents->at);
-	size_t n = 0;
-	for (; bytes > 0 && n < max; n++) {
-		bool has_room = room >= extents->large_bytes;
-		sizes[n] = has_room || bytes > extents->large_bytes ? extents->large_bytes : bytes;
-		bytes -= bytes < sizes[n] ? bytes : sizes[n];
-		room -= room < sizes[n] ? room : sizes[n];
-	}
-	return bytes == 0 ? n : 0;
-}
-
-static enum status make_missing(struct extents_request *request)
-{
-	enum { MAX_CHUNKS = 1024 };
-	uint64_t sizes[MAX_CHUNKS];
 	struct extents *extents = request->extents;
-	size_t n = plan(extents, request->missing_bytes, sizes, MAX_CHUNKS);
-	if (n == 0) {
-		return STATUS_NO_DEVICE_MEMORY;
+	uint64_t bytes = request->bytes;
+	if (bytes < extents->large_bytes &&
+	    location_room_bytes(extents->at) >= extents->large_bytes) {
+		bytes = extents->large_bytes;
 	}
 	const struct alloc_wanted wanted = {.at = extents->at,
 	                                    .tenant = extents->cache,
 	                                    .use = CHUNK_COPIES,
-	                                    .sizes = sizes,
-	                                    .n_chunks = n,
+	                                    .sizes = &bytes,
+	                                    .n_chunks = 1,
 	                                    .waited_ms = &request->waited_ms};
-	return alloc_start(extents->allocator, &wanted, on_chunks, request, &request->alloc);
+	return alloc_start(extents->allocator, &wanted, on_chunk, request, &request->alloc);
 }
 
 void extents_take(struct extents *extents, struct tenant *tenant, uint64_t bytes,
                   extents_done_fn done, void *user, struct extents_request **request_out)
 {
 	struct extents_request *request = calloc(1, sizeof(*request));
-	struct list none = LIST_INIT(none);
 	assert(bytes > 0 && bytes % GLAKE_CHUNK_GRANULARITY == 0);
 	*request_out = request;
 	if (!request) {
-		done(user, STATUS_NO_HOST_MEMORY, &none);
+		done(user, STATUS_NO_HOST_MEMORY, NULL);
 		return;
 	}
 	request->extents = extents;
 	request->tenant = tenant;
+	request->bytes = bytes;
 	request->done = done;
 	request->user = user;
 	request->self = request_out;
-	list_init(&request->taken);
-	enum status status = take_free(request, bytes);
-	if (status == STATUS_OK && request->missing_bytes == 0) {
-		finish(request, STATUS_OK);
+	struct extent *span = find_free(extents, bytes);
+	if (span) {
+		enum status status = use_free(request, span);
+		finish(request, status, status == STATUS_OK ? span : NULL);
 		return;
 	}
-	if (status == STATUS_OK && tenant_charge(tenant, extents->at->slot, request->missing_bytes,
-	                                         0, &request->charge) != 0) {
-		status = STATUS_OVER_QUOTA;
-	}
-	if (status == STATUS_OK) {
-		status = make_missing(request);
+	enum status status = STATUS_OVER_QUOTA;
+	if (tenant_charge(tenant, extents->at->slot, bytes, 0, &request->charge) == 0) {
+		status = make_chunk(request);
 	}
 	if (status != STATUS_OK) {
-		finish(request, status);
+		finish(request, status, NULL);
 	}
 }
 
@@ -365,7 +308,6 @@ void extents_cancel(struct extents_request *request)
 		alloc_cancel(request->alloc);
 	}
 	charge_refund(&request->charge);
-	release_all(request->extents, &request->taken);
 	*request->self = NULL;
 	free(request);
 }

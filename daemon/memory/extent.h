@@ -14,7 +14,8 @@
  * extent_source() answers of WRITTEN ones only.
  *
  * In each large chunk the extents and the free spans lie side by side, and no two free spans are neighbours. An extent
- * is the first span that is large enough, by the age of the chunks and the offset. A chunk without extents is given back;
+ * is the first span that is large enough, by the age of the chunks and the offset. One that is larger than a large chunk has a
+ * chunk of its own, as large as it is, which nothing else is put in and which goes with it. A chunk without extents is given back;
  * if the mover may have it mapped, when whoever set on_empty says so, unless it has extents again.
  *
  * Making a large chunk takes long. So ready_bytes are kept, used or free: chunks are made one after the other while nothing else
@@ -31,7 +32,7 @@
 
 #include "daemon/memory/alloc.h"
 
-/* Of a large chunk, if there is as much room. Larger requests are several extents. */
+/* Of a large chunk, if there is as much room. */
 #define EXTENT_LARGE_BYTES (1ull << 30)
 
 enum extent_state {
@@ -53,7 +54,6 @@ struct extent_parking {
 };
 
 struct extent {
-	struct list link;  /* link: its owner's list; of a free one: none */
 	struct list place; /* link: extent_chunk.spans, by offset */
 	struct extent_chunk *in;
 	uint64_t offset;
@@ -85,15 +85,15 @@ void extents_init(struct extents *extents, struct allocator *allocator, struct l
 void extents_deinit(struct extents *extents);
 
 /*
- * STATUS_OK: @extents, of extent.link, are the callee's, FRESH, and as many bytes as were asked for. Otherwise there are
- * none: statuses of alloc_done_fn.
+ * STATUS_OK: @extent is the callee's, FRESH, and has as many bytes as were asked for. Otherwise it is NULL: statuses of
+ * alloc_done_fn.
  */
-typedef void (*extents_done_fn)(void *user, enum status status, struct list *extents);
+typedef void (*extents_done_fn)(void *user, enum status status, struct extent *extent);
 
 struct extents_request;
 
 /*
- * Take @bytes, a multiple of 2 MiB, at the cost of @tenant: all or nothing. @done follows once, perhaps before this
+ * Take @bytes, a multiple of 2 MiB, at the cost of @tenant. @done follows once, perhaps before this
  * returns. *request_out is for extents_cancel(), and becomes NULL before @done.
  */
 void extents_take(struct extents *extents, struct tenant *tenant, uint64_t bytes,
@@ -115,7 +115,7 @@ bool extents_give_ready(struct extents *extents);
 /* The mover has chunk @number not mapped any more. */
 void extents_forgotten(struct extents *extents, uint64_t number);
 
-/* It has left its owner's list. */
+/* Nobody uses it any more. */
 void extent_release(struct extents *extents, struct extent *extent);
 
 /* The mover has written all of it. */

@@ -368,6 +368,13 @@ static bool is_on_one_of(const struct copies *copies, const struct copy *copy, u
 	return nodes >> (copy->in - copies->nodes) & 1;
 }
 
+/* A copy that is larger than a large chunk has one of its own, for another of that size. */
+static bool makes_place(const struct extents *node, const struct copy *copy, uint64_t bytes)
+{
+	bool is_whole = copy->bytes > node->large_bytes || bytes > node->large_bytes;
+	return copy->in == node && (!is_whole || copy->bytes == bytes);
+}
+
 void copies_spare_making(struct copies *copies, const struct extents *node, uint64_t bytes)
 {
 	struct copy *copy;
@@ -377,16 +384,30 @@ void copies_spare_making(struct copies *copies, const struct extents *node, uint
 		if (has) {
 			return;
 		}
-		if (copy->in == node && copy->n_held == 0 && !copy->is_of_block) {
+		if (makes_place(node, copy, bytes) && copy->n_held == 0 && !copy->is_of_block) {
 			copies_free(copies, copy);
 			has = extents_have(node, bytes);
 		}
 	}
 }
 
+/* One chunk that is kept ready. */
+static bool give_ready(struct copies *copies, uint64_t nodes)
+{
+	for (size_t i = 0; i < copies->n_nodes; i++) {
+		if ((nodes >> i & 1) && extents_give_ready(&copies->nodes[i])) {
+			return true;
+		}
+	}
+	return false;
+}
+
 bool copies_make_room(struct copies *copies, uint64_t nodes)
 {
 	struct copy *copy;
+	if (give_ready(copies, nodes)) {
+		return true;
+	}
 	list_for_each (copy, &copies->order, link) {
 		if (!is_on_one_of(copies, copy, nodes)) {
 			continue;
@@ -409,23 +430,12 @@ static uint64_t nodes_at(const struct copies *copies, const struct location *at)
 	return nodes;
 }
 
-/* One chunk that is kept ready. */
-static bool give_ready(struct copies *copies, uint64_t nodes)
-{
-	for (size_t i = 0; i < copies->n_nodes; i++) {
-		if ((nodes >> i & 1) && extents_give_ready(&copies->nodes[i])) {
-			return true;
-		}
-	}
-	return false;
-}
-
 void copies_make_way(struct copies *copies, const struct location *at, uint64_t bytes)
 {
 	uint64_t nodes = nodes_at(copies, at);
 	uint64_t room = location_room_bytes(at);
 	while (location_room_bytes(at) + at->forgetting_bytes < room + bytes &&
-	       (give_ready(copies, nodes) || copies_make_room(copies, nodes))) {
+	       copies_make_room(copies, nodes)) {
 	}
 }
 

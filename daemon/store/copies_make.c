@@ -347,7 +347,7 @@ static void refuse_place(struct copy_making *making)
 	}
 }
 
-static void on_taken(void *user, enum status status, struct list *extents);
+static void on_taken(void *user, enum status status, struct extent *extent);
 
 static void ask_node(struct copy_making *making)
 {
@@ -368,15 +368,14 @@ static void take(struct copy_making *making)
 	ask_node(making);
 }
 
-static void on_taken(void *user, enum status status, struct list *extents)
+static void on_taken(void *user, enum status status, struct extent *extent)
 {
 	struct copy_making *making = user;
 	struct copies *copies = making->copies;
 	making->request = NULL;
 	if (status == STATUS_OK) {
-		making->copy->extent = list_first(extents, struct extent, link);
+		making->copy->extent = extent;
 		making->copy->in = &copies->nodes[making->i_node];
-		list_remove(&making->copy->extent->link);
 		write_copy(making);
 		return;
 	}
@@ -491,11 +490,6 @@ static struct copy_making *make_chunk(struct copies *copies, struct copy_order *
 	return making;
 }
 
-static bool fits_chunk(const struct copies *copies, uint64_t bytes)
-{
-	return bytes <= copies->nodes[0].large_bytes;
-}
-
 /* The copy of a block that is there, or on its way; NULL: there is none. */
 static struct copy *find_for(const struct copies *copies, const struct block *block)
 {
@@ -552,7 +546,7 @@ static void start_order(struct copies *copies, struct copy_order *order)
 static bool is_wanted(const struct copies *copies, const struct block *block)
 {
 	return copies->is_on && block->state == BLOCK_SHARED && block->chunk.fd >= 0 &&
-	       fits_chunk(copies, block->chunk.bytes) && !find_for(copies, block);
+	       !find_for(copies, block);
 }
 
 static void start_wanted(struct copies *copies, struct block *block)
@@ -629,19 +623,11 @@ void copies_want(struct copies *copies, struct block *block)
 /* Returns whether it was, since no copy of it can be made. */
 static bool refuse(struct copies *copies, struct copy_order *order)
 {
-	uint64_t bytes = order->block ? order->block->chunk.bytes : order->chunk.bytes;
-	char error[128];
 	if (copies->is_closing) {
 		order_end(copies, order, NULL, STATUS_SHUTTING_DOWN, "glaked ends");
 	} else if (copies->n_nodes == 0) {
 		order_end(copies, order, NULL, STATUS_NO_HOST_MEMORY,
 		          "glaked has no host memory to give out");
-	} else if (!fits_chunk(copies, bytes)) {
-		snprintf(error, sizeof(error),
-		         "a chunk of %" PRIu64 " bytes: at most %" PRIu64
-		         " are copied to host memory",
-		         bytes, copies->nodes[0].large_bytes);
-		order_end(copies, order, NULL, STATUS_NO_HOST_MEMORY, error);
 	} else {
 		return false;
 	}

@@ -46,8 +46,8 @@ void copies_count_use(struct copies *copies, struct copy *copy);
 struct copies_use *copies_use_at(const struct copies *copies, const struct copy *copy);
 
 /*
- * The copy on one of @nodes (bits: 1 << its index) that nobody has used for longest goes, of those that may; and a model that only host memory
- * has with it. False: none is left.
+ * On one of @nodes (bits: 1 << its index) a chunk goes that is kept ready; or the copy that nobody has used for longest, of those
+ * that may, and a model that only host memory has with it. False: none is left.
  */
 bool copies_make_room(struct copies *copies, uint64_t nodes);
 /*

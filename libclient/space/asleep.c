@@ -66,8 +66,7 @@ static const char *why_not(const struct glake__chunk *chunk, const struct glake_
 	       : pin                      ? glake__pin_text(pin)
 	       : chunk->is_unfinished     ? "being sealed"
 	       : has_place_of_ours(chunk) ? "being worked on"
-	       : chunk->n_bytes > GLAKE__MAX_ASLEEP_BYTES ? "chunks larger than 1 GiB"
-	                                                  : NULL;
+	                                  : NULL;
 }
 
 static const char *why_not_whole(const struct glake__range *range,

@@ -39,9 +39,6 @@ struct glake__asleep {
 	size_t n_stays;
 };
 
-/* A chunk in the memory of a GPU of more than this is not copied by glaked. */
-#define GLAKE__MAX_ASLEEP_BYTES (1ull << 30)
-
 /*
  * Hold all memory of @session that can be asleep, with all its places. 0; -EBUSY: other threads work on some, and nothing is held;
  * -ENOMEM. glake__asleep_let() is due if 0.

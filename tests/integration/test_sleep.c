@@ -41,6 +41,27 @@ START_TEST(private_memory_leaves_and_comes_back)
 }
 END_TEST
 
+/* One chunk, as an engine makes it for its cache, beside others. It sleeps again in the place that it had. */
+START_TEST(a_chunk_larger_than_1_gib_sleeps)
+{
+	const uint64_t large_bytes = GIB + 38 * MIB;
+	struct glake_session *session = world_connect();
+	glake_ptr large = words_alloc(session, large_bytes, 7);
+	glake_ptr small = words_alloc(session, 6 * MIB, 8);
+	for (unsigned round = 0; round < 2; round++) {
+		struct glake_slept slept = words_fall_asleep(session);
+		ck_assert_uint_eq(slept.private_bytes, large_bytes + 6 * MIB);
+		ck_assert_uint_eq(slept.n_stays, 0);
+		ck_assert_uint_eq(words_device_bytes(), 0);
+		ck_assert_uint_eq(world_copy_bytes(), large_bytes + 6 * MIB);
+		assert_ok(glake_wake(session, NULL));
+		words_check(large, large_bytes, 7 + round);
+		words_check(small, 6 * MIB, 8);
+		words_write(large, large_bytes, 8 + round);
+	}
+}
+END_TEST
+
 static struct glake_host_status host(void)
 {
 	struct glake_host_status host = world_host();

@@ -190,6 +190,38 @@ START_TEST_WITH(a_sleeper_survives, .n = 4)
 }
 END_TEST
 
+static void sleep_with_a_large_chunk(void *user)
+{
+	words_open_driver();
+	struct glake_session *session = world_connect();
+	glake_ptr large = words_alloc(session, GIB + 2 * MIB, 7);
+	assert_ok(glake_sleep(session, 1000, NULL));
+	world_reach(1);
+	world_await(2);
+	assert_ok(glake_wake(session, NULL));
+	words_check(large, GIB + 2 * MIB, 7);
+	world_disconnect(session);
+}
+
+/* Its host memory is one chunk, which is kept like those that many copies share. */
+START_TEST_WITH(one_with_a_chunk_larger_than_1_gib_survives, .n = 2)
+{
+	world_begin(.config = CONFIG, .devices = "1x2GiB", .is_activated = true, .keeps_fds = true);
+	pid_t client = world_client(sleep_with_a_large_chunk, NULL);
+	world_await(1);
+	const struct books before = world_books();
+	ck_assert_uint_eq(sleeper().private_bytes, GIB + 2 * MIB);
+	ends[_i]();
+	harness_restart(&harness);
+	world_wait_books(&before);
+	ck_assert_uint_eq(sleeper().private_bytes, GIB + 2 * MIB);
+	ck_assert_uint_eq(harness_n_log_lines(&harness, "lost:"), 0);
+	world_reach(2);
+	world_join(client);
+	assert_nothing_is_left();
+}
+END_TEST
+
 /* There is nobody whose memory it is. */
 START_TEST(one_that_ends_without_glaked_leaves_nothing)
 {

@@ -674,10 +674,61 @@ START_TEST(without_host_memory_there_are_no_copies)
 	copies.n_nodes = 0;
 	order_chunk(&waits[0], 2 * MIB);
 	expect(&waits[0], STATUS_NO_HOST_MEMORY, "no host memory");
+	ck_assert_uint_eq(waits[0].n_gone, 1);
 	copies.n_nodes = 1;
-	order_chunk(&waits[1], 66 * MIB);
-	expect(&waits[1], STATUS_NO_HOST_MEMORY, "at most");
-	ck_assert_uint_eq(waits[1].n_gone, 1);
+	copies_end();
+}
+END_TEST
+
+/* What is kept ready, and copies that nobody needs, are in its way only until it comes. */
+START_TEST(a_chunk_larger_than_a_large_one_is_copied)
+{
+	orders_begin(256 * MIB, false);
+	extents_want_ready(&copies.nodes[0], 192 * MIB);
+	extents_tick(&copies.nodes[0]);
+	run_workers();
+	order_chunk(&waits[0], 162 * MIB);
+	do {
+		run_workers();
+	} while (forget());
+	finish(7);
+	expect_ok(&waits[0]);
+	ck_assert_uint_eq(extent_chunk_bytes(waits[0].copy->extent), 162 * MIB);
+	order_chunk(&waits[1], 10 * MIB);
+	finish(8);
+	expect_ok(&waits[1]);
+	ck_assert_uint_lt(extent_chunk_bytes(waits[1].copy->extent), 162 * MIB);
+	let(&waits[0]);
+	let(&waits[1]);
+	ck_assert_uint_eq(copies.bytes, 0);
+	extents_want_ready(&copies.nodes[0], 0);
+	copies_end();
+}
+END_TEST
+
+/* Its own place is free again, and it comes back there; small ones that are cache do not help it, and stay. */
+START_TEST(a_large_chunk_that_has_changed_takes_the_place_of_its_copy)
+{
+	struct copy_past small;
+	struct copy_past past;
+	orders_begin(256 * MIB, false);
+	order_chunk(&waits[0], 6 * MIB);
+	finish(7);
+	copies_remember(&copies, waits[0].copy, &small);
+	let(&waits[0]);
+	for (unsigned i = 0; i < 2; i++) {
+		order_chunk(&waits[1], 130 * MIB);
+		finish(8 + i);
+		expect_ok(&waits[1]);
+		ck_assert_ptr_nonnull(small.copy);
+		ck_assert_uint_eq(host->use_bytes[CHUNK_COPIES], 64 * MIB + 130 * MIB);
+		if (i == 0) {
+			copies_remember(&copies, waits[1].copy, &past);
+		}
+		let(&waits[1]);
+	}
+	ck_assert_ptr_null(past.copy);
+	copies_forget(&small);
 	copies_end();
 }
 END_TEST
