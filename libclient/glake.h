@@ -133,6 +133,12 @@ struct glake_connect_options {
 	int no_cuda;             /* nonzero: never open the driver. Calls that map then fail */
 	int stitch;              /* nonzero: as with GLAKE_ALLOC=stitch: free memory is stitched */
 	int sleep_when_asked; /* nonzero: glake_dispatch() may put it to sleep; not under the shim */
+	/*
+	 * "SIZE" or "NUMBER=SIZE,...", with glaked's numbers of devices: so much of each that it sees is promised to this process before
+	 * glake_connect() returns. It gets that, whatever others do, and no more. NULL: $GLAKE_PROMISE, which is asked for
+	 * when the session first gets memory of a device; or none. Sessions of one process have a promise together.
+	 */
+	const char *promise;
 };
 
 /*
@@ -142,7 +148,8 @@ struct glake_connect_options {
  * Errors: GLAKE_E_GONE (no glaked listens or answers), GLAKE_E_PROTOCOL, GLAKE_E_VERSION,
  * GLAKE_E_NO_DRIVER, GLAKE_E_CUDA, GLAKE_E_OVER_QUOTA (too many sessions), GLAKE_E_SHUTTING_DOWN,
  * GLAKE_E_BAD_REQUEST, GLAKE_E_INTERNAL (the answer has a status that the library does not know),
- * -EINVAL (@options), -ENAMETOOLONG (the socket's path), -ENOMEM, or -errno of getrandom(),
+ * with a promise also GLAKE_E_OVER_QUOTA (the tenant's bytes) and GLAKE_E_NO_DEVICE_MEMORY, after waiting as
+ * glake_alloc() does, -EINVAL (@options), -ENAMETOOLONG (the socket's path), -ENOMEM, or -errno of getrandom(),
  * socket() and connect(), such as -EACCES (the socket's mode) and -EMFILE.
  */
 GLAKE_API int glake_connect(const struct glake_connect_options *options,
@@ -202,6 +209,9 @@ struct glake_device_view {
 	uint64_t idle_bytes;     /* made ahead, just freed, or unused blocks: to be had */
 	uint64_t room_bytes;     /* that glaked may add if the device has as much */
 	uint64_t warm_bytes;     /* of reserved_bytes: free, now or as soon as a stream is done */
+	uint64_t promise_bytes; /* promised to this process; 0 = nothing. Else this alone counts: */
+	uint64_t
+		left_bytes; /* of it: not taken by chunks, shared memory, or what the driver made */
 };
 
 /*

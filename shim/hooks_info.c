@@ -80,8 +80,11 @@ static bool wake_programs(CUdeviceptr address)
 	       gate_pass();
 }
 
-/* @view stays unchanged if glaked does not answer. */
-static void apply_view(CUdevice device, struct view *view)
+/*
+ * @view stays unchanged if glaked does not answer. Who asks how much is free is about to use the device: what it is to be
+ * promised is asked for first, and if that is refused so is its first allocation.
+ */
+static void apply_view(CUdevice device, struct view *view, bool is_promised)
 {
 	bool is_refused;
 	struct connection *connection = connection_get(&is_refused);
@@ -89,6 +92,10 @@ static void apply_view(CUdevice device, struct view *view)
 		return;
 	}
 	int index = glake_device_index(connection->session, device);
+	if (index >= 0 && is_promised) {
+		connection_note(connection,
+		                glake__promise_device(connection->session, (uint32_t)index));
+	}
 	if (index >= 0) {
 		connection_note(connection,
 		                view_apply(connection->session, (uint32_t)index, 0, view));
@@ -107,7 +114,7 @@ static CUresult look(CUdevice device, struct view *view_out)
 	CUresult result = real(cuMemGetInfo_v2)(&before.free_bytes, &before.total_bytes);
 	for (int i = 0; i < MAX_LOOKS && result == CUDA_SUCCESS; i++) {
 		*view_out = before;
-		apply_view(device, view_out);
+		apply_view(device, view_out, true);
 		result = real(cuMemGetInfo_v2)(&after.free_bytes, &after.total_bytes);
 		if (after.free_bytes == before.free_bytes) {
 			break;
@@ -146,7 +153,7 @@ CUresult shim_cuDeviceTotalMem_v2(size_t *total_out, CUdevice device)
 	CUresult result = real(cuDeviceTotalMem_v2)(total_out, device);
 	if (result == CUDA_SUCCESS && asks_us()) {
 		struct view view = {.total_bytes = *total_out};
-		apply_view(device, &view);
+		apply_view(device, &view, false);
 		*total_out = view.total_bytes;
 	}
 	return result;

@@ -15,6 +15,11 @@ int view_apply(struct glake_session *session, uint32_t index, uint64_t warm_byte
 		return r;
 	}
 	warm_bytes += left.warm_bytes;
+	if (left.promise_bytes > 0) {
+		view->total_bytes = left.promise_bytes;
+		view->free_bytes = at_most(left.left_bytes + warm_bytes, left.promise_bytes);
+		return 0;
+	}
 	uint64_t free_bytes = at_most(view->free_bytes, left.room_bytes) + left.idle_bytes +
 	                      warm_bytes;
 	if (left.quota_bytes > 0) {

@@ -516,6 +516,24 @@ static struct holder *make_holder(struct adoption *adoption, uint64_t id,
 	return holder;
 }
 
+/* Without memory for it the process has what it has, and no more is reserved. */
+static void adopt_promises(struct adoption *adoption, struct holder *holder,
+                           const Glake__State__Holder *body)
+{
+	struct promises *promises = &adoption->parts->sleep->allocator->promises;
+	for (size_t i = 0; i < body->n_promises; i++) {
+		struct location *at = location_of(adoption, body->promises[i]->device, 0);
+		struct promise *promise = at ? holder_find_promise(holder, at->slot) : NULL;
+		struct promise *fresh = at && !promise ? promise_new(promises, at, holder->tenant)
+		                                       : NULL;
+		if (promise || fresh) {
+			holder_set_promise(holder, promise ? promise : fresh,
+			                   body->promises[i]->bytes);
+		}
+		promise_unref(fresh);
+	}
+}
+
 static void adopt_holder(struct adoption *adoption, struct journal_entry *entry)
 {
 	cleanup_message Glake__State__Holder *body = unpack(&glake__state__holder__descriptor,
@@ -526,6 +544,7 @@ static void adopt_holder(struct adoption *adoption, struct journal_entry *entry)
 		return;
 	}
 	entry->user = holder;
+	adopt_promises(adoption, holder, body);
 	adoption->report->n_holders++;
 }
 

@@ -260,6 +260,9 @@ const struct store_watch write_store_watch = {
 
 /* ---- the holders ----------------------------------------------------------------------------- */
 
+/* Promises are of GPUs, of which there are no more, and those have the first slots. */
+#define WRITE_MAX_PROMISES 64u
+
 static void write_holder(void *user, const struct holder *holder)
 {
 	const struct peer *peer = &holder->peer;
@@ -286,6 +289,18 @@ static void write_holder(void *user, const struct holder *holder)
 		body.program = holder->program;
 	}
 	body.since_ms = holder->since_ms;
+	Glake__State__Promise rows[WRITE_MAX_PROMISES];
+	Glake__State__Promise *list[WRITE_MAX_PROMISES];
+	for (uint32_t i = 0; i < holder->all->n_locations && i < WRITE_MAX_PROMISES; i++) {
+		if (holder->at[i].promise) {
+			glake__state__promise__init(&rows[body.n_promises]);
+			rows[body.n_promises].device = i;
+			rows[body.n_promises].bytes = holder->at[i].promise->bytes;
+			list[body.n_promises] = &rows[body.n_promises];
+			body.n_promises++;
+		}
+	}
+	body.promises = list;
 	put(user, BOOKS_HOLDER, holder->id, &body.base);
 }
 

@@ -12,7 +12,7 @@
 #include <sys/un.h>
 
 #include "daemon/base/log.h"
-#include "daemon/base/size.h"
+#include "proto/size.h"
 #include "daemon/config/config_types.h"
 #include "proto/cleanup.h"
 #include "proto/limits.h"

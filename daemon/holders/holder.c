@@ -96,6 +96,8 @@ static void end_other_images(struct holder *holder, int socket)
 	}
 }
 
+static void enter_promises(struct holder *holder);
+
 void holder_note_changed(const struct holder *holder)
 {
 	if (holder->all->watch && holder->state != HOLDER_NEW && holder->state != HOLDER_ENDED) {
@@ -147,6 +149,7 @@ int holder_attach(struct holder *holder, int socket, char *program, uint64_t ima
 		holder->started = peer_start_time(&holder->peer, socket);
 	}
 	holder_set_state(holder, HOLDER_ATTACHED);
+	enter_promises(holder);
 	holder_note_changed(holder);
 	return 0;
 }
@@ -401,9 +404,121 @@ static struct held *add_open(struct holder *holder, uint64_t request, enum held_
 	return held;
 }
 
+/* ---- what was promised ----------------------------------------------------------------------- */
+
+/* The process: one number names one after the other, and an image one after the other in one. */
+static bool is_same_process(const struct holder *holder, const struct holder *other)
+{
+	return other->state != HOLDER_NEW && is_of(other, &holder->peer) &&
+	       other->image == holder->image && other->tenant == holder->tenant;
+}
+
+struct promise *holder_find_promise(const struct holder *holder, uint32_t slot)
+{
+	struct promise *promise = holder->at[slot].promise;
+	const struct holder *other;
+	list_for_each (other, &holder->all->list, link) {
+		if (!promise && is_same_process(holder, other)) {
+			promise = other->at[slot].promise;
+		}
+	}
+	return promise;
+}
+
+static uint64_t driver_bytes(const struct driver_memory *driver)
+{
+	/* How much of managed memory is on the device is not known. */
+	return driver->array_bytes + driver->graph_bytes + driver->other_bytes;
+}
+
+static void enter_promise(struct holder *holder, uint32_t slot, struct promise *promise)
+{
+	struct holder_location *at = &holder->at[slot];
+	if (promise && !at->promise) {
+		at->promise = promise;
+		promise->driver_bytes += driver_bytes(&at->driver);
+		promise_enter(promise, at->reserved_bytes + at->shared_bytes);
+		holder_note_changed(holder);
+	}
+}
+
+static void enter_promises(struct holder *holder)
+{
+	for (uint32_t i = 0; i < holder->all->n_locations; i++) {
+		enter_promise(holder, i, holder_find_promise(holder, i));
+	}
+}
+
+static void leave_promises(struct holder *holder)
+{
+	for (uint32_t i = 0; i < holder->all->n_locations; i++) {
+		struct promise *promise = ptr_steal(holder->at[i].promise);
+		if (promise) {
+			promise->driver_bytes -= driver_bytes(&holder->at[i].driver);
+			promise_leave(promise);
+		}
+	}
+}
+
+void holder_set_promise(struct holder *holder, struct promise *promise, uint64_t bytes)
+{
+	struct holder *other;
+	uint32_t slot = promise->at->slot;
+	promise->bytes = bytes;
+	list_for_each (other, &holder->all->list, link) {
+		if (other == holder || is_same_process(holder, other)) {
+			enter_promise(other, slot, promise);
+		}
+	}
+	promise_settle(promise);
+}
+
+uint64_t holder_process_bytes(const struct holder *holder, uint32_t slot)
+{
+	uint64_t bytes = 0;
+	const struct holder *other;
+	list_for_each (other, &holder->all->list, link) {
+		if (other == holder || is_same_process(holder, other)) {
+			bytes += other->at[slot].reserved_bytes + other->at[slot].shared_bytes;
+		}
+	}
+	return bytes;
+}
+
+void holder_set_driver(struct holder *holder, uint32_t slot, const struct driver_memory *driver)
+{
+	struct holder_location *at = &holder->at[slot];
+	if (at->promise) {
+		at->promise->driver_bytes -= driver_bytes(&at->driver);
+		at->promise->driver_bytes += driver_bytes(driver);
+	}
+	at->driver = *driver;
+}
+
+static void count_private(struct holder *holder, const struct location *at, uint64_t bytes)
+{
+	holder->at[at->slot].reserved_bytes += bytes;
+	promise_use(holder->at[at->slot].promise, bytes);
+}
+
+/* settle() follows when they are free. */
+static void uncount_private(struct holder *holder, const struct location *at, uint64_t bytes)
+{
+	holder->at[at->slot].reserved_bytes -= bytes;
+	promise_unuse(holder->at[at->slot].promise, bytes);
+}
+
+static void settle(const struct holder *holder, const struct location *at)
+{
+	promise_settle(holder->at[at->slot].promise);
+}
+
+/* ---- getting and giving ---------------------------------------------------------------------- */
+
 static void put_chunk(struct holder *holder, struct held *held, struct chunk *chunk)
 {
-	holder->at[chunk->at->slot].reserved_bytes += chunk->bytes;
+	count_private(holder, chunk->at, chunk->bytes);
+	chunk_hand_over(chunk);
 	chunk_move(&held->chunk, chunk);
 }
 
@@ -430,12 +545,14 @@ static void count_shared(struct holder *holder, struct location *at, uint64_t by
 {
 	holder->at[at->slot].shared_bytes += bytes;
 	at->logical_block_bytes += bytes;
+	promise_use(holder->at[at->slot].promise, bytes);
 }
 
 static void uncount_shared(struct holder *holder, struct location *at, uint64_t bytes)
 {
 	holder->at[at->slot].shared_bytes -= bytes;
 	at->logical_block_bytes -= bytes;
+	promise_unuse(holder->at[at->slot].promise, bytes);
 }
 
 static size_t places_of(const struct model *model)
@@ -510,10 +627,12 @@ static bool keep_own(struct holder *holder, struct held *held, struct chunk *own
 
 static void release_own(struct holder *holder, struct held *held)
 {
-	holder->at[held->own->at->slot].reserved_bytes -= held->own->bytes;
+	const struct location *at = held->own->at;
+	uncount_private(holder, at, held->own->bytes);
 	chunk_release(held->own);
 	free(held->own);
 	held->own = NULL;
+	settle(holder, at);
 }
 
 void holder_drop_own(struct holder *holder, struct held *held)
@@ -534,7 +653,7 @@ void holder_turn_block(struct holder *holder, struct held *held, struct block *b
 	held->was_known = was_known;
 	held->block = block;
 	if (!keep_own(holder, held, own)) {
-		holder->at[at->slot].reserved_bytes -= block->chunk.bytes;
+		uncount_private(holder, at, block->chunk.bytes);
 		put_block(holder, held, block);
 	}
 }
@@ -616,8 +735,9 @@ static void unpark(const struct holder *holder, struct held *held)
 static void release_chunk(struct holder *holder, struct held *held)
 {
 	struct chunk *chunk = held->admit ? &held->admit->chunk : &held->chunk;
+	const struct location *at = chunk->at;
 	unpark(holder, held);
-	holder->at[chunk->at->slot].reserved_bytes -= chunk->bytes;
+	uncount_private(holder, at, chunk->bytes);
 	if (held->admit) {
 		admit_cancel(held->admit);
 	} else if (held->bed) {
@@ -625,11 +745,13 @@ static void release_chunk(struct holder *holder, struct held *held)
 	} else {
 		chunk_release(chunk);
 	}
+	settle(holder, at);
 }
 
 static void release_block(struct holder *holder, struct held *held)
 {
 	struct block *block = held->block;
+	const struct location *at = block->chunk.at;
 	if (held->own) {
 		release_own(holder, held);
 	} else {
@@ -640,6 +762,7 @@ static void release_block(struct holder *holder, struct held *held)
 		sleeper_leave_bed(held, NULL);
 	}
 	store_unuse_block(holder->all->store, block, holder->tenant->priority);
+	settle(holder, at);
 }
 
 static void set_kind(struct holder *holder, struct held *held, enum held_kind kind)
@@ -652,6 +775,7 @@ static void set_kind(struct holder *holder, struct held *held, enum held_kind ki
 static void release_model(struct holder *holder, struct held *held)
 {
 	struct model *model = held->model;
+	const struct location *at = &model->device->at;
 	holder->n_places -= places_of(model);
 	for (size_t i = 0; i < model->n_blocks; i++) {
 		model->blocks[i].block->n_mappings--;
@@ -661,6 +785,7 @@ static void release_model(struct holder *holder, struct held *held)
 		sleeper_leave_bed(held, NULL);
 	}
 	store_unhold_model(holder->all->store, model, holder->tenant->priority);
+	settle(holder, at);
 }
 
 void holder_put_to_sleep(struct holder *holder, struct held *held)
@@ -906,7 +1031,7 @@ static void release_chunks(struct holder *holder, const struct location *at)
 		if (held->kind != HELD_CHUNK || held->chunk.at != at || held->bed) {
 			continue;
 		}
-		holder->at[at->slot].reserved_bytes -= held->chunk.bytes;
+		uncount_private(holder, at, held->chunk.bytes);
 		unpark(holder, held);
 		chunk_move(&chunks[n++], &held->chunk);
 		drop(holder, held);
@@ -916,6 +1041,7 @@ static void release_chunks(struct holder *holder, const struct location *at)
 		}
 	}
 	chunk_release_all(chunks, n);
+	settle(holder, at);
 }
 
 static void release_all(struct holder *holder)
@@ -952,6 +1078,7 @@ void holder_end(struct holder *holder)
 	holder->all->n--;
 	sleeper_end(holder);
 	release_all(holder);
+	leave_promises(holder);
 	if (holder->tenant) {
 		tenant_session_leave(holder->tenant);
 		holder->tenant = NULL;

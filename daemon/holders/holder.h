@@ -123,6 +123,7 @@ struct holder_location {
 	uint64_t shared_bytes;   /* of models and blocks */
 	struct driver_memory driver;
 	struct holder_pool pool;
+	struct promise *promise; /* entered, with the other sessions of the process; or NULL */
 };
 
 /* What the holder has in common with others, on all devices. */
@@ -333,6 +334,17 @@ int holder_adopt_model(struct holder *holder, const struct held *as, struct mode
 int holder_adopt_block(struct holder *holder, const struct held *as, struct block *block);
 /* Of which only copies are left. With a record, if @is_open: a block or model. NULL: no memory. */
 struct held *holder_adopt_slept(struct holder *holder, const struct held *as, bool is_open);
+
+/*
+ * @promise, at @slot, is of all sessions of the process from now on, and has @bytes. What they have there comes out of it.
+ * New sessions enter with holder_attach(). NULL: there is none.
+ */
+struct promise *holder_find_promise(const struct holder *holder, uint32_t slot);
+void holder_set_promise(struct holder *holder, struct promise *promise, uint64_t bytes);
+/* What the sessions of the process have there: the part of a promise that need not be reserved. */
+uint64_t holder_process_bytes(const struct holder *holder, uint32_t slot);
+/* What its process has of the driver at @slot, by its last report. */
+void holder_set_driver(struct holder *holder, uint32_t slot, const struct driver_memory *driver);
 
 /* Idempotent. None of its requests may be pending. */
 void holder_end(struct holder *holder);

@@ -3,7 +3,7 @@
  * A sleeper wakes:
  *
  *   find       blocks that the store has again, and use them
- *   reserve    memory for all the rest, location by location in the order of slots (alloc_several.h says why)
+ *   reserve    what was promised to the process, and memory for all the rest, location by location in the order of slots (alloc_several.h says why)
  *   copy       each from host memory, behind the wakes that had their memory before; the mover digests what came, and it
  *              has to be what was copied
  *   admit      what is a block, as everything that comes to the store
@@ -19,6 +19,7 @@
 #include <stdlib.h>
 
 #include "daemon/base/log.h"
+#include "daemon/memory/promise_request.h"
 #include "proto/cleanup.h"
 
 /* Copies that the mover has at a time; and when so few are left, it gets the next wake's. */
@@ -59,7 +60,8 @@ struct sleep_wake {
 	bool keeps_copies;
 	uint64_t patience_ms;        /* for room */
 	struct parking_wait parking; /* for blocks that are being parked */
-	struct alloc *alloc;         /* under way, or NULL */
+	struct alloc *alloc;         /* under way, or NULL; and so the next */
+	struct promise_request *promise;
 	uint32_t step; /* of it, or of the next: for each slot one for chunks, and one for blocks */
 	uint64_t waited_ms;
 	uint64_t since_ms; /* that alloc began */
@@ -136,6 +138,10 @@ static void leave(struct sleep_wake *wake, bool is_awake)
 	}
 	if (wake->alloc) {
 		alloc_cancel(wake->alloc);
+	}
+	promise_request_cancel(wake->promise);
+	for (uint32_t i = 0; !is_awake && i < all->n_locations; i++) {
+		promise_lend(sleeper->holder->at[i].promise);
 	}
 	for (size_t i = 0; i < wake->n_places; i++) {
 		cancel_place(wake, &wake->places[i]);
@@ -592,6 +598,49 @@ static void on_chunks(void *user, enum status status, struct chunk *chunks, size
 	let(wake);
 }
 
+static struct promise *promise_of(const struct sleep_wake *wake)
+{
+	return wake->sleeper->holder->at[at_of(wake)->slot].promise;
+}
+
+static void on_promise(void *user, enum status status)
+{
+	struct sleep_wake *wake = user;
+	if (status != STATUS_OK) {
+		refuse(wake, status);
+		return;
+	}
+	struct promise *promise = promise_of(wake);
+	promise->is_lent = false;
+	promise_settle(promise);
+	keep(wake);
+	reserve(wake);
+	let(wake);
+}
+
+/* All that the process was promised is there before any of it is used. Returns the status of promise_request_start(). */
+static enum status ask_promise(struct sleep_wake *wake, bool *is_asked_out)
+{
+	struct holder *holder = wake->sleeper->holder;
+	struct promise *promise = promise_of(wake);
+	if (!promise || !promise->is_lent) {
+		return STATUS_OK;
+	}
+	const struct promise_wanted wanted = {.promise = promise,
+	                                      .tenant = holder->tenant,
+	                                      .bytes = promise_lent_bytes(promise),
+	                                      .waited_ms = wake->waited_ms,
+	                                      .patience_ms = wake->patience_ms};
+	if (wanted.bytes == 0) {
+		promise->is_lent = false;
+		return STATUS_OK;
+	}
+	*is_asked_out = true;
+	wake->since_ms = uv_now(holder->all->loop);
+	return promise_request_start(wake->context->allocator, &wanted, on_promise, wake,
+	                             &wake->promise);
+}
+
 /* Returns the status of alloc_start(); STATUS_OK too if nothing is lacking there. */
 static enum status ask(struct sleep_wake *wake, bool *is_asked_out)
 {
@@ -602,6 +651,10 @@ static enum status ask(struct sleep_wake *wake, bool *is_asked_out)
 	if (!sizes) {
 		return STATUS_NO_HOST_MEMORY;
 	}
+	enum status promised = ask_promise(wake, is_asked_out);
+	if (*is_asked_out || promised != STATUS_OK) {
+		return promised;
+	}
 	for (size_t i = 0; i < wake->n_places; i++) {
 		if (lacks_there(wake, &wake->places[i])) {
 			sizes[n++] = wake->places[i].copy->bytes;
@@ -611,16 +664,17 @@ static enum status ask(struct sleep_wake *wake, bool *is_asked_out)
 		return STATUS_OK;
 	}
 	*is_asked_out = true;
-	const struct alloc_wanted wanted = {.at = at_of(wake),
-	                                    .tenant = holder->tenant,
-	                                    .uid = holder->peer.owner,
-	                                    .use = wake->step % 2 == 1 ? CHUNK_LOADING
-	                                                               : CHUNK_PRIVATE,
-	                                    .sizes = sizes,
-	                                    .n_chunks = n,
-	                                    .waited_ms = &wake->waited_ms,
-	                                    .patience_ms = wake->patience_ms,
-	                                    .keeps_place = true};
+	const struct alloc_wanted wanted = {
+		.at = at_of(wake),
+		.tenant = holder->tenant,
+		.uid = holder->peer.owner,
+		.use = wake->step % 2 == 1 ? CHUNK_LOADING : CHUNK_PRIVATE,
+		.sizes = sizes,
+		.n_chunks = n,
+		.waited_ms = &wake->waited_ms,
+		.patience_ms = wake->patience_ms,
+		.promise = wake->step % 2 == 0 ? promise_of(wake) : NULL,
+		.keeps_place = true};
 	wake->since_ms = uv_now(holder->all->loop);
 	return alloc_start(wake->context->allocator, &wanted, on_chunks, wake, &wake->alloc);
 }
@@ -646,13 +700,13 @@ static void reserve(struct sleep_wake *wake)
 
 bool sleep_wake_is_waiting(const struct sleep_wake *wake)
 {
-	return wake->alloc != NULL;
+	return wake->alloc != NULL || wake->promise != NULL;
 }
 
 uint64_t sleep_wake_waited_ms(const struct sleep_wake *wake)
 {
 	uint64_t now_ms = uv_now(wake->sleeper->holder->all->loop);
-	return wake->waited_ms + (wake->alloc ? now_ms - wake->since_ms : 0);
+	return wake->waited_ms + (sleep_wake_is_waiting(wake) ? now_ms - wake->since_ms : 0);
 }
 
 uint32_t sleep_wake_place(const struct sleep_wake *wake)

@@ -199,6 +199,9 @@ static void go_to_sleep(struct sleeper *sleeper)
 	struct slept *slept;
 	sleeper_set_state(sleeper, SLEEPER_ASLEEP);
 	sleeper_note_asleep(holder);
+	for (uint32_t i = 0; i < holder->all->n_locations; i++) {
+		promise_lend(holder->at[i].promise);
+	}
 	list_for_each (slept, &sleeper->slept, link) {
 		if (slept->held->kind != HELD_SLEPT) {
 			holder_put_to_sleep(holder, slept->held);

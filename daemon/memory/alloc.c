@@ -39,8 +39,11 @@ struct alloc {
 	uint64_t *waited_ms; /* the caller's; NULL once it is cancelled */
 	bool keep_handles;   /* the fd budget is short: hold by handle */
 	CUresult result;
-	size_t n_made;         /* entries of made[], so far */
-	uint64_t coming_bytes; /* of the location, while the worker makes them */
+	size_t n_made;           /* entries of made[], so far */
+	uint64_t coming_bytes;   /* of the location, while the worker makes them */
+	struct promise *promise; /* drawn from; NULL: from none, or the chunks carry it */
+	uint64_t
+		covered_bytes; /* of coming_bytes of the location: what it had reserved, until the end */
 	size_t n_chunks;
 	size_t n_missing; /* entries of missing[], below */
 	uint64_t *sizes;
@@ -62,16 +65,29 @@ static void refund_all(struct alloc *alloc)
 	}
 }
 
+/* What was reserved is made, or not wanted any more. */
+static void uncover(struct alloc *alloc)
+{
+	if (alloc->covered_bytes > 0) {
+		alloc->request.at->coming_bytes -= alloc->covered_bytes;
+		alloc->covered_bytes = 0;
+	}
+}
+
 static void alloc_free(struct alloc *alloc)
 {
 	if (!alloc) {
 		return;
 	}
+	uncover(alloc);
 	if (alloc->charges) {
 		refund_all(alloc);
 	}
 	if (alloc->chunks) {
 		chunk_release_all(alloc->chunks, alloc->n_chunks);
+	}
+	if (alloc->promise) {
+		promise_undraw(alloc->promise, alloc->request.bytes);
 	}
 	free(alloc->sizes);
 	free(alloc->charges);
@@ -142,19 +158,34 @@ static void take_from_pool(struct alloc *alloc)
 	uv_timer_start(&allocator->refill, on_refill, REFILL_MS, 0);
 }
 
+/* What was reserved, up to what is missing, is coming from now on: nobody else gets the room. */
+static void cover(struct alloc *alloc, uint64_t taken_bytes)
+{
+	struct pressure_request *request = &alloc->request;
+	alloc->covered_bytes = taken_bytes < request->missing_bytes ? taken_bytes
+	                                                            : request->missing_bytes;
+	request->at->coming_bytes += alloc->covered_bytes;
+	request->missing_bytes -= alloc->covered_bytes;
+}
+
 /* All, or nothing. */
 static int charge(struct pressure_request *request)
 {
 	struct alloc *alloc = alloc_of(request);
+	uint64_t taken_bytes = alloc->promise ? promise_take(alloc->promise, request->bytes) : 0;
 	for (size_t i = 0; i < alloc->n_chunks; i++) {
-		int r = tenant_charge(request->tenant, request->at->slot, alloc->sizes[i], 1,
-		                      &alloc->charges[i]);
+		int r = (taken_bytes == request->bytes ? tenant_charge_promised : tenant_charge)(
+			request->tenant, request->at->slot, alloc->sizes[i], 1, &alloc->charges[i]);
 		if (r != 0) {
 			refund_all(alloc);
+			if (taken_bytes > 0) {
+				promise_put(alloc->promise, taken_bytes);
+			}
 			return r;
 		}
 	}
 	take_from_pool(alloc);
+	cover(alloc, taken_bytes);
 	return 0;
 }
 
@@ -262,10 +293,23 @@ static void adopt_made(struct alloc *alloc)
 	alloc->n_made = 0;
 }
 
+static void carry_promise(struct alloc *alloc)
+{
+	for (size_t i = 0; i < alloc->n_chunks; i++) {
+		alloc->chunks[i].promise = promise_ref(alloc->promise);
+	}
+	promise_unref(alloc->promise);
+	alloc->promise = NULL;
+}
+
 static void done(struct pressure_request *request, enum status status)
 {
 	struct alloc *alloc = alloc_of(request);
 	adopt_made(alloc);
+	uncover(alloc);
+	if (request->state == PRESSURE_GRANTED && alloc->promise) {
+		carry_promise(alloc);
+	}
 	if (alloc->self) {
 		*alloc->self = NULL;
 	}
@@ -297,6 +341,7 @@ static enum pressure_fds fds_of(const struct alloc_wanted *wanted)
 enum status alloc_check(const struct allocator *allocator, const struct alloc_wanted *wanted)
 {
 	struct pressure_request request = {.at = wanted->at,
+	                                   .is_promised = wanted->promise != NULL,
 	                                   .tenant = wanted->tenant,
 	                                   .fds = fds_of(wanted),
 	                                   .n_chunks = wanted->n_chunks};
@@ -317,6 +362,14 @@ enum status alloc_start(struct allocator *allocator, const struct alloc_wanted *
 	if (!alloc) {
 		return STATUS_NO_HOST_MEMORY;
 	}
+	promises_settle(&allocator->promises);
+	if (wanted->promise && !promise_draw(wanted->promise, alloc->request.bytes)) {
+		alloc_free(alloc);
+		return STATUS_OVER_QUOTA;
+	}
+	alloc->promise = wanted->promise;
+	alloc->request.is_promised = wanted->promise &&
+	                             wanted->promise->reserved_bytes >= alloc->request.bytes;
 	alloc->allocator = allocator;
 	alloc->worker_user = wanted->tenant->id << 32 | wanted->uid;
 	alloc->use = wanted->use;
@@ -388,6 +441,22 @@ void alloc_explain(enum status status, const struct tenant *tenant, const struct
 	}
 }
 
+bool alloc_explain_promise(enum status status, const struct promise *promise, uint64_t bytes,
+                           char *text, size_t n_text)
+{
+	char name[LOCATION_NAME_BYTES];
+	bool is_reason = status == STATUS_OVER_QUOTA && promise &&
+	                 bytes > promise_left_bytes(promise);
+	if (is_reason) {
+		snprintf(text, n_text,
+		         "%" PRIu64 " bytes more on %s: this process was promised %" PRIu64
+		         ", of which %" PRIu64 " are left",
+		         bytes, location_name(promise->at, name), promise->bytes,
+		         promise_left_bytes(promise));
+	}
+	return is_reason;
+}
+
 /* ---- the allocator ----------------------------------------------------------------------------- */
 
 static void drain_for_bytes(void *user, struct location *at, uint64_t bytes)
@@ -440,6 +509,7 @@ int allocator_init(struct allocator *allocator, uv_loop_t *loop, struct location
 	                                .stats = stats,
 	                                .books = {.max_fds = fd_limit, .stats = stats},
 	                                .n_locations = n_locations};
+	list_init(&allocator->promises.all);
 	allocator->stocks = calloc(n_locations ? n_locations : 1, sizeof(allocator->stocks[0]));
 	int r = allocator->stocks ? pressure_init(&allocator->pressure, n_locations,
 	                                          &allocator->books, stock_payer, stats, &clock)

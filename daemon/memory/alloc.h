@@ -12,6 +12,7 @@
 #include "daemon/base/status.h"
 #include "daemon/memory/stock.h"
 #include "daemon/memory/pressure.h"
+#include "daemon/memory/promise.h"
 
 struct alloc;
 
@@ -29,6 +30,7 @@ struct allocator {
 	uv_loop_t *loop;     /* borrowed */
 	struct stats *stats; /* borrowed */
 	struct chunk_books books;
+	struct promises promises;
 	struct pressure pressure; /* the server sets its sources and wait_ms */
 	struct stock *stocks;     /* owned, one per location */
 	uint32_t n_locations;
@@ -58,6 +60,11 @@ struct alloc_wanted {
 	uint64_t patience_ms;     /* it waits so long at least */
 	bool keeps_place;         /* while it waits, later ones leave the room to it */
 	const bool *is_held_back; /* borrowed as waited_ms; may be NULL: see pressure.h */
+	/*
+	 * NULL, or of the process: the chunks are drawn from it, and carry it until they are handed over. More than is left of
+	 * it is STATUS_OVER_QUOTA.
+	 */
+	struct promise *promise;
 };
 
 /*
@@ -84,5 +91,8 @@ uint64_t alloc_waiting_number(const struct alloc *alloc);
 /* One line for the client: the reason for refusing @bytes at @at. */
 void alloc_explain(enum status status, const struct tenant *tenant, const struct location *at,
                    uint64_t bytes, char *text, size_t n_text);
+/* The same if @promise, which may be NULL, is the reason. False: it is not. */
+bool alloc_explain_promise(enum status status, const struct promise *promise, uint64_t bytes,
+                           char *text, size_t n_text);
 
 #endif

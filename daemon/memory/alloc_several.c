@@ -91,14 +91,17 @@ static struct alloc_wanted wanted_of(const struct alloc_several *several, size_t
 	for (uint32_t k = 0; k < part->n_chunks; k++) {
 		sizes[k] = k + 1 < part->n_chunks ? part->chunk_bytes : part->last_bytes;
 	}
-	return (struct alloc_wanted){.at = part->at,
-	                             .tenant = several->tenant,
-	                             .uid = several->uid,
-	                             .use = several->use,
-	                             .sizes = sizes,
-	                             .n_chunks = part->n_chunks,
-	                             .waited_ms = several->waited_ms,
-	                             .is_held_back = several->is_held_back};
+	return (struct alloc_wanted){
+		.at = part->at,
+		.tenant = several->tenant,
+		.uid = several->uid,
+		.use = several->use,
+		.sizes = sizes,
+		.n_chunks = part->n_chunks,
+		.waited_ms = several->waited_ms,
+		.is_held_back = several->is_held_back,
+		.promise = several->promise_at ? several->promise_at(several->user, part->at)
+	                                       : NULL};
 }
 
 /* It may be over, and freed, when this returns. */

@@ -67,6 +67,14 @@ void chunk_move(struct chunk *to, struct chunk *from)
 	*from = (struct chunk){.fd = -1};
 }
 
+void chunk_hand_over(struct chunk *chunk)
+{
+	if (chunk->promise) {
+		promise_undraw(chunk->promise, chunk->bytes);
+		chunk->promise = NULL;
+	}
+}
+
 void chunk_set_use(struct chunk *chunk, enum chunk_use use)
 {
 	assert(chunk->at->use_bytes[chunk->use] >= chunk->bytes);
@@ -125,6 +133,7 @@ static struct hold forget(struct chunk *chunk)
 		chunk->books->n_fds--;
 	}
 	charge_refund(&chunk->charge);
+	chunk_hand_over(chunk);
 	*chunk = (struct chunk){.fd = -1};
 	return hold;
 }

@@ -24,6 +24,7 @@
 #include "daemon/base/stats.h"
 #include "daemon/keep/parking.h"
 #include "daemon/memory/location.h"
+#include "daemon/memory/promise.h"
 #include "daemon/memory/tenant.h"
 
 /* Shared by the chunks of all locations: their fd budget and counters. */
@@ -46,6 +47,7 @@ struct chunk {
 	uint64_t
 		removed; /* number of the order to close the service manager's fd; 0: it has none */
 	struct charge charge;
+	struct promise *promise; /* a reference: it was drawn from that, and not handed over yet */
 };
 
 /* Enter a fresh chunk into the books. Takes over @charge. */
@@ -59,6 +61,9 @@ void chunk_adopt(struct chunk *chunk, struct location *at, struct chunk_books *b
 
 /* Move @from, which is empty afterwards, to @to. */
 void chunk_move(struct chunk *to, struct chunk *from);
+
+/* Its process has it from now on: the caller says so with promise_use(). Harmless if it was not drawn. */
+void chunk_hand_over(struct chunk *chunk);
 
 void chunk_set_use(struct chunk *chunk, enum chunk_use use);
 

@@ -52,7 +52,7 @@ uint64_t location_most_bytes(const struct location *at)
 
 uint64_t location_room_bytes(const struct location *at)
 {
-	uint64_t taken_bytes = location_physical_bytes(at) + at->coming_bytes;
+	uint64_t taken_bytes = location_physical_bytes(at) + at->coming_bytes + at->promised_bytes;
 	return taken_bytes < at->usable_bytes ? at->usable_bytes - taken_bytes : 0;
 }
 

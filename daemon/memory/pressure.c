@@ -244,7 +244,8 @@ static bool exceeds(uint64_t wanted, uint64_t limit)
 enum status pressure_check(const struct pressure *pressure, const struct pressure_request *request)
 {
 	const struct tenant *tenant = request->tenant;
-	if (exceeds(request->bytes, tenant->at[request->at->slot].quota_bytes)) {
+	if (!request->is_promised &&
+	    exceeds(request->bytes, tenant->at[request->at->slot].quota_bytes)) {
 		return STATUS_OVER_QUOTA;
 	}
 	if (exceeds(request->n_chunks, tenant->max_fds) ||
@@ -398,7 +399,8 @@ static enum status admit(struct pressure_request *request)
 	if (is_for_cache(request) && is_short(request->pressure, request->at)) {
 		return refuse(request, STATUS_NO_DEVICE_MEMORY);
 	}
-	bool is_next = tenant_queue_is_next(request->tenant, request->at->slot, &request->place);
+	bool is_next = request->is_promised ||
+	               tenant_queue_is_next(request->tenant, request->at->slot, &request->place);
 	int r = is_next ? request->ops->charge(request) : TENANT_E_BYTES;
 	if (r == TENANT_E_BYTES) {
 		return wait_in_line(request, is_next);

@@ -188,6 +188,7 @@ struct pressure_request {
 		waited_ms; /* by earlier requests for the same memory; in the end with its own time */
 	uint64_t patience_ms; /* it waits so long at least, whatever pressure.wait_ms says */
 	bool keeps_place;     /* while it waits for room, later ones leave that to it */
+	bool is_promised;     /* it is paid for: no limit of bytes, and no line */
 	const bool *
 		is_held_back; /* NULL: never; while that is so, a request that waits for room goes on waiting */
 

@@ -323,6 +323,17 @@ int tenant_charge(struct tenant *tenant, uint32_t slot, uint64_t bytes, uint32_t
 	return take(payer_alone(tenant), &wanted, charge_out);
 }
 
+int tenant_charge_promised(struct tenant *tenant, uint32_t slot, uint64_t bytes, uint32_t n_fds,
+                           struct charge *charge_out)
+{
+	struct charge wanted = {.slot = slot, .bytes = bytes, .n_fds = n_fds};
+	if (!fits(tenant->n_fds, n_fds, tenant->max_fds)) {
+		return TENANT_E_FDS;
+	}
+	count(payer_alone(tenant), &wanted, charge_out);
+	return 0;
+}
+
 struct charge tenant_charge_adopted(struct payer payer, uint32_t slot, uint64_t bytes,
                                     uint32_t n_fds, uint64_t manifest_bytes)
 {
@@ -388,6 +399,16 @@ void charge_grow(struct charge *charge, uint64_t bytes)
 	if (on->peak_bytes < on->used_bytes) {
 		on->peak_bytes = on->used_bytes;
 	}
+}
+
+uint64_t charge_room_bytes(const struct charge *charge)
+{
+	if (!charge->tenant) {
+		return 0;
+	}
+	const struct tenant_location *on = &charge->tenant->at[charge->slot];
+	uint64_t limit = on->quota_bytes ? on->quota_bytes : UINT64_MAX;
+	return limit > on->used_bytes ? limit - on->used_bytes : 0;
 }
 
 int charge_move(struct charge *charge, struct payer to)

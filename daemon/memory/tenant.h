@@ -148,6 +148,10 @@ void tenant_session_leave(struct tenant *tenant);
 int tenant_charge(struct tenant *tenant, uint32_t slot, uint64_t bytes, uint32_t n_fds,
                   struct charge *charge_out);
 
+/* For what is paid for already, by a promise that gives it up now: no limit of bytes. Returns 0 or TENANT_E_FDS. */
+int tenant_charge_promised(struct tenant *tenant, uint32_t slot, uint64_t bytes, uint32_t n_fds,
+                           struct charge *charge_out);
+
 /* For what an earlier glaked has granted to @payer, which limits do not change. @slot is the table's. */
 struct charge tenant_charge_adopted(struct payer payer, uint32_t slot, uint64_t bytes,
                                     uint32_t n_fds, uint64_t manifest_bytes);
@@ -173,6 +177,8 @@ void charge_refund(struct charge *charge);
 /* A part of what it is for is charged elsewhere, and comes back. The cache has no limits. */
 void charge_shrink(struct charge *charge, uint64_t bytes);
 void charge_grow(struct charge *charge, uint64_t bytes);
+/* So much it could grow within its tenant's limit. 0 for no charge. */
+uint64_t charge_room_bytes(const struct charge *charge);
 
 /* @to pays from now on. Returns 0, or TENANT_E_*: nothing has changed. */
 int charge_move(struct charge *charge, struct payer to);

@@ -162,6 +162,7 @@ static const struct {
 	[GLAKE__WIRE__REQUEST__BODY_PING] = {handle_ping},
 	[GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC] = {rpc_chunk_alloc, .grants = true,
                                                     .is_written = true},
+	[GLAKE__WIRE__REQUEST__BODY_PROMISE] = {rpc_promise, .grants = true, .is_written = true},
 	[GLAKE__WIRE__REQUEST__BODY_CHUNK_FREE] = {rpc_chunk_free},
 	[GLAKE__WIRE__REQUEST__BODY_CHUNK_SHARE] = {rpc_chunk_share, .grants = true,
                                                     .is_written = true},

@@ -13,6 +13,7 @@ typedef void (*rpc_handler_fn)(struct session *session, const request_t *request
 void rpc_chunk_alloc(struct session *session, const request_t *request, struct fdlist *fds);
 /* The number of a ChunkAlloc that waits for room, in the order of requests (pressure.h); 0: it is none. */
 uint64_t rpc_waits_for_room(const struct pending *pending);
+void rpc_promise(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_chunk_free(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_chunk_share(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_chunk_open(struct session *session, const request_t *request, struct fdlist *fds);

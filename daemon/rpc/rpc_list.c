@@ -172,6 +172,9 @@ void rpc_device_get(struct session *session, const request_t *request, struct fd
 	body.idle_bytes = less(at->use_bytes[CHUNK_STOCK], at->anchor_bytes) +
 	                  less(at->use_bytes[CHUNK_BLOCK], at->used_block_bytes) + leaving_bytes;
 	body.room_bytes = less(location_room_bytes(at), leaving_bytes);
+	const struct promise *promise = session->holder->at[at->slot].promise;
+	body.promise_bytes = promise ? promise->bytes : 0;
+	body.left_bytes = promise ? promise_left_bytes(promise) : 0;
 	answer.body_case = GLAKE__WIRE__ANSWER__BODY_DEVICE_GET;
 	answer.device_get = &body;
 	rpc_answer(session, request->id, &answer, NULL, 0);

@@ -83,6 +83,22 @@ static enum status status_at(enum status status, const struct location *at)
 	return is_host ? STATUS_NO_HOST_MEMORY : status;
 }
 
+static struct promise *promise_at(void *user, const struct location *at)
+{
+	const struct chunk_request *operation = user;
+	return operation->pending.session->holder->at[at->slot].promise;
+}
+
+static void explain(struct chunk_request *operation, enum status status, const struct location *at,
+                    char *text, size_t n_text)
+{
+	uint64_t bytes = wanted_bytes(&operation->several, at);
+	if (!alloc_explain_promise(status, promise_at(operation, at), bytes, text, n_text)) {
+		alloc_explain(status, operation->pending.session->holder->tenant, at, bytes, text,
+		              n_text);
+	}
+}
+
 static void on_chunks(void *user, enum status status, const struct location *at,
                       struct chunk *chunks, size_t n_chunks)
 {
@@ -98,8 +114,7 @@ static void on_chunks(void *user, enum status status, const struct location *at,
 		at = operation->several.parts[0].at;
 	}
 	if (status != STATUS_OK) {
-		alloc_explain(status, session->holder->tenant, at,
-		              wanted_bytes(&operation->several, at), text, sizeof(text));
+		explain(operation, status, at, text, sizeof(text));
 		status = status_at(status, at);
 	}
 	histogram_add(&rpc_of(session)->stats->alloc_time, uv_hrtime() - operation->began_ns);
@@ -181,6 +196,7 @@ void rpc_chunk_alloc(struct session *session, const request_t *request, struct f
 	                                .uid = session->holder->peer.owner,
 	                                .use = CHUNK_PRIVATE,
 	                                .is_held_back = &session->holder->sleep.is_asleep,
+	                                .promise_at = promise_at,
 	                                .done = on_chunks};
 	if (!add_parts(session, request, &several)) {
 		return;

@@ -97,6 +97,7 @@ void rpc_usage_report(struct session *session, const request_t *request, struct 
 {
 	const Glake__Wire__UsageReport *report = request->usage_report;
 	const struct rpc_context *rpc = rpc_of(session);
+	struct driver_memory drivers[RPC_MAX_DEVICES];
 	if (!is_sound(session, request->id, report)) {
 		return;
 	}
@@ -108,13 +109,16 @@ void rpc_usage_report(struct session *session, const request_t *request, struct 
 	take_seals(&session->holder->usage, report);
 	take_idle(session->holder, report->idle_ms);
 	for (uint32_t i = 0; i < rpc->n_devices; i++) {
-		session->holder->at[i].driver = (struct driver_memory){0};
+		drivers[i] = (struct driver_memory){0};
 		session->holder->at[i].pool = (struct holder_pool){0};
 	}
 	for (size_t i = 0; i < report->n_driver; i++) {
 		const Glake__Wire__DriverMemory *from = report->driver[i];
-		session->holder->at[from->device].driver = take_driver(
-			from, rpc->devices[from->device].at.total_bytes);
+		drivers[from->device] = take_driver(from,
+		                                    rpc->devices[from->device].at.total_bytes);
+	}
+	for (uint32_t i = 0; i < rpc->n_devices; i++) {
+		holder_set_driver(session->holder, i, &drivers[i]);
 	}
 	for (size_t i = 0; i < report->n_pools; i++) {
 		const Glake__Wire__PoolReport *from = report->pools[i];

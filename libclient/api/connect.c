@@ -10,6 +10,7 @@
 #include "libclient/api/connect.h"
 #include "libclient/link/call.h"
 #include "libclient/link/fork.h"
+#include "libclient/link/promise.h"
 #include "libclient/link/rpc.h"
 #include "libclient/link/session.h"
 #include "libclient/link/sized.h"
@@ -125,6 +126,7 @@ static int session_new(const struct glake_connect_options *options, const uint8_
 	session->n_refs = 1;
 	glake__space_begin();
 	pthread_mutex_init(&session->usage_lock, NULL);
+	pthread_mutex_init(&session->promise_lock, NULL);
 	pthread_mutex_init(&session->sleep_lock, NULL);
 	*session_out = ptr_steal(session);
 	return 0;
@@ -137,6 +139,9 @@ static int greet(struct glake_session *session, const struct glake_connect_optio
 	int r = glake__rpc_hello(session, program);
 	if (r == 0) {
 		r = glake__heap_init(session);
+	}
+	if (r == 0) {
+		r = glake__promise_init(session, options->promise);
 	}
 	if (r < 0 || options->no_cuda) {
 		return r;
@@ -152,6 +157,25 @@ static int greet(struct glake_session *session, const struct glake_connect_optio
 	return r;
 }
 
+/* Of all devices that the process sees; without the driver, of all. */
+static int ensure_promises(struct glake_session *session)
+{
+	int r = 0;
+	for (uint32_t i = 0; r == 0 && i < session->n_devices; i++) {
+		const struct glake_device *device = &session->devices[i].public;
+		bool is_seen = !session->has_driver || device->ordinal >= 0;
+		r = is_seen ? glake__promise_ensure(session, device->index) : 0;
+	}
+	return r;
+}
+
+/* What is asked for in so many words is there before anything else. */
+static int begin(struct glake_session *session, const struct glake_connect_options *options)
+{
+	int r = greet(session, options);
+	return r == 0 && options->promise ? ensure_promises(session) : r;
+}
+
 /* *is_lost_out: glaked may have made a session, whose answer was lost. */
 static int connect_once(const struct glake_connect_options *options, const uint8_t *key,
                         unsigned timeout_ms, struct glake_session **session_out, bool *is_lost_out)
@@ -162,7 +186,7 @@ static int connect_once(const struct glake_connect_options *options, const uint8
 	if (r < 0) {
 		return r;
 	}
-	r = greet(session, options);
+	r = begin(session, options);
 	if (r < 0) {
 		*is_lost_out = r == GLAKE_E_GONE && session->link.state != GLAKE__LINK_OPEN;
 		glake__link_leave(&session->link);
@@ -237,6 +261,12 @@ int glake__connect(const struct glake_connect_options *options, unsigned timeout
 		glake__asked_begin(*session_out);
 	}
 	return r;
+}
+
+int glake__promise_device(struct glake_session *session, uint32_t index)
+{
+	int r = glake__session_check(session);
+	return r < 0 ? r : glake__promise_ensure(session, index);
 }
 
 int glake_connect(const struct glake_connect_options *options, struct glake_session **session_out)

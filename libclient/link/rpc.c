@@ -145,6 +145,48 @@ static int take_fds(struct glake__call *call, struct fdlist *fds)
 	return 0;
 }
 
+/* A request whose answer is only its status. */
+static int call_plain(struct glake_session *session, Glake__Wire__Request *request)
+{
+	struct glake__call call;
+	int r = glake__call(&session->link, &call, request, GLAKE__WIRE__ANSWER__BODY__NOT_SET,
+	                    NULL, 0);
+	if (r == 0) {
+		glake__call_end(&session->link, &call);
+	}
+	return r;
+}
+
+/* ---- a promise -------------------------------------------------------------------------------- */
+
+static int promise(struct glake_session *session, const struct glake__device *device)
+{
+	Glake__Wire__Promise promise = GLAKE__WIRE__PROMISE__INIT;
+	promise.device = device->public.index;
+	promise.bytes = device->promise_bytes;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_PROMISE;
+	request.promise = &promise;
+	return call_plain(session, &request);
+}
+
+int glake__promise_ensure(struct glake_session *session, uint32_t index)
+{
+	struct glake__device *device = glake__session_device(session, index);
+	int r = 0;
+	if (!device || device->promise_bytes == 0 || device->is_promised) {
+		return device ? 0 : -ENODEV;
+	}
+	cleanup_cancel int cancel = cancel_disable();
+	pthread_mutex_lock(&session->promise_lock);
+	if (!device->is_promised) {
+		r = promise(session, device);
+		device->is_promised = r == 0;
+	}
+	pthread_mutex_unlock(&session->promise_lock);
+	return r;
+}
+
 /* ---- chunks ----------------------------------------------------------------------------------- */
 
 static void want_chunks(Glake__Wire__Request *request, Glake__Wire__ChunkAlloc *alloc,
@@ -191,9 +233,13 @@ int glake__rpc_chunk_alloc(struct glake_session *session, uint32_t device, uint6
 	Glake__Wire__ChunkAlloc alloc;
 	Glake__Wire__Request request;
 	struct glake__call call;
+	int r = glake__promise_ensure(session, device);
+	if (r < 0) {
+		return r;
+	}
 	want_chunks(&request, &alloc, device, chunk_bytes, n_chunks, last_bytes, wait);
-	int r = glake__call(&session->link, &call, &request, GLAKE__WIRE__ANSWER__BODY_CHUNK_ALLOC,
-	                    NULL, 0);
+	r = glake__call(&session->link, &call, &request, GLAKE__WIRE__ANSWER__BODY_CHUNK_ALLOC,
+	                NULL, 0);
 	return r < 0 ? r : take_chunks(session, &call, n_chunks, ids_out, fds);
 }
 
@@ -250,6 +296,10 @@ int glake__rpc_chunk_alloc_at(struct glake_session *session, const struct glake_
 	Glake__Wire__Request request;
 	struct glake__call call;
 	int n_chunks = check_parts(session, parts, n_parts);
+	for (size_t i = 0; i < n_parts && n_chunks >= 0; i++) {
+		int r = parts[i].is_host ? 0 : glake__promise_ensure(session, parts[i].number);
+		n_chunks = r < 0 ? r : n_chunks;
+	}
 	if (n_chunks < 0) {
 		return n_chunks;
 	}
@@ -281,6 +331,10 @@ int glake__rpc_chunk_alloc_start(struct glake_session *session, struct glake__ca
 {
 	Glake__Wire__ChunkAlloc alloc;
 	Glake__Wire__Request request;
+	int r = glake__promise_ensure(session, device);
+	if (r < 0) {
+		return r;
+	}
 	want_chunks(&request, &alloc, device, chunk_bytes, n_chunks, last_bytes, wait);
 	return glake__call_start(&session->link, call, &request,
 	                         GLAKE__WIRE__ANSWER__BODY_CHUNK_ALLOC, NULL, 0);
@@ -399,18 +453,6 @@ int glake__rpc_model_blocks(struct glake_session *session, uint64_t model, uint6
 		                     "the daemon's answer about blocks is invalid");
 	}
 	glake__call_end(&session->link, &call);
-	return r;
-}
-
-/* A request whose answer is only its status. */
-static int call_plain(struct glake_session *session, Glake__Wire__Request *request)
-{
-	struct glake__call call;
-	int r = glake__call(&session->link, &call, request, GLAKE__WIRE__ANSWER__BODY__NOT_SET,
-	                    NULL, 0);
-	if (r == 0) {
-		glake__call_end(&session->link, &call);
-	}
 	return r;
 }
 
@@ -571,6 +613,8 @@ int glake__rpc_device_get(struct glake_session *session, uint32_t index,
 		.reserved_bytes = answer->reserved_bytes,
 		.idle_bytes = answer->idle_bytes,
 		.room_bytes = answer->room_bytes,
+		.promise_bytes = answer->promise_bytes,
+		.left_bytes = answer->left_bytes,
 	};
 	glake__call_end(&session->link, &call);
 	return 0;

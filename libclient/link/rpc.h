@@ -103,6 +103,12 @@ int glake__rpc_sleep_forget(struct glake_session *session);
 int glake__rpc_sleep_wake(struct glake_session *session, uint64_t patience_ms,
                           bool (*is_stopped)(void));
 
+/*
+ * Have the process promised what it wants of the device (promise.h), if it was not yet: before each request for memory of it.
+ * Blocks until that is reserved. Grant errors, and request errors. No lock is held.
+ */
+int glake__promise_ensure(struct glake_session *session, uint32_t index);
+
 int glake__rpc_ping(struct glake_session *session);
 
 /* All but size and warm_bytes. */

@@ -37,6 +37,8 @@ struct glake__device {
 	struct glake_device public;
 	CUdevice handle;          /* valid if public.ordinal >= 0 */
 	struct glake__heap *heap; /* borrowed: its private memory (heap/heap.h) */
+	uint64_t promise_bytes; /* that the process wants to be promised; 0 = nothing (promise.h) */
+	_Atomic bool is_promised; /* and was */
 	uint64_t
 		reclaim_debt; /* that glaked wanted when less was warm: memory that is freed next pays it */
 };
@@ -136,6 +138,7 @@ struct glake_session {
 	/* Wake it; release a claimed allocation while it sleeps, unless that is false (sleep/wake.h, slept_free.h). */
 	int (*wake)(struct glake_session *session);
 	bool (*free_asleep)(struct glake_session *session, struct glake__allocation *allocation);
+	pthread_mutex_t promise_lock; /* while one is asked for */
 	pthread_mutex_t sleep_lock; /* of the party, if it is alone (party.h) */
 	struct glake_session *next; /* of the process (party.h) */
 	_Atomic bool sleeps_along;  /* its memory is asleep with that of others, or falls asleep */

@@ -43,6 +43,8 @@ static const char usage_text[] =
 	"  --alloc=HOW     stitch: free pieces of memory that are apart become one\n"
 	"                  allocation, and PyTorch allocates in stream order;\n"
 	"                  plain (default)\n"
+	"  --promise=LIST  SIZE, or NUMBER=SIZE,... with glaked's numbers of devices: the\n"
+	"                  program gets so much of each, whatever others do, and no more\n"
 	"  --record=FILE   write a trace of allocations to FILE.PID, for glake replay\n"
 	"  --libcuda=PATH  the real driver library, instead of the loader's\n"
 	"  --shim=PATH     the preload library, instead of the installed one\n"
@@ -55,6 +57,7 @@ struct options {
 	const char *libcuda;
 	const char *own;
 	const char *alloc;
+	const char *promise;
 	const char *record;
 	const char *shim_path;
 	bool is_strict;
@@ -254,6 +257,9 @@ static void set_environment(const struct options *options)
 	if (options->alloc) {
 		setenv("GLAKE_ALLOC", options->alloc, 1);
 	}
+	if (options->promise) {
+		setenv("GLAKE_PROMISE", options->promise, 1);
+	}
 	if (options->is_strict) {
 		setenv("GLAKE_SHIM_ABSENT", "refuse", 1);
 	}
@@ -349,6 +355,7 @@ static int parse(int argc, char **argv, struct options *options, int *status_out
 		{"own", required_argument, NULL, 'O'},
 		{"alloc", required_argument, NULL, 'a'},
 		{"libcuda", required_argument, NULL, 'l'},
+		{"promise", required_argument, NULL, 'P'},
 		{"record", required_argument, NULL, 'r'},
 		{"shim", required_argument, NULL, 'p'},
 		{"help", no_argument, NULL, 'h'},
@@ -375,6 +382,9 @@ static int parse(int argc, char **argv, struct options *options, int *status_out
 			break;
 		case 'a':
 			options->alloc = optarg;
+			break;
+		case 'P':
+			options->promise = optarg;
 			break;
 		case 'r':
 			options->record = optarg;

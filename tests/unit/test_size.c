@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Byte counts as text: units, limits, and what is no size. */
-#include "daemon/base/size.h"
+#include "proto/size.h"
 
 #include <errno.h>
 

@@ -7,8 +7,8 @@
  *
  * Threads: any.
  */
-#ifndef GLAKE_DAEMON_SIZE_H
-#define GLAKE_DAEMON_SIZE_H
+#ifndef GLAKE_PROTO_SIZE_H
+#define GLAKE_PROTO_SIZE_H
 
 #include <stdint.h>
 

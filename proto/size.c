@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/base/size.h"
+#include "proto/size.h"
 
 #include <errno.h>
 #include <string.h>
