@@ -137,6 +137,9 @@ struct glake_session_device {
 	uint64_t graph_bytes;
 	uint64_t other_bytes;
 	uint64_t process_bytes; /* driver usage without managed memory, by NVML; 0 = not known */
+	uint64_t
+		promise_bytes; /* that its process was promised, all sessions of it together; 0 = nothing */
+	uint64_t left_bytes; /* of that: what the process has not taken */
 };
 
 /* Pages of 2 MiB that were to be sealed, or a part of them, and are private. */

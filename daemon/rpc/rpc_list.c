@@ -276,8 +276,10 @@ static bool describe_share(const struct rpc_context *rpc, const struct holder *h
 	row->graph_bytes = driver->graph_bytes;
 	row->other_bytes = driver->other_bytes;
 	row->process_bytes = driver_usage_of_process(rpc, holder, &rpc->devices[index]);
+	row->promise_bytes = device->promise ? device->promise->bytes : 0;
+	row->left_bytes = device->promise ? promise_left_bytes(device->promise) : 0;
 	return row->reserved_bytes || row->shared_bytes || row->managed_bytes || row->array_bytes ||
-	       row->graph_bytes || row->other_bytes || row->process_bytes;
+	       row->graph_bytes || row->other_bytes || row->process_bytes || row->promise_bytes;
 }
 
 /* Returns whether the holder has reported any. */

@@ -341,6 +341,8 @@ static int show_session(const Glake__Wire__SessionInfo *from, const struct list 
 			.graph_bytes = from->devices[i]->graph_bytes,
 			.other_bytes = from->devices[i]->other_bytes,
 			.process_bytes = from->devices[i]->process_bytes,
+			.promise_bytes = from->devices[i]->promise_bytes,
+			.left_bytes = from->devices[i]->left_bytes,
 		};
 	}
 	cleanup_free struct glake_unsealed *unsealed = calloc(from->n_unsealed + 1,

@@ -11,6 +11,7 @@
 struct shown {
 	struct glake_session_row row; /* its texts and devices borrowed */
 	double utilization;           /* live / reserved; -1 with nothing reserved */
+	uint64_t promise_bytes;       /* on all devices */
 	uint64_t driver_bytes;        /* of its process beside managed memory, on all devices */
 };
 
@@ -27,6 +28,7 @@ static const struct field session_fields[] = {
 	OF_ROW(program, TEXT, PLAIN, "PROGRAM"),
 	OF_ROW(tenant, TEXT, PLAIN, "TENANT"),
 	OF_ROW(realm, TEXT, PLAIN, "REALM"),
+	FIELD(ROW, promise_bytes, U64, BYTES, "PROMISE"),
 	OF_ROW(reserved_bytes, U64, BYTES, "RESERVED"),
 	OF_ROW(live_bytes, U64, BYTES, "LIVE"),
 	OF_ROW(peak_bytes, U64, BYTES, "PEAK"),
@@ -47,10 +49,11 @@ static const struct field session_fields[] = {
 #define ROW struct glake_session_device
 
 static const struct field device_fields[] = {
-	FIELD(ROW, device, U32, PLAIN, NULL),       FIELD(ROW, reserved_bytes, U64, BYTES, NULL),
-	FIELD(ROW, shared_bytes, U64, BYTES, NULL), FIELD(ROW, managed_bytes, U64, BYTES, NULL),
-	FIELD(ROW, array_bytes, U64, BYTES, NULL),  FIELD(ROW, graph_bytes, U64, BYTES, NULL),
-	FIELD(ROW, other_bytes, U64, BYTES, NULL),  FIELD(ROW, process_bytes, U64, BYTES, NULL),
+	FIELD(ROW, device, U32, PLAIN, NULL),        FIELD(ROW, reserved_bytes, U64, BYTES, NULL),
+	FIELD(ROW, shared_bytes, U64, BYTES, NULL),  FIELD(ROW, managed_bytes, U64, BYTES, NULL),
+	FIELD(ROW, array_bytes, U64, BYTES, NULL),   FIELD(ROW, graph_bytes, U64, BYTES, NULL),
+	FIELD(ROW, other_bytes, U64, BYTES, NULL),   FIELD(ROW, process_bytes, U64, BYTES, NULL),
+	FIELD(ROW, promise_bytes, U64, BYTES, NULL), FIELD(ROW, left_bytes, U64, BYTES, NULL),
 };
 
 #undef ROW
@@ -67,11 +70,21 @@ static json_t *device_list(const struct glake_session_row *row)
 	return devices;
 }
 
+static uint64_t promise_bytes(const struct glake_session_row *row)
+{
+	uint64_t bytes = 0;
+	for (uint32_t i = 0; i < row->n_devices; i++) {
+		bytes += row->devices[i].promise_bytes;
+	}
+	return bytes;
+}
+
 static int add_session(void *list, const struct glake_session_row *row)
 {
 	struct shown shown = {
 		.row = *row,
 		.utilization = memory_utilization(row->live_bytes, row->reserved_bytes),
+		.promise_bytes = promise_bytes(row),
 		.driver_bytes = memory_driver_bytes(row),
 	};
 	return ctl_list_add_more(list, &shown, "devices", device_list(row));

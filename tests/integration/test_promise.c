@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 
 #include "proto/limits.h"
+#include "tests/harness/models.h"
 #include "tests/harness/run.h"
 #include "tests/harness/world.h"
 
@@ -489,7 +490,8 @@ START_TEST(a_program_sees_its_promise_as_the_device)
 	static struct run run;
 	static struct run other;
 	begin(WORLD_CONFIG);
-	run_start(&run, "GLAKE_PROMISE=256MiB", run_in_build("tests/shim/quota"), NULL);
+	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "--promise=0=256MiB",
+	          run_in_build("tests/shim/quota"), NULL);
 	run_start(&other, NULL, run_in_build("tests/shim/quota"), NULL);
 	ask(&run, "info\n", "info 268435456\n");
 	ask(&run, "left\n", "left 268435456\n");
@@ -522,6 +524,19 @@ START_TEST(a_program_that_cannot_be_promised_anything_gets_nothing)
 }
 END_TEST
 
+START_TEST(glake_run_refuses_what_is_no_size)
+{
+	static struct run run;
+	begin(WORLD_CONFIG);
+	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "--promise=much", "true",
+	          NULL);
+	int status = run_end(&run);
+	ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == 125 &&
+	                      strstr(run.text, "a promise of \"much\""),
+	              "0x%x\n%s", status, run.text);
+}
+END_TEST
+
 /* One environment for all: who uses no GPU takes nothing. */
 START_TEST(a_program_without_work_takes_nothing)
 {
@@ -534,5 +549,51 @@ START_TEST(a_program_without_work_takes_nothing)
 	run_end_well(&second);
 	ask(&first, "alloc 402653184\n", "alloc 0\n");
 	run_end_well(&first);
+}
+END_TEST
+
+/* ---- shared weights --------------------------------------------------------------------------- */
+
+#define SHARED_BYTES (32 * MIB)
+
+/* Has the model open from stage *@user on, and takes the rest of its promise a stage later. */
+static void open_model(void *user)
+{
+	const int *stage = user;
+	struct glake_model *model;
+	world_await(*stage - 1);
+	struct glake_session *session = connected("128MiB");
+	assert_ok(world_open_unmapped(session, world_path("m.safetensors"), &model));
+	assert_left(session, 128 * MIB, 128 * MIB - SHARED_BYTES);
+	world_reach(*stage);
+	world_await(4);
+	assert_left(session, 128 * MIB, 128 * MIB - SHARED_BYTES);
+	glake_model_close(model);
+	assert_left(session, 128 * MIB, 128 * MIB);
+	glake_disconnect(session);
+}
+
+static uint64_t promised_and_used(uint64_t room_before)
+{
+	return room_before - view_of(eye).room_bytes;
+}
+
+/* Each has them, and they are on the GPU once. */
+START_TEST(shared_weights_count_in_each_promise_and_are_there_once)
+{
+	static int stages[] = {1, 2};
+	begin(WORLD_CONFIG);
+	world_start_mover();
+	world_write_model("m.safetensors", SHARED_BYTES, 1);
+	uint64_t room = view_of(eye).room_bytes;
+	pid_t first = world_client(open_model, &stages[0]);
+	world_await(1);
+	ck_assert_uint_eq(promised_and_used(room), 128 * MIB);
+	pid_t second = world_client(open_model, &stages[1]);
+	world_await(2);
+	ck_assert_uint_eq(promised_and_used(room), 2 * 128 * MIB - SHARED_BYTES);
+	world_reach(4);
+	world_join(first);
+	world_join(second);
 }
 END_TEST

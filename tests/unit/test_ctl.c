@@ -213,7 +213,9 @@ int glake_list_sessions(struct glake_session *session, glake_session_fn row, voi
 		{.device = 0,
 	         .reserved_bytes = 4 * GIB,
 	         .managed_bytes = GIB,
-	         .process_bytes = 2 * GIB},
+	         .process_bytes = 2 * GIB,
+	         .promise_bytes = 24 * GIB,
+	         .left_bytes = 20 * GIB},
 		{.device = 3, .array_bytes = GIB / 4, .graph_bytes = GIB / 4},
 	};
 	const struct glake_unsealed unsealed[] = {
@@ -1628,12 +1630,12 @@ END_TEST
 START_TEST(sessions_show_what_each_process_has)
 {
 	ck_assert_int_eq(run("sessions"), 0);
-	assert_contains(out_text, "RESERVED     LIVE     PEAK     WARM    UTIL    SHARED   DRIVER  "
-	                          "OWNED  PASSED   AGE");
+	assert_contains(out_text,
+	                " PROMISE  RESERVED     LIVE     PEAK     WARM    UTIL    SHARED   DRIVER  "
+	                "OWNED  PASSED   AGE");
 	/* By NVML on one device, by its own word on the other. */
-	assert_contains(
-		out_text,
-		" 4.0 GiB  3.0 GiB  3.5 GiB  1.0 GiB  75.0 %  16.0 GiB  2.5 GiB  12345      67");
+	assert_contains(out_text, " 24.0 GiB   4.0 GiB  3.0 GiB  3.5 GiB  1.0 GiB  75.0 %  16.0 "
+	                          "GiB  2.5 GiB  12345      67");
 	json_t *document = run_json("sessions --json");
 	json_t *row = json_array_get(json_object_get(document, "sessions"), 0);
 	json_t *none = json_array_get(json_object_get(document, "sessions"), 1);
@@ -1645,6 +1647,7 @@ START_TEST(sessions_show_what_each_process_has)
 	json_t *first = json_array_get(devices, 0);
 	ck_assert_int_eq(json_integer_value(json_object_get(first, "process_bytes")), 2 * GIB);
 	ck_assert_int_eq(json_integer_value(json_object_get(first, "managed_bytes")), GIB);
+	ck_assert_int_eq(json_integer_value(json_object_get(first, "left_bytes")), 20 * GIB);
 	ck_assert_int_eq(json_integer_value(json_object_get(json_array_get(devices, 1), "device")),
 	                 3);
 	ck_assert(json_is_null(json_object_get(none, "utilization")));

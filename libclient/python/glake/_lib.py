@@ -19,7 +19,7 @@ SONAME = "libglake-client.so.0"
 class ConnectOptions(Structure):
     _fields_ = [("size", c_size_t), ("socket_path", c_char_p), ("program", c_char_p),
                 ("libcuda", c_char_p), ("no_cuda", c_int), ("stitch", c_int),
-                ("sleep_when_asked", c_int)]
+                ("sleep_when_asked", c_int), ("promise", c_char_p)]
 
 
 class Device(Structure):
@@ -153,7 +153,8 @@ class SessionDevice(Structure):
     _fields_ = [("device", c_uint32), ("reserved_bytes", c_uint64), ("shared_bytes", c_uint64),
                 ("managed_bytes", c_uint64), ("array_bytes", c_uint64),
                 ("graph_bytes", c_uint64), ("other_bytes", c_uint64),
-                ("process_bytes", c_uint64)]
+                ("process_bytes", c_uint64), ("promise_bytes", c_uint64),
+                ("left_bytes", c_uint64)]
 
 
 class Unsealed(Structure):

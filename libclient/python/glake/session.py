@@ -23,12 +23,13 @@ class Session:
 
     def __init__(self, socket: Optional[str] = None, program: Optional[str] = None,
                  cuda: bool = True, libcuda: Optional[str] = None, stitch: bool = False,
-                 sleep_when_asked: bool = False) -> None:
+                 sleep_when_asked: bool = False, promise: Optional[str] = None) -> None:
         self._handle = ctypes.c_void_p()
         options = _lib.ConnectOptions(
             ctypes.sizeof(_lib.ConnectOptions), os.fsencode(socket) if socket else None,
             program.encode() if program else None, os.fsencode(libcuda) if libcuda else None,
-            0 if cuda else 1, 1 if stitch else 0, 1 if sleep_when_asked else 0)
+            0 if cuda else 1, 1 if stitch else 0, 1 if sleep_when_asked else 0,
+            promise.encode() if promise else None)
         handle = ctypes.c_void_p()
         _lib.check(_lib.library().glake_connect(ctypes.byref(options), ctypes.byref(handle)))
         self._handle = handle
@@ -239,11 +240,13 @@ def default_session() -> Session:
 
 def connect(socket: Optional[str] = None, program: Optional[str] = None, cuda: bool = True,
             libcuda: Optional[str] = None, stitch: bool = False,
-            sleep_when_asked: bool = False) -> Session:
+            sleep_when_asked: bool = False, promise: Optional[str] = None) -> Session:
     """A new session. ``cuda=False`` never opens the driver: enough to look and steer. ``stitch``:
     memory in stream order is stitched of free memory, as with ``GLAKE_ALLOC=stitch``.
-    ``sleep_when_asked``: dispatch() may put it to sleep; of no effect under ``glake run``."""
-    return Session(socket, program, cuda, libcuda, stitch, sleep_when_asked)
+    ``sleep_when_asked``: dispatch() may put it to sleep; of no effect under ``glake run``.
+    ``promise``: so much of each device is this process's, whatever others do, and no more: a size as ``"20GiB"``, or
+    ``"0=20GiB,1=10GiB"`` by the daemon's numbers of devices. Without it ``GLAKE_PROMISE`` counts."""
+    return Session(socket, program, cuda, libcuda, stitch, sleep_when_asked, promise)
 
 
 def parse_ordinal(device: DeviceLike) -> int:
