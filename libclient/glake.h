@@ -209,7 +209,8 @@ struct glake_device_view {
 	uint64_t idle_bytes;     /* made ahead, just freed, or unused blocks: to be had */
 	uint64_t room_bytes;     /* that glaked may add if the device has as much */
 	uint64_t warm_bytes;     /* of reserved_bytes: free, now or as soon as a stream is done */
-	uint64_t promise_bytes; /* promised to this process; 0 = nothing. Else this alone counts: */
+	uint64_t
+		promise_bytes; /* promised to this process, or what it will ask for; 0 = nothing. Else this alone counts: */
 	uint64_t
 		left_bytes; /* of it: not taken by chunks, shared memory, or what the driver made */
 };

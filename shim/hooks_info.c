@@ -81,10 +81,25 @@ static bool wake_programs(CUdeviceptr address)
 }
 
 /*
- * @view stays unchanged if glaked does not answer. Who asks how much is free is about to use the device: what it is to be
- * promised is asked for first, and if that is refused so is its first allocation.
+ * Who asks how much is free is about to use the device: what it is to be promised is asked for now. False: that was refused, and
+ * so would be its first allocation.
  */
-static void apply_view(CUdevice device, struct view *view, bool is_promised)
+static bool have_promised(CUdevice device)
+{
+	bool is_refused;
+	struct connection *connection = connection_get(&is_refused);
+	if (!connection) {
+		return true;
+	}
+	int index = glake_device_index(connection->session, device);
+	int r = index >= 0 ? glake__promise_device(connection->session, (uint32_t)index) : 0;
+	bool is_had = r == 0 || connection_note(connection, r) || r == GLAKE_E_GONE;
+	connection_unref(connection);
+	return is_had;
+}
+
+/* @view stays unchanged if glaked does not answer. */
+static void apply_view(CUdevice device, struct view *view)
 {
 	bool is_refused;
 	struct connection *connection = connection_get(&is_refused);
@@ -92,10 +107,6 @@ static void apply_view(CUdevice device, struct view *view, bool is_promised)
 		return;
 	}
 	int index = glake_device_index(connection->session, device);
-	if (index >= 0 && is_promised) {
-		connection_note(connection,
-		                glake__promise_device(connection->session, (uint32_t)index));
-	}
 	if (index >= 0) {
 		connection_note(connection,
 		                view_apply(connection->session, (uint32_t)index, 0, view));
@@ -114,7 +125,7 @@ static CUresult look(CUdevice device, struct view *view_out)
 	CUresult result = real(cuMemGetInfo_v2)(&before.free_bytes, &before.total_bytes);
 	for (int i = 0; i < MAX_LOOKS && result == CUDA_SUCCESS; i++) {
 		*view_out = before;
-		apply_view(device, view_out, true);
+		apply_view(device, view_out);
 		result = real(cuMemGetInfo_v2)(&after.free_bytes, &after.total_bytes);
 		if (after.free_bytes == before.free_bytes) {
 			break;
@@ -131,6 +142,9 @@ CUresult shim_cuMemGetInfo_v2(size_t *free_out, size_t *total_out)
 	if (!free_out || !total_out || !asks_us() ||
 	    real(cuCtxGetDevice)(&device) != CUDA_SUCCESS) {
 		return real(cuMemGetInfo_v2)(free_out, total_out);
+	}
+	if (!have_promised(device)) {
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	/* Parked memory that is no longer in use becomes warm, and counts as free; while it is asleep, when it wakes. */
 	if (!gate_is_asleep()) {
@@ -153,7 +167,7 @@ CUresult shim_cuDeviceTotalMem_v2(size_t *total_out, CUdevice device)
 	CUresult result = real(cuDeviceTotalMem_v2)(total_out, device);
 	if (result == CUDA_SUCCESS && asks_us()) {
 		struct view view = {.total_bytes = *total_out};
-		apply_view(device, &view, false);
+		apply_view(device, &view);
 		*total_out = view.total_bytes;
 	}
 	return result;

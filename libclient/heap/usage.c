@@ -348,6 +348,10 @@ int glake_device_view(struct glake_session *session, uint32_t index, struct glak
 		                                   device->heap->parked_bytes
 		                         : 0;
 		glake__unlock();
+		if (full.promise_bytes == 0 && device) {
+			full.promise_bytes = device->promise_bytes;
+			full.left_bytes = device->promise_bytes;
+		}
 		r = glake__sized_out(view, &full, sizeof(full));
 	}
 	return glake__leave(session, r);
