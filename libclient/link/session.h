@@ -139,9 +139,9 @@ struct glake_session {
 	int (*wake)(struct glake_session *session);
 	bool (*free_asleep)(struct glake_session *session, struct glake__allocation *allocation);
 	pthread_mutex_t promise_lock; /* while one is asked for */
-	pthread_mutex_t sleep_lock; /* of the party, if it is alone (party.h) */
-	struct glake_session *next; /* of the process (party.h) */
-	_Atomic bool sleeps_along;  /* its memory is asleep with that of others, or falls asleep */
+	pthread_mutex_t sleep_lock;   /* of the party, if it is alone (party.h) */
+	struct glake_session *next;   /* of the process (party.h) */
+	_Atomic bool sleeps_along; /* its memory is asleep with that of others, or falls asleep */
 	_Atomic(struct glake__sleeping *) asleep; /* owned (sleeping.h); NULL: it is awake */
 	/* Set with the first model: a program without models need not link their code. */
 	void (*end_models)(struct glake_session *session);
