@@ -415,6 +415,45 @@ class Numbers(Case):
                 session.alloc(1, device)
 
 
+class Elastic(Case):
+    CHUNK = 2 << 20
+
+    def test_steps_come_are_lent_and_go(self):
+        from glake.elastic import HELD, HOLE, LENT
+        session = glake.default_session()
+        with glake.Elastic(self.CHUNK, steps=6, lanes=2, floor=1) as elastic:
+            self.assertEqual(elastic.states(), [HELD] + [HOLE] * 5)
+            elastic.commit(1, 3)
+            elastic.lend(2, 2)
+            self.assertEqual(elastic.states(), [HELD, HELD, LENT, LENT, HOLE, HOLE])
+            self.assertEqual(elastic.give_back(3, 3), 1)
+            self.assertEqual(elastic.take(1, 5), 2)
+            self.assertEqual(elastic.states(), [HELD] * 3 + [HOLE] * 3)
+            self.assertEqual(elastic.ptr(2, 1), elastic.base + 6 * self.CHUNK + 2 * self.CHUNK)
+            stats = elastic.stats()
+            self.assertEqual((stats["n_held"], stats["n_lent"], stats["step_bytes"]),
+                             (3, 0, 2 * self.CHUNK))
+            for call in (elastic.commit, elastic.lend, elastic.take, elastic.give_back):
+                with self.assertRaises(ValueError):
+                    call(0, -1)
+            with self.assertRaises(OSError) as caught:
+                elastic.lend(0, 1)
+            self.assertIn("floor", str(caught.exception))
+            with self.assertRaises(IndexError):
+                elastic.ptr(6)
+        with self.assertRaises(ValueError):
+            elastic.states()
+        self.assertEqual(session.usage()["reserved_bytes"], 0)
+
+    def test_the_session_ends_it(self):
+        session = glake.connect()
+        elastic = glake.Elastic(self.CHUNK, steps=2, floor=2, session=session)
+        session.close()
+        with self.assertRaises(ValueError):
+            elastic.take(0, 1)
+        elastic.close()
+
+
 class OldPyTorch(unittest.TestCase):
     def imports(self, version, module):
         program = f"""

@@ -4,6 +4,7 @@ from ._version import VERSION as __version__
 from .admin import (blocks, events, evict, models, pin, seal_session, sessions, set_host_quota,
                     set_manifest_quota,
                     set_max_sessions, set_quota, sleep_session, sleepers, stats, status, tenants, unpin)
+from .elastic import Elastic
 from .errors import (BadFileError, BusyError, DriverError, Error, ForkedError, GoneError,
                      NotFoundError, OutOfMemoryError, PermissionDeniedError, QuotaError)
 from .model import Model
@@ -13,7 +14,7 @@ from .session import Session, connect, default_session
 from .tensor import Tensor
 
 __all__ = [
-    "BadFileError", "BusyError", "DriverError", "Error", "ForkedError", "GoneError", "Model",
+    "BadFileError", "BusyError", "DriverError", "Elastic", "Error", "ForkedError", "GoneError", "Model",
     "NotFoundError", "OutOfMemoryError", "PermissionDeniedError", "Published", "QuotaError",
     "Sealed", "Session", "Tensor", "Weight", "__version__", "blocks", "connect",
     "default_session", "events", "evict", "models", "pin", "publish", "seal", "seal_session",

@@ -257,6 +257,18 @@ class SleeperRow(Structure):
                 ("gpu_bytes", c_uint64), ("n_models", c_uint32), ("models", POINTER(c_char_p))]
 
 
+class ElasticDesc(Structure):
+    _fields_ = [("size", c_size_t), ("device", c_uint32), ("n_lanes", c_uint32),
+                ("lane_stride", c_uint64), ("chunk_bytes", c_uint64), ("n_steps", c_uint32),
+                ("floor_steps", c_uint32), ("flags", c_uint32)]
+
+
+class ElasticStats(Structure):
+    _fields_ = [("size", c_size_t), ("n_held", c_uint32), ("n_lent", c_uint32),
+                ("step_bytes", c_uint64), ("n_commits", c_uint64), ("n_takes", c_uint64),
+                ("n_returns", c_uint64)]
+
+
 STATUS_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(Status))
 METRIC_ROW = CFUNCTYPE(c_int, c_void_p, c_char_p, c_uint64, c_char_p)
 SESSION_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(SessionRow))
@@ -317,6 +329,15 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("glake_torch_session", c_void_p, []),
     ("glake_torch_set_raise", None, [c_void_p]),
     ("glake_torch_tend", None, [c_int]),
+    ("glake_elastic_open", c_int, [c_void_p, POINTER(ElasticDesc), POINTER(c_void_p),
+                                   POINTER(c_uint64)]),
+    ("glake_elastic_close", c_int, [c_void_p]),
+    ("glake_elastic_commit", c_int, [c_void_p, c_uint32, c_uint32, POINTER(c_uint32)]),
+    ("glake_elastic_lend", c_int, [c_void_p, c_uint32, c_uint32]),
+    ("glake_elastic_take", c_uint32, [c_void_p, c_uint32, c_uint32]),
+    ("glake_elastic_return", c_int, [c_void_p, c_uint32, c_uint32]),
+    ("glake_elastic_states", POINTER(c_uint32), [c_void_p]),
+    ("glake_elastic_stats", c_int, [c_void_p, POINTER(ElasticStats)]),
     ("glake_get_status", c_int, [c_void_p, STATUS_ROW, c_void_p]),
     ("glake_get_stats", c_int, [c_void_p, METRIC_ROW, c_void_p]),
     ("glake_list_sessions", c_int, [c_void_p, SESSION_ROW, c_void_p]),

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Elastic ranges: addresses that stay, and memory that comes, is lent, and goes (glake_elastic.h)."""
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Dict, List, Optional
+
+from . import _lib
+from .session import DeviceLike, Session, default_session, parse_ordinal
+
+#: What Elastic.states() has.
+HOLE, COMING, HELD, LENT, GOING, LOST = range(6)
+_SERVE = 1
+
+
+class Elastic:
+    """A range of ``steps`` in ``lanes``: step ``i`` is ``chunk_bytes`` at ``base + lane * stride + i * chunk_bytes`` in
+    each lane. A step has its memory in all lanes, or in none. What is lent stays until others need it; the highest
+    steps go first. Nothing of it may be in use on the GPU when it is lent, or when the range is closed."""
+
+    def __init__(self, chunk_bytes: int, steps: int, lanes: int = 1, stride: Optional[int] = None,
+                 floor: int = 0, device: DeviceLike = 0, session: Optional[Session] = None) -> None:
+        self._handle = ctypes.c_void_p()
+        self._session = session or default_session()
+        #: bytes from lane to lane
+        self.stride: int = chunk_bytes * steps if stride is None else stride
+        self.chunk_bytes: int = chunk_bytes
+        self.lanes: int = lanes
+        self.steps: int = steps
+        desc = _lib.ElasticDesc(
+            ctypes.sizeof(_lib.ElasticDesc), self._session.device_index(parse_ordinal(device)),
+            _lib.unsigned(lanes, "lanes", 32), _lib.unsigned(self.stride, "stride"),
+            _lib.unsigned(chunk_bytes, "chunk_bytes"), _lib.unsigned(steps, "steps", 32),
+            _lib.unsigned(floor, "floor", 32), _SERVE)
+        handle, base = ctypes.c_void_p(), ctypes.c_uint64()
+        _lib.check(_lib.library().glake_elastic_open(self._session.handle, ctypes.byref(desc),
+                                                     ctypes.byref(handle), ctypes.byref(base)))
+        self._handle = handle
+        #: the device address of the first lane
+        self.base: int = base.value
+
+    @property
+    def handle(self) -> ctypes.c_void_p:
+        """For calls of the C library. It ends with the session, too."""
+        if not self._handle or not self._session._handle:
+            raise ValueError("the elastic range is closed")
+        return self._handle
+
+    def ptr(self, step: int, lane: int = 0) -> int:
+        """The device address of a step in a lane."""
+        if not (0 <= step < self.steps and 0 <= lane < self.lanes):
+            raise IndexError(f"step {step}, lane {lane}: there are {self.steps} and {self.lanes}")
+        return self.base + lane * self.stride + step * self.chunk_bytes
+
+    def _call(self, name: str, first: int, n: int, *rest: Any) -> int:
+        return getattr(_lib.library(), name)(self.handle, _lib.unsigned(first, "first", 32),
+                                             _lib.unsigned(n, "n", 32), *rest)
+
+    def commit(self, first: int, n: int) -> None:
+        """Have ``n`` steps: what is lent is taken, what is a hole gets memory, which reads zero. With an exception the
+        steps in front of the one that failed have come."""
+        _lib.check(self._call("glake_elastic_commit", first, n, None))
+
+    def lend(self, first: int, n: int) -> None:
+        """Those that are held are not needed now. Costs no call of the driver."""
+        _lib.check(self._call("glake_elastic_lend", first, n))
+
+    def take(self, first: int, n: int) -> int:
+        """Have lent steps back, up to the first that has gone. Returns how many, from ``first`` on, are held."""
+        return self._call("glake_elastic_take", first, n)
+
+    def give_back(self, first: int, n: int) -> int:
+        """Give those that are lent to glaked now. Returns how many went."""
+        return _lib.check(self._call("glake_elastic_return", first, n))
+
+    def states(self) -> List[int]:
+        """Of each step: HOLE, HELD, LENT and so on. Others may change them at any time."""
+        return list(_lib.library().glake_elastic_states(self.handle)[:self.steps])
+
+    def stats(self) -> Dict[str, int]:
+        """How many steps are held and lent, and how many came and went, ever."""
+        stats = _lib.ElasticStats(ctypes.sizeof(_lib.ElasticStats))
+        _lib.check(_lib.library().glake_elastic_stats(self.handle, ctypes.byref(stats)))
+        return {name: getattr(stats, name) for name, _ in stats._fields_ if name != "size"}
+
+    def close(self) -> None:
+        """Give all of it back. Nothing on the GPU uses it any more."""
+        if self._handle:
+            handle, self._handle = self._handle, ctypes.c_void_p()
+            if self._session._handle:
+                _lib.check(_lib.library().glake_elastic_close(handle))
+
+    def __enter__(self) -> "Elastic":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
