@@ -149,7 +149,7 @@ struct glake_connect_options {
  * GLAKE_E_NO_DRIVER, GLAKE_E_CUDA, GLAKE_E_OVER_QUOTA (too many sessions), GLAKE_E_SHUTTING_DOWN,
  * GLAKE_E_BAD_REQUEST, GLAKE_E_INTERNAL (the answer has a status that the library does not know),
  * with a promise also GLAKE_E_OVER_QUOTA (the tenant's bytes) and GLAKE_E_NO_DEVICE_MEMORY, after waiting as
- * glake_alloc() does, -EINVAL (@options), -ENAMETOOLONG (the socket's path), -ENOMEM, or -errno of getrandom(),
+ * an allocation does, -EINVAL (@options), -ENAMETOOLONG (the socket's path), -ENOMEM, or -errno of getrandom(),
  * socket() and connect(), such as -EACCES (the socket's mode) and -EMFILE.
  */
 GLAKE_API int glake_connect(const struct glake_connect_options *options,

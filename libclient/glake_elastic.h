@@ -63,7 +63,7 @@ struct glake_elastic_desc {
 /*
  * Reserve the addresses of a range, n_lanes * lane_stride bytes, at *base_out, and commit its floor. Blocks as
  * glake_elastic_commit(). The range ends with glake_elastic_close(), or with the session.
- * Errors: session errors; request errors; map errors; grant errors; -EINVAL (@desc); -ENOMEM; -EAGAIN (no thread).
+ * Errors: request errors; map errors; grant errors; -EINVAL (@desc); -EAGAIN (no thread can be started).
  */
 GLAKE_API int glake_elastic_open(struct glake_session *session,
                                  const struct glake_elastic_desc *desc,
@@ -72,7 +72,7 @@ GLAKE_API int glake_elastic_open(struct glake_session *session,
 /*
  * Give all memory and the addresses back. NULL is fine. No work uses the range, and no other thread: neither memory
  * nor @elastic.
- * Errors: map errors, after which addresses that the driver does not let go stay reserved; @elastic is gone.
+ * Errors: GLAKE_E_FORKED; GLAKE_E_CUDA (addresses that the driver does not let go stay reserved; @elastic is gone).
  */
 GLAKE_API int glake_elastic_close(struct glake_elastic *elastic);
 
@@ -80,7 +80,7 @@ GLAKE_API int glake_elastic_close(struct glake_elastic *elastic);
  * Make the steps [first, first + n) HELD. What is lent is taken, what is a hole gets memory, which blocks for a request to
  * glaked and 30 us a chunk, and waits for memory as the configuration says. *@n_out (may be NULL) is how many, from @first on,
  * are HELD; each step has come in all lanes, or not at all. With an error those before it stay.
- * Errors: session errors; request errors; map errors; grant errors; -EINVAL (no such steps); GLAKE_E_CUDA (a step is LOST).
+ * Errors: request errors; grant errors; -EINVAL (no such steps); -ENOMEM; GLAKE_E_CUDA (of the driver, or a step is LOST).
  */
 GLAKE_API int glake_elastic_commit(struct glake_elastic *elastic, uint32_t first, uint32_t n,
                                    uint32_t *n_out);
@@ -118,7 +118,7 @@ struct glake_elastic_stats {
 	uint64_t n_takes;    /* that were taken back in place of that */
 	uint64_t n_returns;  /* that went to glaked */
 };
-/* Local. Errors: -EINVAL. */
+/* Local. Errors: -EINVAL (@elastic, @stats). */
 GLAKE_API int glake_elastic_stats(const struct glake_elastic *elastic,
                                   struct glake_elastic_stats *stats);
 

@@ -23,7 +23,7 @@ import unittest
 from ctypes import byref, c_uint64, c_void_p
 
 BUILD = os.environ["GLAKE_BUILD"]
-HEADERS = [f"libclient/{name}.h" for name in ("glake", "glake_admin", "glake_order",
+HEADERS = [f"libclient/{name}.h" for name in ("glake", "glake_admin", "glake_elastic", "glake_order",
                                                 "glake_torch")]
 MIB = 1 << 20
 CHUNK = 2 * MIB
@@ -43,6 +43,7 @@ EXCUSES = {
     "-ENOBUFS": ("the kernel has no memory for a packet", EVERY),
     "-ENOSYS": ("a driver older than CUDA 12.0", ASYNC | {"glake_order_new", "glake_order_stream"}),
     "-EACCES": ("the tests run as root", {"glake_connect"}),
+    "-EAGAIN": ("the process can start no thread", {"glake_elastic_open"}),
     "-ENOTSUP": ("ids of chunks that do not count up", {"glake_share"}),
     "-ENODEV": ("a device that the process does not see", {"glake_share_open"}),
     "-ENOENT": ("a device that glaked does not own", ASYNC),
@@ -60,6 +61,7 @@ EXCUSES = {
     "GLAKE_E_BUSY": ("tests/integration/test_client_model.c",
                      OPEN | SEAL | {"glake_weights_attach", "glake_alloc", "glake_alloc_many", "glake_alloc_async",
                                     "glake_chunk_new",
+                                    "glake_elastic_open", "glake_elastic_commit",
                                     "glake_map", "glake_share", "glake_share_open",
                                     "glake_block_publish",
                                     "glake_pin", "glake_seal_session"} | SLEEPS),
@@ -74,8 +76,8 @@ EXCUSES = {
     "GLAKE_E_VERSION": ("tests/unit/test_client_call.c", {"glake_connect"}),
     "GLAKE_E_CUDA": ("the driver gives addresses only where the window has none",
                      {"glake_reserve", "glake_unreserve"}),
-    "GLAKE_E_NO_DEVICE_MEMORY": ("glake-mover needs memory to compare, a program under the shim, or a model in host memory",
-                                 SEALS | {"glake_block_publish", "glake_sleep_session", "glake_weights_attach"}),
+    "GLAKE_E_NO_DEVICE_MEMORY": ("glake-mover needs memory to compare, a program under the shim, a model in host memory, or "
+                                 "a promise", SEALS | {"glake_connect", "glake_block_publish", "glake_sleep_session", "glake_weights_attach"}),
 }
 
 
@@ -222,6 +224,11 @@ def set_faults(rules):
     os.replace(FAULTS + ".new", FAULTS)
 
 
+def elastic_desc(floor, device=0):
+    """One lane of two steps."""
+    return sized(device | 1 << 32, 2 * CHUNK, CHUNK, 2 | floor << 32, 0, size=48)
+
+
 class World:
     """A session and what calls are made with. What prepares them fails loudly."""
 
@@ -259,6 +266,16 @@ class World:
         ptr = self.reserved()
         self.ok(LIBRARY.glake_map(self.session, 0, ptr, CHUNK))
         return ptr
+
+    def elastic(self, floor=0):
+        elastic = c_void_p()
+        self.ok(LIBRARY.glake_elastic_open(self.session, elastic_desc(floor), byref(elastic), out()))
+        return elastic
+
+    def elastic_on_full_device(self):
+        elastic = self.elastic()
+        self.full_device()
+        return elastic
 
     def share(self):
         share = out()
@@ -384,6 +401,11 @@ def dispatched(world, _):
 # How each function is called so that it would succeed: what to prepare, and the arguments.
 CALLS = {
     "glake_connect": (nothing, lambda w, x: (connect_options(w.path), out())),
+    "glake_elastic_open": (nothing, lambda w, x: (w.session, elastic_desc(1), byref(c_void_p()), out())),
+    "glake_elastic_close": (lambda w: w.elastic(1), lambda w, x: (x,)),
+    "glake_elastic_commit": (World.elastic, lambda w, x: (x, 0, 1, None)),
+    "glake_elastic_lend": (World.elastic, lambda w, x: (x, 0, 1)),
+    "glake_elastic_stats": (World.elastic, lambda w, x: (x, sized())),
     "glake_session_info": (nothing, lambda w, x: (w.session, sized())),
     "glake_device_at": (nothing, lambda w, x: (w.session, 0, out())),
     "glake_device_index": (nothing, lambda w, x: (w.session, 0)),
@@ -466,6 +488,16 @@ WRONG = [
     ("glake_connect", "-EINVAL", nothing, lambda w, x: (sized(size=1), out())),
     ("glake_connect", "-ENAMETOOLONG", nothing,
      lambda w, x: (connect_options(b"/" * 200), out())),
+    ("glake_elastic_open", "-EINVAL", nothing, lambda w, x: (w.session, None, byref(c_void_p()), out())),
+    ("glake_elastic_open", "-ENODEV", nothing,
+     lambda w, x: (w.session, elastic_desc(1, 99), byref(c_void_p()), out())),
+    ("glake_elastic_open", "GLAKE_E_NO_DEVICE_MEMORY", World.full_device,
+     lambda w, x: (w.session, elastic_desc(1), byref(c_void_p()), out())),
+    ("glake_elastic_commit", "-EINVAL", World.elastic, lambda w, x: (x, 2, 1, None)),
+    ("glake_elastic_commit", "GLAKE_E_NO_DEVICE_MEMORY", World.elastic_on_full_device,
+     lambda w, x: (x, 0, 1, None)),
+    ("glake_elastic_lend", "-EINVAL", World.elastic, lambda w, x: (x, 2, 1)),
+    ("glake_elastic_stats", "-EINVAL", World.elastic, lambda w, x: (x, sized(size=0))),
     ("glake_session_info", "-EINVAL", nothing, lambda w, x: (w.session, sized(size=0))),
     ("glake_device_at", "-ENOENT", nothing, lambda w, x: (w.session, 99, out())),
     ("glake_device_index", "-ENOENT", nothing, lambda w, x: (w.session, 99)),
