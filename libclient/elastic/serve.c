@@ -62,6 +62,19 @@ static int start_thread(struct glake__server *server)
 	return error ? glake__fail(-EAGAIN, "no thread can be started") : 0;
 }
 
+/* In a forked child there is no such thread. */
+static void end(struct glake__server *server, bool is_forked)
+{
+	if (!is_forked) {
+		const uint64_t one = 1;
+		while (write(server->stop, &one, sizeof(one)) < 0 && errno == EINTR) {
+		}
+		pthread_join(server->thread, NULL);
+	}
+	close(server->stop);
+	free(server);
+}
+
 int glake__serve_start(struct glake_session *session)
 {
 	if (session->server) {
@@ -80,23 +93,18 @@ int glake__serve_start(struct glake_session *session)
 		free(server);
 		return r;
 	}
-	session->server = server;
+	struct glake__server *none = NULL;
+	if (!atomic_compare_exchange_strong(&session->server, &none, server)) {
+		/* Another thread was first. */
+		end(server, false);
+	}
 	return 0;
 }
 
 void glake__serve_stop(struct glake_session *session)
 {
-	struct glake__server *server = session->server;
-	if (!server) {
-		return;
+	struct glake__server *server = atomic_exchange(&session->server, NULL);
+	if (server) {
+		end(server, session->is_forked);
 	}
-	session->server = NULL;
-	if (!session->is_forked) {
-		const uint64_t one = 1;
-		while (write(server->stop, &one, sizeof(one)) < 0 && errno == EINTR) {
-		}
-		pthread_join(server->thread, NULL);
-	}
-	close(server->stop);
-	free(server);
 }

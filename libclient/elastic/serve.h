@@ -2,7 +2,7 @@
 /*
  * A thread that follows a session's notices while the program does something else: others may wait for what it has lent.
  *
- * Owner: the session. Threads: any; start and stop exclude each other.
+ * Owner: the session. Threads: any; nobody starts one while it stops.
  */
 #ifndef GLAKE_LIBCLIENT_SERVE_H
 #define GLAKE_LIBCLIENT_SERVE_H

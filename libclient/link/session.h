@@ -149,7 +149,7 @@ struct glake_session {
 	void (*end_late_models)(struct glake_session *session);
 	/* Set with the first elastic range (elastic/elastic.h); NULL: there was none. */
 	const struct glake__elastic_calls *_Atomic elastic_calls;
-	struct glake__server *server; /* owned (elastic/serve.h) */
+	_Atomic(struct glake__server *) server; /* owned (elastic/serve.h) */
 	/* async.c: owned; made by the first call that wants it. */
 	_Atomic(struct glake_order *) order;
 

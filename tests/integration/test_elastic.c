@@ -295,6 +295,31 @@ START_TEST(a_child_leaves_it_alone)
 }
 END_TEST
 
+static void *open_another(void *user)
+{
+	const struct glake_elastic_desc desc = desc_of(1, GLAKE_ELASTIC_SERVE);
+	glake_ptr ptr;
+	assert_ok(glake_elastic_open(session, &desc, user, &ptr));
+	return NULL;
+}
+
+START_TEST(one_thread_serves_all_ranges)
+{
+	struct glake_elastic *others[4];
+	pthread_t threads[4];
+	session = world_connect();
+	for (int i = 0; i < 4; i++) {
+		ck_assert_int_eq(pthread_create(&threads[i], NULL, open_another, &others[i]), 0);
+	}
+	for (int i = 0; i < 4; i++) {
+		pthread_join(threads[i], NULL);
+	}
+	/* The end of the session waits for each thread, and for no other. */
+	assert_ok(glake_elastic_close(others[2]));
+	world_disconnect(session);
+}
+END_TEST
+
 /* ---- at random --------------------------------------------------------------------------------- */
 
 static atomic_bool is_over;
