@@ -694,6 +694,7 @@ static int open_books(struct server *server)
 	                                  .locations = server->locations,
 	                                  .n_locations = server->n_locations,
 	                                  .chunk_books = &server->allocator.books,
+	                                  .promises = &server->allocator.promises,
 	                                  .tenants = server->tenants,
 	                                  .store = &server->store,
 	                                  .holders = &server->rpc.holders,

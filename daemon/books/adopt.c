@@ -520,7 +520,7 @@ static struct holder *make_holder(struct adoption *adoption, uint64_t id,
 static void adopt_promises(struct adoption *adoption, struct holder *holder,
                            const Glake__State__Holder *body)
 {
-	struct promises *promises = &adoption->parts->sleep->allocator->promises;
+	struct promises *promises = adoption->parts->promises;
 	for (size_t i = 0; i < body->n_promises; i++) {
 		struct location *at = location_of(adoption, body->promises[i]->device, 0);
 		struct promise *promise = at ? holder_find_promise(holder, at->slot) : NULL;

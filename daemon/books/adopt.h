@@ -27,6 +27,7 @@ struct books_parts {
 	struct location *const *locations; /* by slot */
 	uint32_t n_locations;
 	struct chunk_books *chunk_books;
+	struct promises *promises;
 	struct tenant_table *tenants;
 	struct store *store;
 	struct holders *holders;

@@ -709,6 +709,8 @@ static void adopt(void)
 	struct adopt_report report;
 	/* Sleepers keep it. */
 	static const struct sleep_context sleep = {.copies = &copies};
+	static struct promises promises;
+	list_init(&promises.all);
 	const struct books_parts parts = {.loop = &loop,
 	                                  .config = config,
 	                                  .devices = devices,
@@ -716,6 +718,7 @@ static void adopt(void)
 	                                  .locations = locations,
 	                                  .n_locations = N_LOCATIONS,
 	                                  .chunk_books = &chunk_books,
+	                                  .promises = &promises,
 	                                  .tenants = tenants,
 	                                  .store = &store,
 	                                  .holders = &holders,
