@@ -30,31 +30,20 @@ static void add(struct some *some, uint64_t offset, uint64_t n_bytes)
 	};
 }
 
-/* The next chunks of the @n_bytes at @offset, as many as one answer carries. Returns their bytes. */
-static uint64_t plan(struct some *some, uint64_t offset, uint64_t n_bytes, uint64_t chunk_bytes)
+/* The next chunks of @lanes, lane by lane, as many as one answer carries: those behind the first @n_done bytes. Returns their bytes. */
+static uint64_t plan(struct some *some, const struct glake__lanes *lanes, uint64_t n_done)
 {
-	uint64_t n_planned = 0;
+	const uint64_t n_all = lanes->n_bytes * lanes->n;
+	uint64_t at = n_done;
 	some->n = 0;
-	while (some->n < GLAKE_MAX_PACKET_FDS && n_planned < n_bytes) {
-		uint64_t n_left = n_bytes - n_planned;
-		uint64_t n_chunk = n_left < chunk_bytes ? n_left : chunk_bytes;
-		add(some, offset + n_planned, n_chunk);
-		n_planned += n_chunk;
+	while (some->n < GLAKE_MAX_PACKET_FDS && at < n_all) {
+		uint64_t in_lane = at % lanes->n_bytes;
+		uint64_t n_left = lanes->n_bytes - in_lane;
+		uint64_t n_chunk = n_left < lanes->chunk_bytes ? n_left : lanes->chunk_bytes;
+		add(some, lanes->offset + at / lanes->n_bytes * lanes->stride + in_lane, n_chunk);
+		at += n_chunk;
 	}
-	return n_planned;
-}
-
-/* The same of @lanes, from chunk @first on, lane by lane. */
-static void plan_lanes(struct some *some, const struct glake__lanes *lanes, uint64_t first)
-{
-	const uint64_t n_each = lanes->n_bytes / lanes->chunk_bytes;
-	const uint64_t n_all = n_each * lanes->n;
-	some->n = 0;
-	for (uint64_t i = first; some->n < GLAKE_MAX_PACKET_FDS && i < n_all; i++) {
-		add(some,
-		    lanes->offset + i / n_each * lanes->stride + i % n_each * lanes->chunk_bytes,
-		    lanes->chunk_bytes);
-	}
+	return at - n_done;
 }
 
 /* So many chunks from @i on lie side by side. */
@@ -80,9 +69,10 @@ static uint64_t bytes_of(const struct some *some, uint32_t first, uint32_t n)
 static void clear_some(struct glake__range *range, const struct some *some, uint32_t n_mapped,
                        struct glake__chunk **dead)
 {
-	for (uint32_t i = 0; i < n_mapped; i += run_from(some, i)) {
-		glake__range_clear(range, some->offsets[i], bytes_of(some, i, run_from(some, i)),
-		                   dead);
+	uint32_t n;
+	for (uint32_t i = 0; i < n_mapped; i += n) {
+		n = run_from(some, i);
+		glake__range_clear(range, some->offsets[i], bytes_of(some, i, n), dead);
 	}
 }
 
@@ -171,15 +161,28 @@ void glake__grant_count(struct glake_session *session, int64_t n_bytes)
 	glake__unlock();
 }
 
-int glake__grant_fill(struct glake__device *device, struct glake__range *range, uint64_t offset,
-                      uint64_t n_bytes, uint64_t chunk_bytes, struct glake__wait *wait)
+/* The first @n_bytes of @lanes. */
+static void clear_lanes(struct glake__range *range, const struct glake__lanes *lanes,
+                        uint64_t n_bytes, struct glake__chunk **dead)
+{
+	uint64_t n_left = n_bytes;
+	for (uint32_t i = 0; n_left > 0; i++) {
+		uint64_t n = n_left < lanes->n_bytes ? n_left : lanes->n_bytes;
+		glake__range_clear(range, lanes->offset + i * lanes->stride, n, dead);
+		n_left -= n;
+	}
+}
+
+int glake__grant_fill_lanes(struct glake__device *device, struct glake__range *range,
+                            const struct glake__lanes *lanes, struct glake__wait *wait)
 {
 	struct glake_session *session = device->session;
+	const uint64_t n_all = lanes->n_bytes * lanes->n;
 	cleanup_free struct some *some = malloc(sizeof(*some));
 	uint64_t n_filled = 0;
 	int r = some ? 0 : glake__fail(-ENOMEM, "out of memory");
-	while (r == 0 && n_filled < n_bytes) {
-		uint64_t n_planned = plan(some, offset + n_filled, n_bytes - n_filled, chunk_bytes);
+	while (r == 0 && n_filled < n_all) {
+		uint64_t n_planned = plan(some, lanes, n_filled);
 		r = fill_some(device, range, some, wait);
 		n_filled += r == 0 ? n_planned : 0;
 	}
@@ -187,37 +190,23 @@ int glake__grant_fill(struct glake__device *device, struct glake__range *range, 
 	if (r < 0 && n_filled > 0) {
 		char *why = glake__error_save();
 		struct glake__chunk *dead = NULL;
-		glake__range_clear(range, offset, n_filled, &dead);
+		clear_lanes(range, lanes, n_filled, &dead);
 		glake__grant_return(session, dead);
 		glake__error_restore(why);
 	}
 	return r;
 }
 
-int glake__grant_fill_lanes(struct glake__device *device, struct glake__range *range,
-                            const struct glake__lanes *lanes, struct glake__wait *wait)
+int glake__grant_fill(struct glake__device *device, struct glake__range *range, uint64_t offset,
+                      uint64_t n_bytes, uint64_t chunk_bytes, struct glake__wait *wait)
 {
-	const uint64_t n_all = lanes->n_bytes / lanes->chunk_bytes * lanes->n;
-	cleanup_free struct some *some = malloc(sizeof(*some));
-	uint64_t n_filled = 0;
-	int r = some ? 0 : glake__fail(-ENOMEM, "out of memory");
-	while (r == 0 && n_filled < n_all) {
-		plan_lanes(some, lanes, n_filled);
-		r = fill_some(device, range, some, wait);
-		n_filled += r == 0 ? some->n : 0;
-	}
-	glake__grant_count(device->session, (int64_t)(n_filled * lanes->chunk_bytes));
-	if (r < 0 && n_filled > 0) {
-		char *why = glake__error_save();
-		struct glake__chunk *dead = NULL;
-		for (uint32_t i = 0; i < lanes->n; i++) {
-			glake__range_clear(range, lanes->offset + i * lanes->stride, lanes->n_bytes,
-			                   &dead);
-		}
-		glake__grant_return(device->session, dead);
-		glake__error_restore(why);
-	}
-	return r;
+	const struct glake__lanes lane = {
+		.offset = offset,
+		.n_bytes = n_bytes,
+		.chunk_bytes = chunk_bytes,
+		.n = 1,
+	};
+	return glake__grant_fill_lanes(device, range, &lane, wait);
 }
 
 /* ---- giving back ------------------------------------------------------------------------------ */

@@ -37,7 +37,7 @@ int glake__grant_fill(struct glake__device *device, struct glake__range *range, 
 /* The same place in each of several lanes: @n_bytes at @offset, and every @stride bytes from there on, in chunks of one size. */
 struct glake__lanes {
 	uint64_t offset;
-	uint64_t n_bytes; /* a multiple of chunk_bytes */
+	uint64_t n_bytes; /* not 0; a multiple of chunk_bytes, if there is more than one lane */
 	uint64_t chunk_bytes;
 	uint64_t stride;
 	uint32_t n;
