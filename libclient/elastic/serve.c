@@ -16,8 +16,8 @@
 #define LOOK_MS 100
 /* For another thread of the program to read a packet that is its own answer. */
 #define LET_NS 1000000u
-/* After a packet that nobody reads, or a connection that is gone. */
-#define REST_NS 20000000u
+/* While the connection is gone. */
+#define REST_MS 20
 
 struct glake__server {
 	struct glake_session *session;
@@ -44,7 +44,7 @@ static void *serve(void *user)
 	while (!is_over(server, LOOK_MS)) {
 		if (glake_dispatch(server->session) < 0) {
 			struct pollfd stop = {.fd = server->stop, .events = POLLIN};
-			poll(&stop, 1, REST_NS / 1000000);
+			poll(&stop, 1, REST_MS);
 		}
 	}
 	return NULL;
