@@ -444,8 +444,14 @@ static void enter_promise(struct holder *holder, uint32_t slot, struct promise *
 
 static void enter_promises(struct holder *holder)
 {
-	for (uint32_t i = 0; i < holder->all->n_locations; i++) {
-		enter_promise(holder, i, holder_find_promise(holder, i));
+	const struct holder *other;
+	list_for_each (other, &holder->all->list, link) {
+		if (!is_same_process(holder, other)) {
+			continue;
+		}
+		for (uint32_t i = 0; i < holder->all->n_locations; i++) {
+			enter_promise(holder, i, other->at[i].promise);
+		}
 	}
 }
 
