@@ -265,6 +265,78 @@ class Worker:
             return bytes(out)
         return step
 
+    def make_llama(self):
+        """llama.cpp with all layers on the GPU: a folder in $LLAMA_CPP has llama_cpp, lib/ and what it imports."""
+        sys.path.insert(0, os.environ["LLAMA_CPP"])
+        os.environ["LLAMA_CPP_LIB_PATH"] = os.path.join(os.environ["LLAMA_CPP"], "lib")
+        import llama_cpp as llama
+        given = llama.llama_model_default_params()
+        given.n_gpu_layers = 99
+        place = os.path.join(tempfile.mkdtemp(prefix="glake-llama-"), "model.gguf")
+        write_gguf(place)
+        llama.llama_backend_init()
+        model = llama.llama_model_load_from_file(place.encode(), given)
+        wanted = llama.llama_context_default_params()
+        wanted.n_ctx = wanted.n_batch = 512
+        context = llama.llama_init_from_model(model, wanted)
+        assert model and context
+
+        def decode(tokens):
+            row = (llama.llama_token * len(tokens))(*tokens)
+            assert llama.llama_decode(context, llama.llama_batch_get_one(row, len(tokens))) == 0
+            return llama.llama_get_logits_ith(context, -1)[:GGUF_VOCABULARY]
+
+        def step():
+            llama.llama_memory_clear(llama.llama_get_memory(context), True)
+            logits = decode([3 + 7919 * i % 1000 for i in range(100)])
+            for _ in range(8):
+                logits = decode([max(range(len(logits)), key=logits.__getitem__)])
+            return (ctypes.c_float * len(logits))(*logits)
+        return step
+
+
+GGUF_VOCABULARY = 1024
+
+
+def write_gguf(path):
+    """A small Llama of random weights, for llama.cpp."""
+    import gguf
+    import numpy
+    hidden, inter, layers, heads = 512, 1024, 4, 8
+    numbers = numpy.random.default_rng(1)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_vocab_size(GGUF_VOCABULARY)
+    writer.add_context_length(2048)
+    writer.add_embedding_length(hidden)
+    writer.add_block_count(layers)
+    writer.add_feed_forward_length(inter)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(heads)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(hidden // heads)
+    writer.add_tokenizer_model("no_vocab")
+
+    def add(name, *shape):
+        content = numbers.standard_normal(shape, dtype=numpy.float32)
+        writer.add_tensor(f"{name}.weight", (content * 1.5 / shape[-1] ** 0.5).astype(numpy.float16) if len(shape) > 1
+                          else numpy.ones(shape, numpy.float32))
+
+    add("token_embd", GGUF_VOCABULARY, hidden)
+    add("output", GGUF_VOCABULARY, hidden)
+    add("output_norm", hidden)
+    for i in range(layers):
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            add(f"blk.{i}.{name}", hidden, hidden)
+        add(f"blk.{i}.ffn_gate", inter, hidden)
+        add(f"blk.{i}.ffn_up", inter, hidden)
+        add(f"blk.{i}.ffn_down", hidden, inter)
+        add(f"blk.{i}.attn_norm", hidden)
+        add(f"blk.{i}.ffn_norm", hidden)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
 
 STATIC_N = 1 << 20
 STATIC_SOURCE = f"enum {{ N = {STATIC_N} }};" + r"""

@@ -252,6 +252,8 @@ name = "vllm.device_allocator.sleep_mode_backend"
 sys.modules[name] = real = types.ModuleType(name)
 exec(compile(source.text("device_allocator/sleep_mode_backend.py"), name, "exec"), real.__dict__)
 from glake import _vllm_sleep
+# vLLM shows what loggers below its own say, and no others' INFO.
+assert _vllm_sleep.logger.name.startswith("vllm.")
 for _ in range(2):
     _vllm_sleep.enable(real.SleepModeBackendFactory)
 can_be_chosen = "sleep_mode_backend" in names

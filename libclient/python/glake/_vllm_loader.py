@@ -27,7 +27,7 @@ from ._torch_tensors import DTYPES, as_tensor, mapped_storages
 from .errors import Error, NotFoundError
 from .model import Model
 
-logger = init_logger(__name__)
+logger = init_logger("vllm.glake")
 
 #: Methods of vLLM's worker that write to weights where they are; not every version has each.
 _WRITERS = ("reload_weights", "reset_weights", "start_weight_update", "_restore_sleep_parameters")

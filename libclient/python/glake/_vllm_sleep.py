@@ -16,7 +16,7 @@ from vllm.logger import init_logger
 from ._torch_sleep import sleep_shim, wake
 from .errors import Error
 
-logger = init_logger(__name__)
+logger = init_logger("vllm.glake")
 
 
 class GlakeBackend(CuMemBackend):
