@@ -41,9 +41,16 @@ static CUdeviceptr unless_freed(CUdeviceptr address)
 	if (shim_is_forked()) {
 		return address;
 	}
-	enum glake__address_kind kind = glake__space_look(address).kind;
-	return kind == GLAKE__FREE || kind == GLAKE__OWN || kind == GLAKE__OPENED ? nobodys
-	                                                                          : address;
+	struct glake__address_info info = glake__space_look(address);
+	bool is_freed = info.kind == GLAKE__FREE || info.kind == GLAKE__HEAP ||
+	                (info.kind == GLAKE__OPENED && info.user);
+	return is_freed ? nobodys : address;
+}
+
+/* Memory that no call of the driver has made, as the program sees it: it is in no list of the shim. */
+static bool is_unlisted(enum glake__address_kind kind)
+{
+	return kind == GLAKE__PROGRAMS || kind == GLAKE__OWN;
 }
 
 /* The driver knows only one reservation, the window. */
@@ -55,7 +62,7 @@ static bool answer_reserved(CUdeviceptr address, CUpointer_attribute attribute, 
 	    !shim_is_forked()) {
 		info = glake__space_look(address);
 	}
-	if (info.kind != GLAKE__PROGRAMS) {
+	if (!is_unlisted(info.kind)) {
 		return false;
 	}
 	uint64_t word = attribute == CU_POINTER_ATTRIBUTE_RANGE_SIZE ? info.n_bytes : info.address;
@@ -73,10 +80,10 @@ static bool is_unknown_asleep(CUdeviceptr address)
 }
 
 /* Before the driver is asked about memory that the shim does not know. False: the program ends. */
-static bool wake_programs(CUdeviceptr address)
+static bool wake_unlisted(CUdeviceptr address)
 {
 	return shim_is_forked() || !gate_is_asleep() ||
-	       glake__space_look(address).kind != GLAKE__PROGRAMS || !is_unknown_asleep(address) ||
+	       !is_unlisted(glake__space_look(address).kind) || !is_unknown_asleep(address) ||
 	       gate_pass();
 }
 
@@ -178,7 +185,7 @@ CUresult shim_cuMemGetAddressRange_v2(CUdeviceptr *base_out, size_t *n_bytes_out
 {
 	struct heap_facts facts;
 	if ((!base_out && !n_bytes_out) || !find_facts(address, &facts)) {
-		return wake_programs(address) ? real(cuMemGetAddressRange_v2)(base_out, n_bytes_out,
+		return wake_unlisted(address) ? real(cuMemGetAddressRange_v2)(base_out, n_bytes_out,
 		                                                              unless_freed(address))
 		                              : CUDA_ERROR_DEINITIALIZED;
 	}
@@ -283,7 +290,7 @@ CUresult shim_cuPointerGetAttribute(void *data, CUpointer_attribute attribute, C
 {
 	struct heap_facts facts;
 	if (!data || !find_facts(address, &facts)) {
-		CUresult result = wake_programs(address)
+		CUresult result = wake_unlisted(address)
 		                          ? real(cuPointerGetAttribute)(data, attribute,
 		                                                        unless_freed(address))
 		                          : CUDA_ERROR_DEINITIALIZED;
@@ -302,7 +309,7 @@ CUresult shim_cuPointerGetAttributes(unsigned n_attributes, CUpointer_attribute 
 {
 	struct heap_facts facts;
 	bool is_found = find_facts(address, &facts);
-	if (!is_found && !wake_programs(address)) {
+	if (!is_found && !wake_unlisted(address)) {
 		return CUDA_ERROR_DEINITIALIZED;
 	}
 	CUresult result = real(cuPointerGetAttributes)(n_attributes, attributes, data,

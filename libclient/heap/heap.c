@@ -516,7 +516,7 @@ static struct glake_session *session_of(const struct glake__range *range)
 
 const struct glake__use glake__use_private = {
 	.name = "private",
-	.kind = GLAKE__OWN,
+	.kind = GLAKE__HEAP,
 	.is_private = true,
 	.hold = hold_private,
 	.let = let_private,

@@ -85,7 +85,7 @@ static struct glake_session *session_of(const struct glake__range *range)
 
 const struct glake__use glake__use_pool = {
 	.name = "pool",
-	.kind = GLAKE__OWN,
+	.kind = GLAKE__HEAP,
 	.is_private = true,
 	.keeps_handles = true,
 	.hold = hold,
@@ -95,7 +95,7 @@ const struct glake__use glake__use_pool = {
 
 const struct glake__use glake__use_stitched = {
 	.name = "stitched",
-	.kind = GLAKE__OWN,
+	.kind = GLAKE__HEAP,
 	.is_private = true,
 	.hold = hold,
 	.let = let,

@@ -251,6 +251,15 @@ START_TEST(a_program_that_puts_its_own_session_to_sleep_sleeps_as_a_whole)
 }
 END_TEST
 
+START_TEST(the_driver_knows_what_the_library_has_mapped)
+{
+	struct run run;
+	begin();
+	run_start(&run, NULL, run_in_build("tests/shim/sleep_whole"), "is_known", path, NULL);
+	end(&run);
+}
+END_TEST
+
 START_TEST(who_comes_later_can_join)
 {
 	struct run run;

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "glake.h"
+#include "glake_elastic.h"
 #include "tests/shim/must.h"
 #include "tests/shim/scenario.h"
 
@@ -169,6 +170,45 @@ static void ends_waking(void)
 	expect_memory();
 }
 
+static uint64_t attribute(CUpointer_attribute which, CUdeviceptr address)
+{
+	uint64_t word = 0;
+	must_ok(cuPointerGetAttribute(&word, which, address));
+	return word;
+}
+
+static void expect_known(glake_ptr base, uint64_t n_bytes)
+{
+	const glake_ptr within = base + 100;
+	CUmemorytype type = 0;
+	unsigned ordinal = 99;
+	CUpointer_attribute which[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
+	void *to[] = {&type, &ordinal};
+	must(attribute(CU_POINTER_ATTRIBUTE_DEVICE_POINTER, within) == within);
+	must((uint32_t)attribute(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, within) == CU_MEMORYTYPE_DEVICE);
+	must(attribute(CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, within) == base);
+	must(attribute(CU_POINTER_ATTRIBUTE_RANGE_SIZE, within) == n_bytes);
+	must_ok(cuPointerGetAttributes(2, which, to, within));
+	must(type == CU_MEMORYTYPE_DEVICE && ordinal == 0);
+}
+
+/* PyTorch and Triton ask before they use an address. */
+static void is_known(void)
+{
+	const struct glake_elastic_desc desc = {
+		.size = sizeof(desc), .n_lanes = 2, .lane_stride = 8 << 20, .chunk_bytes = 2 << 20, .n_steps = 4, .floor_steps = 1};
+	struct glake_elastic *elastic;
+	glake_ptr base;
+	must(glake_elastic_open(session, &desc, &elastic, &base) == 0);
+	for (int i = 0; i < 2; i++) {
+		expect_known(base, 2 * desc.lane_stride);
+		expect_known(info.base, info.mapped_bytes);
+		must(glake_sleep(session, 1000, NULL) == 0);
+	}
+	must(glake_wake(session, NULL) == 0);
+	must(glake_elastic_close(elastic) == 0);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct scenario scenarios[] = {
@@ -178,6 +218,7 @@ int main(int argc, char **argv)
 		{"joins", joins},
 		{"ends_asleep", ends_asleep},
 		{"ends_waking", ends_waking},
+		{"is_known", is_known},
 	};
 	must(argc == 3);
 	path = argv[2];
