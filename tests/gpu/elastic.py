@@ -175,7 +175,7 @@ class Engine:
             for lane in range(elastic.lanes):
                 self.gpu.fill(elastic.ptr(0, lane), n_bytes)
             self.gpu.wait()
-            return [committed - begin, time.perf_counter() - begin, is_zero]
+            return [committed - begin, time.perf_counter() - begin, is_zero, begin]
         if not self.kernels:
             self.kernels = [self.gpu.words(elastic.ptr(0, lane), n_bytes) for lane in range(elastic.lanes)]
             self.stream = self.gpu.torch.cuda.Stream()
@@ -186,7 +186,19 @@ class Engine:
             done = time.perf_counter()
             # What the kernel left says what was there.
             is_zero = all(bool((words == 1).all()) for words in self.kernels)
-        return [committed - begin, done - begin, is_zero]
+        return [committed - begin, done - begin, is_zero, begin]
+
+    def watch(self):
+        """When the first lent step was on its way, and when the last one had gone; for who asks, as time.perf_counter()."""
+        first, end, gone = 0, time.perf_counter() + 20, [self.glake.elastic.HOLE] * self.elastic.steps
+        while time.perf_counter() < end:
+            states = self.elastic.states()
+            if not first and any(state != self.glake.elastic.LENT for state in states):
+                first = time.perf_counter()
+            if states == gone:
+                return [first, time.perf_counter()]
+            time.sleep(1e-4)
+        return [0, 0]
 
     def be_busy(self, wanted):
         """Or not: matrices are multiplied on a stream and by a thread of their own, some ms ahead."""
@@ -304,16 +316,19 @@ def hand_over(options):
         n_all = 0
         modes = (("both idle", (False, False)), ("lender busy", (True, False)), ("both busy", (True, True)))
         for name, busy in modes[:3 if has_torch else 1]:
-            took = []
+            took, stages = [], []
             for _ in range(options.rounds):
                 lender, other = engines[n_all % 2], engines[(n_all + 1) % 2]
                 n_all += 1
                 lender.ask("be_busy", busy[0])
                 other.ask("be_busy", busy[1])
                 lender.ask("lend_all")
+                lender.tell("watch")
                 answer = other.ask("need_all")
+                first, gone = lender.hear("watch") or [0, 0]
                 if not answer:
                     break
+                stages.append([(first - answer[3]) * 1e3, (gone - first) * 1e3, answer[0] * 1e3 - (gone - answer[3]) * 1e3])
                 expect(answer[2], f"{name}: the memory did not read zero")
                 took.append([seconds * 1e3 for seconds in answer[:2]])
             for engine in engines:
@@ -321,6 +336,9 @@ def hand_over(options):
             if len(took) == options.rounds:
                 where = "under glake run" if shim else "without the shim"
                 result[f"{name}, {where}"] = took
+                parts = [f"{statistics.median(part):.2f}" for part in zip(*stages)]
+                row(f"of that, {name}, {where}", f"until the lender gives {parts[0]}, gives {parts[1]}, until the commit's end "
+                    f"{parts[2]} ms")
                 for k, what in enumerate(("to its commit's end", "to its first kernel's end")):
                     values = [times[k] for times in took]
                     row(f"{steps * HANDED_CHUNK * options.lanes / GIB:g} GiB, {name}, {where}, {what}",

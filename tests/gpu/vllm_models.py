@@ -61,9 +61,9 @@ def _latent():
     rank, nope, rope, v_dim = 512, 128, 64, 128
     config = {"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", **_COMMON,
               "num_key_value_heads": HEADS, "kv_lora_rank": rank, "q_lora_rank": None, "qk_nope_head_dim": nope,
-              "qk_rope_head_dim": rope, "v_head_dim": v_dim, "n_routed_experts": None, "n_shared_experts": None,
+              "qk_rope_head_dim": rope, "v_head_dim": v_dim, "n_routed_experts": 4, "n_shared_experts": 1,
               "first_k_dense_replace": LAYERS, "moe_layer_freq": 1, "moe_intermediate_size": INTER,
-              "num_experts_per_tok": None, "n_group": None, "topk_group": None, "topk_method": "greedy",
+              "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "topk_method": "greedy",
               "routed_scaling_factor": 1.0}
 
     def layer(prefix):

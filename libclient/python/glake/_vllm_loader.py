@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
+import time
 from typing import Any, Dict, List, Optional, Set
 
 import torch
@@ -93,9 +94,12 @@ def key_parts(vllm_config: Any, model_config: Any, prefix: str) -> Dict[str, Any
 class _Load:
     """The load of one model, by vLLM, with what glake does in between."""
 
-    def __init__(self, key: str, published: Optional[Model]) -> None:
+    def __init__(self, key: str) -> None:
+        start = time.monotonic()
         self.key = key
-        self.published = published
+        self.published = _find(key)
+        #: of glake's part: finding, mapping and putting them in place
+        self.seconds = time.monotonic() - start
         #: vLLM's step has found all in place.
         self.tensors: Dict[str, torch.Tensor] = {}
         self.why: Optional[str] = None
@@ -104,6 +108,7 @@ class _Load:
         self.others: Set[str] = set()
 
     def attach(self, model: torch.nn.Module) -> bool:
+        start = time.monotonic()
         there = self.published
         if there is None:
             return False
@@ -117,7 +122,15 @@ class _Load:
             return False
         self.tensors = {name: as_tensor(there[name]) for name in there}
         manifest.put_parameters(model, self.tensors)
+        self.seconds += time.monotonic() - start
         return True
+
+    def complete(self, model: torch.nn.Module) -> None:
+        """After processing: what it makes is the first one's, too."""
+        start = time.monotonic()
+        manifest.put_the_rest(model, self.tensors)
+        self.seconds += time.monotonic() - start
+        logger.info("glake: attached %s: %d tensors in %.3f s, nothing loaded", self.key, len(self.tensors), self.seconds)
 
     def before(self, model: torch.nn.Module) -> None:
         manifest.grow(model)
@@ -168,15 +181,14 @@ class GlakeLoader(DefaultModelLoader):
         # Before a module is built: models of vLLM write to their configuration.
         made_from = key_parts(vllm_config, model_config, prefix)
         key = keys.key_of(made_from)
-        load = self._load = _Load(key, _find(key))
+        load = self._load = _Load(key)
         try:
             with manifest.Shrinking(load.published is not None) as self._shrink:
                 model = plainly()
         finally:
             self._load = None
         if load.tensors:
-            manifest.put_the_rest(model, load.tensors)
-            logger.info("glake: attached %s: %d tensors, nothing loaded", load.key, len(load.tensors))
+            load.complete(model)
             return model
         load.why = load.why or manifest.unlisted(model)
         if not load.why:
