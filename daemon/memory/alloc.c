@@ -191,6 +191,19 @@ static int charge(struct pressure_request *request)
 
 /* ---- making ------------------------------------------------------------------------------------ */
 
+/*
+ * Worker's thread. The driver takes a millisecond and more to say that there is no memory. So as many releases are done as
+ * chunks are missing, before it is asked again.
+ */
+static bool catch_up(const struct alloc *alloc)
+{
+	size_t n = alloc->n_missing - alloc->n_made;
+	bool has_run = worker_catch_up(&alloc->request.at->worker);
+	for (size_t i = 1; has_run && i < n && worker_catch_up(&alloc->request.at->worker); i++) {
+	}
+	return has_run;
+}
+
 /* Worker's thread. Memory released before this request counts as free, even if it is not closed yet. */
 static CUresult make_one(const struct alloc *alloc, uint64_t bytes, struct made *made)
 {
@@ -198,7 +211,7 @@ static CUresult make_one(const struct alloc *alloc, uint64_t bytes, struct made 
 	CUresult result;
 	do {
 		result = location_make_chunk(alloc->request.at, bytes, &made->fd, handle);
-	} while (result == CUDA_ERROR_OUT_OF_MEMORY && worker_catch_up(&alloc->request.at->worker));
+	} while (result == CUDA_ERROR_OUT_OF_MEMORY && catch_up(alloc));
 	return result;
 }
 

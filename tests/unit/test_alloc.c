@@ -4,6 +4,8 @@
 
 #include <fcntl.h>
 #include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "tests/unit/made_store.h"
@@ -21,6 +23,32 @@ static atomic_uint n_makeable;
 static uv_sem_t gate;
 static atomic_bool is_at_gate;
 
+/* So many exist at a time, each as long as its fd is open; and how often there was no room. */
+static atomic_uint most_open;
+static atomic_uint n_refused;
+
+static unsigned count_open(void)
+{
+	char path[64];
+	char target[16];
+	unsigned n = 0;
+	for (int fd = 0; fd < 1024; fd++) {
+		snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+		ssize_t length = readlink(path, target, sizeof(target));
+		n += length == 9 && memcmp(target, "/dev/null", 9) == 0;
+	}
+	return n;
+}
+
+static bool is_full(void)
+{
+	bool is_without = atomic_load(&n_makeable) == 0 ||
+	                  (atomic_load(&most_open) < UINT32_MAX &&
+	                   count_open() >= atomic_load(&most_open));
+	atomic_fetch_add(&n_refused, is_without);
+	return is_without;
+}
+
 static CUresult CUDAAPI fake_create(CUmemGenericAllocationHandle *handle, size_t bytes,
                                     const CUmemAllocationProp *properties, unsigned long long flags)
 {
@@ -28,7 +56,7 @@ static CUresult CUDAAPI fake_create(CUmemGenericAllocationHandle *handle, size_t
 		atomic_store(&is_at_gate, true);
 		uv_sem_wait(&gate);
 	}
-	if (atomic_load(&n_makeable) == 0) {
+	if (is_full()) {
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	atomic_fetch_sub(&n_makeable, 1);
@@ -95,6 +123,7 @@ static void begin(void)
 	allocator.pressure.clock.wake = fast_wake;
 	uv_sem_init(&gate, 0);
 	atomic_store(&n_makeable, UINT32_MAX);
+	atomic_store(&most_open, UINT32_MAX);
 	first_fd = next_fd();
 }
 
@@ -130,6 +159,9 @@ static struct request {
 	size_t n_chunks;
 } requests[4];
 
+/* They are given back one by one, as a client's are. */
+static bool gives_back_each;
+
 /* It looks at them, and leaves them to be released. */
 static void on_chunks(void *user, enum status status, struct chunk *chunks, size_t n_chunks)
 {
@@ -139,6 +171,9 @@ static void on_chunks(void *user, enum status status, struct chunk *chunks, size
 	request->n_chunks = n_chunks;
 	for (size_t i = 0; i < n_chunks; i++) {
 		ck_assert_int_ge(chunks[i].fd, 0);
+		if (gives_back_each) {
+			chunk_release(&chunks[i]);
+		}
 	}
 }
 
@@ -201,6 +236,26 @@ START_TEST(what_is_not_whole_leaves_nothing)
 	}
 	ck_assert_int_eq(big->status, STATUS_NO_DEVICE_MEMORY);
 	ck_assert_uint_eq(big->n_chunks, 0);
+	end();
+}
+END_TEST
+
+/* The driver is slow to refuse: what was given back is released before it is asked for each chunk in turn. */
+START_TEST(memory_that_comes_back_is_asked_for_once)
+{
+	const unsigned n = 60;
+	begin();
+	uv_sem_post(&gate);
+	gives_back_each = true;
+	atomic_store(&most_open, count_open() + n);
+	for (unsigned i = 0; i < 2; i++) {
+		struct request *big = start(i, 1, n);
+		while (big->place == 0) {
+			uv_run(&loop, UV_RUN_ONCE);
+		}
+		ck_assert_int_eq(big->status, STATUS_OK);
+	}
+	ck_assert_uint_le(atomic_load(&n_refused), 1);
 	end();
 }
 END_TEST
