@@ -182,7 +182,8 @@ static void expect_known(glake_ptr base, uint64_t n_bytes)
 	const glake_ptr within = base + 100;
 	CUmemorytype type = 0;
 	unsigned ordinal = 99;
-	CUpointer_attribute which[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
+	CUpointer_attribute which[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+	                               CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
 	void *to[] = {&type, &ordinal};
 	must(attribute(CU_POINTER_ATTRIBUTE_DEVICE_POINTER, within) == within);
 	must((uint32_t)attribute(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, within) == CU_MEMORYTYPE_DEVICE);
@@ -195,8 +196,12 @@ static void expect_known(glake_ptr base, uint64_t n_bytes)
 /* PyTorch and Triton ask before they use an address. */
 static void is_known(void)
 {
-	const struct glake_elastic_desc desc = {
-		.size = sizeof(desc), .n_lanes = 2, .lane_stride = 8 << 20, .chunk_bytes = 2 << 20, .n_steps = 4, .floor_steps = 1};
+	const struct glake_elastic_desc desc = {.size = sizeof(desc),
+	                                        .n_lanes = 2,
+	                                        .lane_stride = 8 << 20,
+	                                        .chunk_bytes = 2 << 20,
+	                                        .n_steps = 4,
+	                                        .floor_steps = 1};
 	struct glake_elastic *elastic;
 	glake_ptr base;
 	must(glake_elastic_open(session, &desc, &elastic, &base) == 0);

@@ -172,7 +172,8 @@ class GlakeLoader(DefaultModelLoader):
         if why:
             logger.info("glake: weights are loaded plainly and stay private: %s", why)
             return plainly()
-        move = not getattr(model_config, "enable_cumem_allocator", False)
+        # Under the shim all of the process sleeps. Else vLLM's allocator has to have what it is to take away.
+        move = not getattr(model_config, "enable_cumem_allocator", False) or _is_under_shim()
         why = why_plain(vllm_config, model_config)
         if why:
             model = plainly()
