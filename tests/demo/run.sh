@@ -3,7 +3,7 @@
 #
 # The demo. First act: four model servers that use glake, two models, one copy of every weight. Second act: two
 # programs that know nothing of glake load one model each by itself, and are made to share it. Third act: six such programs
-# take turns on a device that holds two.
+# take turns on a device that holds two. Fourth act: two caches lend each other memory of a device that has no room for both.
 #   tests/demo/run.sh [BUILD]
 # On the first GPU if the machine has one, else on cudasim. DEMO_SCALE=N makes the models N times
 # deeper (300 MB each at 1), DEMO_PRIVATE_MIB is each server's private memory.
@@ -335,14 +335,44 @@ ctl sleepers
 sleeps=$(ctl --json stats | tr -d ' \n' | sed -n 's/.*"name":"sleeps","value":\([0-9]*\).*/\1/p')
 [ "${sleeps:-0}" -ge 6 ] || fail "only ${sleeps:-0} sleeps: who made room?"
 
-# ---- the end ------------------------------------------------------------------------------------
+# ---- fourth act: memory that flows --------------------------------------------------------------
 say "all leave"
 # shellcheck disable=SC2086
 stop $turns
+end_daemon
+
+say "two KV caches of 4 steps on a device that holds 5: what one does not need it lends, and the other has it"
+start_daemon "reserve_bytes = $((total - 5 * 4 * 8388608 - 4194304)); pool = ();"
+for name in left right; do
+	start "$name" "$tools/cache" "$name"
+	line=$(answer "$name" ready)
+	echo "$name: ${line#ready }"
+done
+for turn in "left right" "right left"; do
+	read -r name other <<<"$turn"
+	for command in fill lend take; do
+		line=$(ask "$name" "$command")
+		echo "$name: $line"
+	done
+	[ "$(field "$line" there)" = 4 ] || fail "lent memory has gone, though nobody needed it"
+	line=$(ask "$other" fill)
+	echo "$other: $line"
+	line=$(ask "$name" take)
+	echo "$name: $line"
+	there=$(field "$line" there)
+	[ "$there" = 1 ] || fail "$there steps are there still, not 1"
+	ask "$other" lend >/dev/null
+done
+flow_steps=$(ctl --json stats | tr -d ' \n' | sed -n 's/.*"name":"memory_refusals","value":\([0-9]*\).*/\1/p')
+[ "${flow_steps:-0}" = 0 ] || fail "$flow_steps requests were refused"
+
+# ---- the end ------------------------------------------------------------------------------------
+say "both leave"
+stop left right
 end_daemon
 echo "private memory, copies and mappings: all given back; glaked ended"
 
 printf '\n'
 echo "demo: servers=4 logical_bytes=$logical physical_bytes=$physical ratio=$ratio" \
 	"remap_ms=$remap_ms programs=2 sealed_logical_bytes=$sealed_logical" \
-	"sealed_physical_bytes=$sealed_physical turns=6 sleeps=$sleeps backend=$backend OK"
+	"sealed_physical_bytes=$sealed_physical turns=6 sleeps=$sleeps caches=2 backend=$backend OK"
