@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs sleep and wake: how fast, beside peers in the same run, and the same bits after many sleeps.
 
-    python3 tests/gpu/sleep.py [--gib 8] [--sealed-gb 16] [--sleeps 200] [--skip figures,peers,bits,restart,devices] [--out FILE.json]
+    python3 tests/gpu/sleep.py [--gib 8] [--sealed-gb 16] [--sleeps 200] [--skip figures,peers,bits,replicas,restart,devices] [--out FILE.json]
 
 Figures: private memory in chunks of 32 MiB and of 2 MiB, written to before each sleep or not; sealed memory with and without a copy in host memory, a
 second sleeper of weights that are on the GPU. A wake is measured in the program: from its first launch to the end of
@@ -96,6 +96,14 @@ class Holder:
                 tensor.add_(1)
         else:
             self.fill()
+        self.torch.cuda.synchronize()
+        self.first = self.sums()
+        return True
+
+    def tune(self, n):
+        """Another @n of its tensors than replicas have, by one number each."""
+        for i, tensor in enumerate(self.tensors[:n]):
+            tensor[i] += 1
         self.torch.cuda.synchronize()
         self.first = self.sums()
         return True
@@ -551,6 +559,31 @@ def bits_of(options):
     print(daemon.stop()[-2000:])
 
 
+def replicas_of(options):
+    """Eight programs, of which two have changed an eighth of their tensors: host memory has what is unique, once."""
+    daemon = Daemon('mover_idle_ms = 0;\nhost_bytes = "8GiB";\nhost_ready_bytes = "4GiB";\n')
+    time.sleep(options.ready_seconds / 3)
+    n_pieces, piece = 32, 32 * MIB
+    children = [program(daemon, "Holder", "torch", n_pieces * piece, piece) for _ in range(8)]
+    for i, child in enumerate(children):
+        child.ask("tune", n_pieces // 8 * (i >= 6))
+    for child in children:
+        done = put_to_sleep(daemon, pid_of(daemon, child))
+        expect(isinstance(done, dict), f"{child.name}: {done}")
+    host = daemon.ctl("status")["hosts"][0]
+    # The two have changed the same tensors in the same way. What PyTorch needs beside them is 2 MiB in each.
+    unique = (n_pieces + n_pieces // 8) * piece
+    print(f"# 8 replicas and fine-tunes asleep: {host['used_copy_bytes'] / unique:.4f} x the unique bytes, of "
+          f"{8 * n_pieces / (n_pieces + n_pieces // 8):.1f} x; {json.dumps(host)}", flush=True)
+    expect(host["used_copy_bytes"] <= 1.02 * unique, "more than the unique bytes")
+    expect(host["physical_bytes"] <= host["limit_bytes"], "more host memory than there may be")
+    for child in children:
+        child.ask("launch")
+        expect(child.ask("same") is True, f"{child.name}: other bytes")
+        child.end()
+    daemon.stop()
+
+
 def restart_of(options):
     """glaked is killed under its keeper while programs sleep, and while one falls asleep or wakes."""
     daemon = Daemon('mover_idle_ms = 0;\nhost_bytes = "16GiB";\n', keeper=True)
@@ -615,7 +648,7 @@ def main():
         serve(globals()[kind](*[int(a) if a.isdigit() else a for a in arguments]))
     skip = options.skip.split(",")
     figures = []
-    for name, part in (("figures", figures_of), ("peers", peers_of), ("bits", bits_of), ("restart", restart_of),
+    for name, part in (("figures", figures_of), ("peers", peers_of), ("bits", bits_of), ("replicas", replicas_of), ("restart", restart_of),
                        ("devices", devices_of)):
         if name in skip:
             continue
