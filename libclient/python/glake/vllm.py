@@ -5,11 +5,13 @@
     glake run -- vllm serve MODEL --load-format glake --enable-sleep-mode
 
 Under ``glake run`` a sleep of level 1 puts the whole process to sleep; from 0.33 on it is asked for with
-``--sleep-mode-backend glake``. ``VLLM_PLUGINS`` leaves the plugin out, as any other. docs/engines.md has the rest.
+``--sleep-mode-backend glake``. With ``GLAKE_VLLM_KV=elastic`` KV memory comes and goes as it is needed. ``VLLM_PLUGINS``
+leaves the plugin out, as any other. docs/engines.md has the rest.
 """
 from __future__ import annotations
 
 import logging
+import os
 
 __all__ = ["register"]
 
@@ -17,7 +19,7 @@ __all__ = ["register"]
 def register() -> None:
     """For vLLM, in each of its processes; more than once does no harm. What raises here would end vLLM: one
     that lacks a door goes on without what is behind it."""
-    for door in (_load, _sleep):
+    for door in (_load, _sleep, _kv):
         try:
             door()
         except (ImportError, AttributeError) as error:
@@ -36,3 +38,16 @@ def _sleep() -> None:
 
     from ._vllm_sleep import enable
     enable(SleepModeBackendFactory)
+
+
+def _kv() -> None:
+    wanted = os.environ.get("GLAKE_VLLM_KV", "plain")
+    if wanted not in ("plain", "elastic"):
+        logging.getLogger("vllm.glake").warning("GLAKE_VLLM_KV is plain or elastic, not %s", wanted)
+    if wanted != "elastic":
+        return
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.executor.abstract import Executor
+
+    from ._vllm_kv import enable
+    enable(Executor, Scheduler)

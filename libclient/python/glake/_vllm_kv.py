@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's KV cache in an elastic range: ``GLAKE_VLLM_KV=elastic``.
+
+vLLM plans a cache of so many blocks as ever; that is the most it can have. What it gets in place of torch.zeros() are
+the addresses of a range with a lane for each layer, and memory for the first blocks only. All else comes and goes as its
+scheduler needs blocks (_vllm_pool). That works where the scheduler and the only worker are one process; with all
+else the cache is a plain one, and the log says why.
+"""
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import math
+import sys
+import weakref
+from typing import Any, Callable, Dict, Iterator, List, Optional
+
+import torch
+from torch.overrides import TorchFunctionMode
+from vllm.logger import init_logger
+
+from ._torch_devices import check_number, start_cuda
+from ._vllm_blocks import Layout
+from ._vllm_pool import attach
+from ._vllm_steps import Steps
+from .elastic import Elastic
+from .errors import Error
+from .session import default_session
+
+logger = init_logger("vllm.glake")
+
+_MIB = 1 << 20
+_GRANULARITY = 2 * _MIB
+#: A step's chunk in a lane: a handle of the driver costs the same whatever its size.
+_CHUNK_BYTES = (2 * _MIB, 16 * _MIB)
+#: Small caches have about so many steps
+_N_STEPS = 64
+#: Step 0 stays: block 0 is what vLLM pads with.
+_FLOOR = 1
+
+#: What vLLM keeps of a layer in a block of which nothing is read before it was written
+_SPECS = frozenset({"FullAttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec", "SlidingWindowMLASpec",
+                    "ChunkedLocalAttentionSpec"})
+_SCHEDULERS = ("vllm.v1.core.sched.scheduler.Scheduler", "vllm.v1.core.sched.async_scheduler.AsyncScheduler")
+
+_RUNNER, _UTILS = "vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.attn_utils"
+#: Where vLLM allocates the cache, by module and class, and where it makes views of it for the layers; not every version
+#: has each.
+_ALLOCATES = ((_UTILS, "", "_allocate_kv_cache"), (_RUNNER, "GPUModelRunner", "_allocate_kv_cache_tensors"),
+              (_UTILS, "", "allocate_kv_cache"), (_RUNNER, "", "allocate_kv_cache"))
+_VIEWS = ((_UTILS, "", "_reshape_kv_cache"), (_RUNNER, "GPUModelRunner", "_reshape_kv_cache_tensors"),
+          *_ALLOCATES[2:])
+
+
+class Unfit(Exception):
+    """Why the cache is a plain one."""
+
+
+# ---- whether ----
+
+def check_engine(executor: Any) -> None:
+    config = executor.vllm_config
+    parallel = config.parallel_config
+    scheduler = config.scheduler_config.get_scheduler_cls()
+    if type(executor).__name__ != "UniProcExecutor" or parallel.world_size > 1 or parallel.data_parallel_size > 1:
+        raise Unfit("the engine has several ranks, or a worker in another process")
+    if config.kv_transfer_config is not None:
+        raise Unfit("a KV connector uses blocks when the scheduler does not know")
+    if f"{scheduler.__module__}.{scheduler.__qualname__}" not in _SCHEDULERS:
+        raise Unfit(f"its scheduler is {scheduler.__qualname__}")
+    if config.model_config.is_encoder_decoder:
+        raise Unfit("it has an encoder")
+    if getattr(config.model_config, "enable_sleep_mode", False) and \
+            config.cache_config.cache_dtype not in ("auto", "bfloat16", "float16"):
+        raise Unfit("vLLM writes all of a quantized cache when it wakes")
+
+
+def _chunk_bytes(lane_bytes: int, block_bytes: int) -> int:
+    """A whole number of blocks, if that is possible."""
+    wanted = min(max(lane_bytes // _N_STEPS, _CHUNK_BYTES[0]), _CHUNK_BYTES[1])
+    unit = math.lcm(block_bytes, _GRANULARITY)
+    if unit > 2 * _CHUNK_BYTES[1]:
+        unit = _GRANULARITY
+    return -(-wanted // unit) * unit
+
+
+class Plan:
+    """Where a KVCacheConfig of vLLM has its blocks, and where they go."""
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        tensors = config.kv_cache_tensors
+        for group in config.kv_cache_groups:
+            spec = group.kv_cache_spec
+            for part in getattr(spec, "kv_cache_specs", {"": spec}).values():
+                if type(part).__name__ not in _SPECS:
+                    raise Unfit(f"it has a {type(part).__name__}")
+        if not tensors:
+            raise Unfit("it has no cache")
+        #: one allocation of all lanes, and not one of each
+        self.is_whole = hasattr(tensors[0], "layer_stride")
+        lane_bytes = tensors[0].layer_stride if self.is_whole else tensors[0].size
+        block_bytes, rest = divmod(lane_bytes, config.num_blocks)
+        if self.is_whole:
+            fits = all(tensor.layer_stride == lane_bytes and tensor.block_stride == block_bytes and
+                       tensor.offset % lane_bytes == 0 and tensor.size % lane_bytes == 0 and not tensor.host_resident
+                       for tensor in tensors)
+            self.n_lanes = tensors[0].size // lane_bytes
+        else:
+            fits = all(tensor.size == lane_bytes and tensor.block_stride == 0 for tensor in tensors)
+            self.n_lanes = len(tensors)
+        if rest or not fits:
+            raise Unfit("layers have blocks of several sizes, or blocks of all layers lie together")
+        self.lane_bytes = lane_bytes
+        self.layout = Layout(config.num_blocks, block_bytes, _chunk_bytes(lane_bytes, block_bytes))
+        self.stride = self.layout.n_steps * self.layout.chunk_bytes
+
+    def tensor_bytes(self) -> List[int]:
+        """What vLLM allocates, of the moved configuration."""
+        return [self.n_lanes * self.stride] if self.is_whole else self.n_lanes * [self.lane_bytes]
+
+    def moved(self, config: Any) -> Any:
+        """The same cache, with lanes at our distance."""
+        if not self.is_whole:
+            return config
+        tensors = [dataclasses.replace(tensor, size=self.n_lanes * self.stride, layer_stride=self.stride,
+                                       offset=tensor.offset // self.lane_bytes * self.stride)
+                   for tensor in config.kv_cache_tensors]
+        return dataclasses.replace(config, kv_cache_tensors=tensors)
+
+    def has_blocks_at(self, view: torch.Tensor, base: int) -> bool:
+        """Block i of it begins at i times the size of a block, and ends there."""
+        layout, item = self.layout, view.element_size()
+        begin = (view.data_ptr() - base) % self.stride
+        for dim, (size, stride) in enumerate(zip(view.shape, view.stride())):
+            n_parts, rest = divmod(size, layout.n_blocks)
+            if rest or n_parts == 0 or stride * item * n_parts != layout.block_bytes:
+                continue
+            end = begin + item * (1 + (n_parts - 1) * stride +
+                                  sum((n - 1) * step for other, (n, step) in enumerate(zip(view.shape, view.stride()))
+                                      if other != dim))
+            return end <= layout.block_bytes
+        return False
+
+
+def _n_warm_blocks(config: Any, plan: Plan) -> int:
+    """Blocks that vLLM uses to warm up, before it has a scheduler: requests of a few tokens, and one of a full batch,
+    from block 1 on."""
+    groups = plan.config.kv_cache_groups
+    block_size = min(group.kv_cache_spec.block_size for group in groups)
+    scheduler, speculative = config.scheduler_config, config.speculative_config
+    n_tokens = 8 * (1 + (speculative.num_speculative_tokens or 0 if speculative is not None else 0))
+    per_request = math.ceil(n_tokens / block_size) + 1
+    full = math.ceil(scheduler.max_num_batched_tokens / block_size) + 2 * per_request
+    return min(1 + len(groups) * max(scheduler.max_num_seqs * per_request, full), plan.layout.n_blocks)
+
+
+# ---- memory ----
+
+class _Memory:
+    """It lives as long as a tensor of it does."""
+
+    def __init__(self, ptr: int, n_bytes: int) -> None:
+        self.__cuda_array_interface__ = {"shape": (n_bytes,), "typestr": "|i1", "data": (ptr, False), "version": 3}
+
+
+def tensor_at(ptr: int, n_bytes: int, ordinal: int, memories: "weakref.WeakSet[Any]") -> torch.Tensor:
+    memory = _Memory(ptr, n_bytes)
+    memories.add(memory)
+    return torch.as_tensor(memory, device=f"cuda:{ordinal}")
+
+
+class _Instead(TorchFunctionMode):
+    """These tensors in place of those that torch.zeros() would make, in order, of the same size."""
+
+    def __init__(self, tensors: Iterator[torch.Tensor]) -> None:
+        super().__init__()
+        self._tensors = tensors
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.zeros and kwargs and kwargs.get("dtype") is torch.int8:
+            tensor = next(self._tensors)
+            if args[0] != tensor.numel():
+                raise RuntimeError(f"glake: vLLM makes a KV cache of {args[0]} bytes where {tensor.numel()} are planned")
+            return tensor
+        return function(*args, **(kwargs or {}))
+
+
+def _elastic(**options: Any) -> Elastic:
+    """With a guard, where this glake has one: a read of a hole is not a fault then."""
+    if "guard" in inspect.signature(Elastic).parameters:
+        options["guard"] = True
+    return Elastic(**options)
+
+
+class Arena:
+    """The elastic range of one engine."""
+
+    def __init__(self, plan: Plan, ordinal: int, n_warm_blocks: int) -> None:
+        layout = plan.layout
+        self.plan, self.ordinal = plan, ordinal
+        self.elastic = _elastic(chunk_bytes=layout.chunk_bytes, steps=layout.n_steps, lanes=plan.n_lanes,
+                                stride=plan.stride, floor=_FLOOR, device=ordinal)
+        self._memories: "weakref.WeakSet[Any]" = weakref.WeakSet()
+        self._steps: Optional[Steps] = None
+        #: what vLLM has got, and whether its blocks are where they should be
+        self.n_given = 0
+        self.is_fit = True
+        n_steps = layout.steps_of(n_warm_blocks - 1).stop
+        try:
+            self.elastic.commit(0, n_steps)
+        except BaseException:
+            self.elastic.close()
+            raise
+
+    # ---- while vLLM allocates ----
+
+    def _tensors(self) -> Iterator[torch.Tensor]:
+        for lane, n_bytes in enumerate(self.plan.tensor_bytes()):
+            self.n_given += 1
+            yield tensor_at(self.elastic.ptr(0, lane), n_bytes, self.ordinal, self._memories)
+
+    def _allocating(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def moved(argument: Any) -> Any:
+            return self.plan.moved(argument) if hasattr(argument, "kv_cache_tensors") else argument
+
+        @functools.wraps(original)
+        def allocate(*arguments: Any, **options: Any) -> Any:
+            with _Instead(self._tensors()):
+                return original(*map(moved, arguments), **{name: moved(value) for name, value in options.items()})
+        return allocate
+
+    def _looking(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def look(*arguments: Any, **options: Any) -> Any:
+            views = original(*arguments, **options)
+            for view in views.values():
+                self.is_fit = self.is_fit and isinstance(view, torch.Tensor) and \
+                    self.plan.has_blocks_at(view, self.elastic.base)
+            return views
+        return look
+
+    @contextlib.contextmanager
+    def doors(self) -> Iterator[None]:
+        """What vLLM allocates for its cache meanwhile is the range."""
+        with contextlib.ExitStack() as stack:
+            for places, wrap in ((_ALLOCATES, self._allocating), (_VIEWS, self._looking)):
+                for module, owner, name in places:
+                    where: Any = sys.modules.get(module)
+                    where = getattr(where, owner, None) if owner else where
+                    original = getattr(where, name, None)
+                    if original is not None:
+                        stack.callback(setattr, where, name, original)
+                        setattr(where, name, wrap(original))
+            yield
+
+    # ---- afterwards ----
+
+    def is_elastic(self) -> bool:
+        """Or else a plain cache: it has all of its memory, or vLLM has another one."""
+        if self.n_given == 0:
+            logger.warning("glake: this vLLM allocates KV memory at no place that is known: it is a plain cache")
+            self.elastic.close()
+            return False
+        if self.n_given == len(self.plan.tensor_bytes()) and self.is_fit:
+            return True
+        logger.warning("glake: blocks of this vLLM lie elsewhere than planned: all KV memory is committed")
+        self.elastic.commit(0, self.plan.layout.n_steps)
+        return False
+
+    def _mark(self) -> Callable[[], bool]:
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self.ordinal))
+
+        def has_ended() -> bool:
+            """By a thread that has no device of its own."""
+            with torch.cuda.device(self.ordinal):
+                return bool(event.query())
+        return has_ended
+
+    def adopt(self, scheduler: Any) -> None:
+        self._steps = Steps(self.elastic)
+        attach(scheduler, self.plan.layout, _FLOOR, self._steps, self._mark)
+        step_mib = self.plan.n_lanes * self.plan.layout.chunk_bytes // _MIB
+        logger.info("glake: KV memory is elastic: at most %d steps of %d MiB", self.elastic.steps, step_mib)
+
+    def close_dead(self) -> bool:
+        """Whether its engine had gone: no tensor of it is left."""
+        if self._memories or (self._steps is not None and not self._steps.close(10.0)):
+            return False
+        torch.cuda.synchronize(self.ordinal)
+        self.elastic.close()
+        return True
+
+
+# ---- doors ----
+
+#: of this process: those that a scheduler is yet to adopt are last
+_arenas: List[Arena] = []
+_unadopted: List[Arena] = []
+
+
+def _arena_for(executor: Any, configs: List[Any]) -> Optional[Arena]:
+    try:
+        check_engine(executor)
+        plan = Plan(configs[0])
+        ordinal = torch.cuda.current_device()
+        start_cuda(ordinal)
+        check_number(default_session(), ordinal)
+        _arenas[:] = [arena for arena in _arenas if not arena.close_dead()]
+        return Arena(plan, ordinal, _n_warm_blocks(executor.vllm_config, plan))
+    except (Unfit, Error, OSError, RuntimeError, ValueError) as error:
+        logger.warning("glake: KV memory is plain: %s", error)
+        return None
+
+
+def _wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    original = getattr(owner, name)
+    if not getattr(original, "is_glakes", False):
+        wrapper: Any = functools.wraps(original)(make(original))
+        wrapper.is_glakes = True
+        setattr(owner, name, wrapper)
+
+
+def _initialize(original: Callable[..., Any]) -> Callable[..., Any]:
+    def initialize_from_config(self: Any, kv_cache_configs: List[Any]) -> Any:
+        arena = _arena_for(self, kv_cache_configs)
+        if arena is None:
+            return original(self, kv_cache_configs)
+        with arena.doors():
+            result = original(self, kv_cache_configs)
+        if arena.is_elastic():
+            _unadopted.append(arena)
+        return result
+    return initialize_from_config
+
+
+def _adopt(original: Callable[..., Any]) -> Callable[..., Any]:
+    def init(self: Any, *arguments: Any, **options: Any) -> None:
+        original(self, *arguments, **options)
+        while _unadopted:
+            arena = _unadopted.pop()
+            arena.adopt(self)
+            _arenas.append(arena)
+    return init
+
+
+def enable(executor: Any, scheduler: Any) -> None:
+    """The executor's class allocates the cache, the scheduler's class is made next."""
+    _wrap(executor, "initialize_from_config", _initialize)
+    _wrap(scheduler, "__init__", _adopt)

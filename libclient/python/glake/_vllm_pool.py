@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's BlockPool and Scheduler on memory that comes and goes.
+
+Invariant: a block that is in use, or that vLLM may be handed, or finds by its hash, lies in steps that the engine has;
+and a step leaves only when all work that was scheduled before its blocks became free has ended.
+
+* *Before vLLM looks for free blocks* it says how many it needs: memory comes first. If there is none, the pool says so by
+  the number of its free blocks, and vLLM evicts, queues and preempts as ever.
+* *A hash leads to a block whose step was lent*: the step is taken back, or, if others have its memory, all hashes there are
+  forgotten and the look-up goes on.
+* *After each output* idle steps are lent, when the GPU is done with what was queued by then.
+"""
+from __future__ import annotations
+
+import math
+import time
+from typing import Any, Callable, Dict, List, Optional
+
+from ._vllm_blocks import FreeBlocks, Layout
+from ._vllm_steps import HELD, HOLE, LENT, Steps
+
+#: Idle steps that a working engine keeps
+_KEPT = 1
+#: So long does the scheduler wait for memory: while it could evict cached blocks instead, and while it would have to queue
+#: or preempt a request
+_WAIT_S = (0.01, 0.03)
+
+
+class Cache:
+    """The KV blocks of one engine. Its scheduler's thread calls all of it."""
+
+    def __init__(self, pool: Any, layout: Layout, floor: int, steps: Steps,
+                 mark: Callable[[], Callable[[], bool]]) -> None:
+        """`mark()`: how to ask later whether the GPU is done with what is queued now."""
+        self.pool, self.layout, self.floor, self.steps, self._mark = pool, layout, floor, steps, mark
+        #: of steps that were scheduled, and of the last one whose output was processed
+        self.n_scheduled = 0
+        self.n_done = 0
+        self._is_late = False
+        self._low = max(1, layout.n_blocks // layout.n_steps // 4)
+        # While a step is being scheduled it may use blocks that become free meanwhile.
+        self._is_scheduling = False
+        free = pool.free_block_queue.get_all_free_blocks()
+        self.queue = FreeBlocks(pool.blocks, free, layout, self._now)
+        used = {step for block in {*range(layout.n_blocks)} - {block.block_id for block in free}
+                for step in layout.steps_of(block)}
+        for step, state in enumerate(steps.states()):
+            if state != HELD:
+                if step in used:
+                    raise RuntimeError(f"glake: step {step} has no memory, and vLLM uses its blocks")
+                self.queue.step_leaves(step)
+        pool.free_block_queue = self.queue
+        pool.glake_cache = self
+        pool.__class__ = type("ElasticBlockPool", (_ElasticPool, type(pool)), {})
+
+    def _now(self) -> int:
+        return self.n_scheduled + self._is_scheduling
+
+    # ---- steps that come ----
+
+    def _forget(self, step: int) -> None:
+        """Its memory was given to others."""
+        for block in self.layout.blocks_of(step):
+            self.pool._maybe_evict_cached_block(self.pool.blocks[block])
+            self.queue.empty(block)
+
+    def _arrive(self, wait_s: float = 0.0) -> None:
+        for step in self.steps.arrivals(wait_s):
+            self.queue.step_comes(step)
+
+    def _take_back(self, step: int) -> bool:
+        if not self.steps.take_back(step):
+            return False
+        self.queue.step_comes(step)
+        return True
+
+    def is_here(self, block: Any) -> bool:
+        """Whether a block that a hash led to has its content; if not, all hashes of what is lost are gone."""
+        for step in self.queue.steps_of(block.block_id):
+            if self.queue.is_away[step] and not self._take_back(step):
+                self._forget(step)
+                return False
+        return True
+
+    def _take_lent(self, is_enough: Callable[[], bool], with_content: bool) -> None:
+        """From the lowest one on. Without content: only those that have empty blocks."""
+        if is_enough():
+            return
+        states = self.steps.states()
+        for step in self.queue.steps_away():
+            if states[step] == LENT and (with_content or self.queue.n_empty_in[step]):
+                self._take_back(step)
+                if is_enough():
+                    return
+
+    def _want(self, n_blocks: int) -> bool:
+        per_step = self.layout.n_blocks / self.layout.n_steps
+        states = self.steps.states()
+        holes = [step for step in self.queue.steps_away() if states[step] == HOLE][:math.ceil(n_blocks / per_step)]
+        if not self.steps.want(holes):
+            return False
+        for step in holes:
+            self._forget(step)
+        return True
+
+    def _grow(self, n: int, wait_s: float) -> None:
+        """Until n blocks are empty, but no longer than that; not at all for what has been waited for in vain."""
+        self._is_late = self._is_late and self.steps.is_waiting
+        end = time.monotonic() + (0.0 if self._is_late else wait_s)
+        while True:
+            was_waiting = self.steps.is_waiting
+            self._arrive()
+            if self.queue.n_empty >= n or not (was_waiting or self._want(n - self.queue.n_empty)):
+                return
+            left_s = end - time.monotonic()
+            if left_s <= 0.0:
+                self._is_late = True
+                return
+            self._arrive(left_s)
+
+    def reserve(self, n: int, n_cached: int = 0, spare: int = 0) -> None:
+        """vLLM is about to look whether n blocks are free, of which it has found some by their hash, and perhaps others to
+        spare."""
+        if self.steps.has_news:
+            self._arrive()
+        queue = self.queue
+        if n >= self.layout.n_blocks:
+            return
+        n = min(n + spare, self.layout.n_blocks - 1)
+        n_empty = n - n_cached
+        if n_empty > queue.n_empty:
+            self._take_lent(lambda: queue.n_empty >= n_empty, False)
+            if n_empty > queue.n_empty:
+                self._grow(n_empty, _WAIT_S[queue.num_free_blocks < n])
+        self._take_lent(lambda: queue.num_free_blocks >= n, True)
+
+    # ---- steps that go ----
+
+    def _leave(self, is_working: bool) -> None:
+        queue = self.queue
+        idle = [step for step in sorted(queue.idle) if step >= self.floor and queue.freed_at[step] <= self.n_done]
+        n_kept = len(queue.idle) - len(idle)
+        leaving: List[int] = []
+        n_empty = queue.n_empty
+        for step in reversed(idle):
+            n_left = n_empty - queue.n_empty_in[step]
+            if is_working and (len(idle) - len(leaving) + n_kept <= _KEPT or
+                               (queue.n_empty_in[step] and n_left < 2 * self._low)):
+                continue
+            n_empty = n_left
+            leaving.append(step)
+        if not leaving:
+            return
+        has_ended = self._mark()
+        for step in leaving:
+            queue.step_leaves(step)
+        self.steps.leave(leaving, has_ended)
+
+    # ---- the scheduler ----
+
+    def before_schedule(self, is_working: bool) -> None:
+        self._is_scheduling = True
+        self.steps.rest(False)
+        self._arrive()
+        if is_working and self.queue.n_empty < self._low:
+            self._take_lent(lambda: self.queue.n_empty >= self._low, False)
+            if self.queue.n_empty < self._low:
+                self._want(self._low)
+
+    def after_schedule(self) -> int:
+        """The number of the step."""
+        self._is_scheduling = False
+        self.n_scheduled += 1
+        return self.n_scheduled
+
+    def after_output(self, step: Optional[int], is_working: bool) -> None:
+        """Outputs come in order, and with them the end of whatever was queued before."""
+        self.n_done = max(self.n_done, step or 0)
+        self._leave(is_working)
+        if not is_working:
+            self.steps.rest(True)
+
+
+class _ElasticPool:
+    """What a BlockPool does otherwise, in front of its own class."""
+
+    glake_cache: Cache
+
+    def get_cached_block(self, *arguments: Any, **options: Any) -> Any:
+        while True:
+            blocks = super().get_cached_block(*arguments, **options)  # type: ignore[misc]
+            if blocks is None or all([self.glake_cache.is_here(block) for block in blocks]):
+                return blocks
+
+    def get_usage(self) -> float:
+        """Of all blocks that there can be, those in use, as without glake: the null block is none."""
+        cache = self.glake_cache
+        n_blocks = cache.layout.n_blocks - 1
+        return (cache.queue.n_used - 1) / n_blocks if n_blocks else 0.0
+
+    def reset_prefix_cache(self) -> bool:
+        """Blocks that are not in the line are not in use, either."""
+        queue, n_blocks = self.glake_cache.queue, self.glake_cache.layout.n_blocks
+        n_free, queue.num_free_blocks = queue.num_free_blocks, n_blocks - queue.n_used
+        try:
+            done: bool = super().reset_prefix_cache()  # type: ignore[misc]
+        finally:
+            queue.num_free_blocks = n_free
+        for block in range(n_blocks if done else 0):
+            queue.empty(block)
+        return done
+
+
+def attach(scheduler: Any, layout: Layout, floor: int, steps: Steps,
+           mark: Callable[[], Callable[[], bool]]) -> Cache:
+    """All that one scheduler does with blocks goes by way of the cache from now on."""
+    manager = scheduler.kv_cache_manager
+    cache = Cache(manager.block_pool, layout, floor, steps, mark)
+    count, schedule, update = (manager.coordinator.get_num_blocks_to_allocate, scheduler.schedule,
+                               scheduler.update_from_output)
+    watermark = manager.watermark_blocks
+    numbers: Dict[int, int] = {}
+
+    def is_working() -> bool:
+        return bool(scheduler.get_num_unfinished_requests())
+
+    def get_num_blocks_to_allocate(*arguments: Any, **options: Any) -> int:
+        n = count(*arguments, **options)
+        if n > 0:
+            found = options.get("new_computed_blocks", ())
+            cache.reserve(n, sum(not block.ref_cnt and not block.is_null for blocks in found for block in blocks), watermark)
+        return n
+
+    def glake_schedule(*arguments: Any, **options: Any) -> Any:
+        cache.before_schedule(is_working())
+        output = None
+        try:
+            output = schedule(*arguments, **options)
+        finally:
+            numbers[id(output)] = cache.after_schedule()
+        return output
+
+    def update_from_output(scheduler_output: Any, *arguments: Any, **options: Any) -> Any:
+        result = update(scheduler_output, *arguments, **options)
+        cache.after_output(numbers.pop(id(scheduler_output), None), is_working())
+        return result
+
+    manager.coordinator.get_num_blocks_to_allocate = get_num_blocks_to_allocate
+    scheduler.schedule = glake_schedule
+    scheduler.update_from_output = update_from_output
+    cache.after_output(None, is_working())
+    return cache

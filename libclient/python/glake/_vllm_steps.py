@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps of an elastic range as an engine's thread sees them: it never waits for the GPU, and for memory only as
+long as it says.
+
+Memory is committed by a thread of its own, since glaked may have to ask others for it. A step is lent by another one,
+when work that was queued before has ended; until then the engine can have it back without losing anything.
+"""
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Callable, Dict, Iterable, List
+
+from .elastic import HELD, HOLE, LENT, Elastic
+
+logger = logging.getLogger("vllm.glake")
+
+#: Between two looks whether work has ended
+_LOOK_S = (0.0005, 0.02)
+#: No memory: asked for again so much later, from the first to the last time in a row
+_AGAIN_S = (0.05, 1.0)
+
+
+def runs_of(steps: Iterable[int]) -> List[range]:
+    runs: List[range] = []
+    for step in sorted(steps):
+        if runs and runs[-1].stop == step:
+            runs[-1] = range(runs[-1].start, step + 1)
+        else:
+            runs.append(range(step, step + 1))
+    return runs
+
+
+class Steps:
+    """Its threads are daemons: they end with close(), or with the process."""
+
+    def __init__(self, elastic: Elastic) -> None:
+        self._elastic = elastic
+        self._changed = threading.Condition()
+        self._is_closed = False
+        #: steps to be lent: whether the work that may use them has ended
+        self._leaving: Dict[int, Callable[[], bool]] = {}
+        self._wanted: List[int] = []
+        self._wanted_at = 0.0
+        #: the thread is at them
+        self._coming: List[int] = []
+        self._came: List[int] = []
+        self._rests = False
+        self._again_s = _AGAIN_S[0]
+        self._not_before = 0.0
+        self._threads = [threading.Thread(target=loop, name="glake-kv", daemon=True)
+                         for loop in (self._commit_loop, self._lend_loop)]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self, wait_s: float) -> bool:
+        """Its threads end when they are done with what they are at. Whether they have: if not, they use the range."""
+        with self._changed:
+            self._is_closed = True
+            self._leaving.clear()
+            self._changed.notify_all()
+        end = time.monotonic() + wait_s
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def rest(self, rests: bool) -> None:
+        """While it rests, the engine asks for no arrivals: what comes is lent at once."""
+        with self._changed:
+            self._rests = rests
+            if rests:
+                self._arrived([])
+
+    # ---- memory that goes ----
+
+    def leave(self, steps: Iterable[int], has_ended: Callable[[], bool]) -> None:
+        """Lend them when `has_ended()`, which is asked by a thread, again and again."""
+        with self._changed:
+            self._leaving.update((step, has_ended) for step in steps)
+            self._changed.notify_all()
+
+    def take_back(self, step: int) -> bool:
+        """Whether it is there, with its content. It is the engine's again then."""
+        with self._changed:
+            if self._leaving.pop(step, None) is not None:
+                return True
+        return self._elastic.take(step, 1) == 1
+
+    def _lend_loop(self) -> None:
+        pause = _LOOK_S[0]
+        while True:
+            with self._changed:
+                while not self._leaving and not self._is_closed:
+                    self._changed.wait()
+                if self._is_closed:
+                    return
+                step, has_ended = next(iter(self._leaving.items()))
+            ended = self._look(has_ended)
+            if ended:
+                with self._changed:
+                    # Not one that was taken back, or has left anew since.
+                    ready = [step for step, other in self._leaving.items() if other is has_ended]
+                    for step in ready:
+                        del self._leaving[step]
+                        self._elastic.lend(step, 1)
+                pause = _LOOK_S[0]
+            else:
+                time.sleep(pause)
+                pause = min(2 * pause, _LOOK_S[1])
+
+    def _look(self, has_ended: Callable[[], bool]) -> bool:
+        try:
+            return has_ended()
+        except RuntimeError as error:  # the GPU is lost to this process: nothing is lent any more
+            logger.warning("glake: KV memory is not lent any more: %s", error)
+            with self._changed:
+                self._is_closed = True
+            return False
+
+    # ---- memory that comes ----
+
+    def states(self) -> List[int]:
+        """HELD: the engine's, or its again in no time. LENT: it may be there still. HOLE: it can be wanted."""
+        states = self._elastic.states()
+        with self._changed:
+            for step in self._leaving:
+                states[step] = LENT
+        return states
+
+    def want(self, steps: Iterable[int]) -> bool:
+        """Commit these holes, in order. False: others are wanted still, or it was in vain a moment ago."""
+        with self._changed:
+            if self._is_closed or self._wanted or self._coming or time.monotonic() < self._not_before:
+                return False
+            self._wanted = list(steps)
+            self._wanted_at = time.monotonic()
+            self._changed.notify_all()
+            return bool(self._wanted)
+
+    def _arrived(self, steps: Iterable[int]) -> None:
+        """With the lock."""
+        self._came.extend(steps)
+        if self._rests:
+            for step in self._came:
+                self._elastic.lend(step, 1)
+            self._came = []
+        self._changed.notify_all()
+
+    def arrivals(self, wait_s: float = 0.0) -> List[int]:
+        """What has come since the last call. Waits for the first, if some are wanted."""
+        with self._changed:
+            if wait_s > 0.0 and not self._came:
+                self._changed.wait_for(lambda: self._came or not (self._wanted or self._coming), wait_s)
+            came, self._came = self._came, []
+            return came
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._came)
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._wanted or self._coming)
+
+    def _commit_loop(self) -> None:
+        while True:
+            with self._changed:
+                while not self._wanted and not self._is_closed:
+                    self._changed.wait()
+                if self._is_closed:
+                    return
+                self._coming, self._wanted = self._wanted, []
+            n_came = 0
+            for run in runs_of(self._coming):
+                n = self._commit(run)
+                n_came += n
+                if n < len(run):
+                    break
+            is_short = n_came < len(self._coming)
+            if n_came:
+                logger.debug("glake: %d KV steps of %d MiB came in %.2f ms", n_came,
+                             self._elastic.chunk_bytes * self._elastic.lanes >> 20,
+                             1000 * (time.monotonic() - self._wanted_at))
+            with self._changed:
+                self._coming = []
+                self._not_before = time.monotonic() + self._again_s if is_short else 0.0
+                self._again_s = min(2 * self._again_s, _AGAIN_S[1]) if is_short else _AGAIN_S[0]
+                self._changed.notify_all()
+
+    def _commit(self, run: range) -> int:
+        """How many have come: if not all can, as many as can."""
+        first, n = run.start, len(run)
+        while n > 0 and first < run.stop:
+            n = min(n, run.stop - first)
+            error = self._commit_some(first, n)
+            states = self._elastic.states()
+            came = 0
+            while first + came < run.stop and states[first + came] == HELD:
+                came += 1
+            with self._changed:
+                self._arrived(range(first, first + came))
+            first += came
+            if error is not None:
+                n //= 2
+        return first - run.start
+
+    def _commit_some(self, first: int, n: int) -> "Exception | None":
+        try:
+            self._elastic.commit(first, n)
+            return None
+        except (RuntimeError, OSError, ValueError) as error:  # glake's own are RuntimeErrors
+            logger.debug("glake: no memory for KV steps %d to %d: %s", first, first + n - 1, error)
+            return error
+
+
+__all__ = ["HELD", "HOLE", "LENT", "Steps", "runs_of"]

@@ -1,0 +1,687 @@
+# SPDX-License-Identifier: Apache-2.0
+"""KV memory of vLLM on elastic ranges: the real KVCacheManager, BlockPool and Request of each version, the real glaked, the real
+library, on the simulated GPU. Blocks are written and read by the CPU, and a neighbour takes what is lent.
+
+Where the sources (tests/engines/fetch) are absent, what needs them is skipped.
+"""
+import importlib.util
+import math
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import types
+import unittest
+from unittest import mock
+
+from tests.integration.engine_sources import Source, pinned
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
+BUILD = os.environ.get("GLAKE_BUILD", "build")
+SOURCES = {version: Source("vllm", version) for version in pinned("vllm")}
+MIB = 1 << 20
+CHUNK = 2 * MIB
+LANES = 2
+
+
+# ---- in a process of its own, for each version ----
+
+class Machine:
+    """A GPU of a few steps, an engine, and a neighbour."""
+
+    def __init__(self, version):
+        from tests.integration import engine_cache
+        engine_cache.light_vllm(SOURCES[version])
+        self.cache, self.version = engine_cache, version
+
+    def engine(self, n_blocks=64, block_bytes=CHUNK // 4, warm=1, **options):
+        import glake
+        from glake._vllm_blocks import Layout
+        from glake._vllm_pool import attach
+        from glake._vllm_steps import Steps
+        self.layout = layout = Layout(n_blocks, block_bytes, CHUNK)
+        self.elastic = glake.Elastic(CHUNK, steps=layout.n_steps, lanes=LANES, floor=1)
+        self.elastic.commit(0, warm)
+        self.steps = Steps(self.elastic)
+        self.one = engine = self.cache.Engine(self.elastic, layout, LANES, **options)
+        engine.glake = attach(engine, layout, 1, self.steps, engine.gpu.mark)
+        return engine
+
+    def states(self):
+        return self.elastic.states()
+
+    def held(self):
+        from glake.elastic import HELD
+        return [step for step, state in enumerate(self.states()) if state == HELD]
+
+    def wait_for(self, what, seconds=20):
+        end = time.monotonic() + seconds
+        while not what():
+            assert time.monotonic() < end, "it did not happen"
+            time.sleep(0.001)
+
+    def settle(self):
+        """All that may be lent is lent."""
+        self.one.idle()
+        self.one.gpu.run()
+        self.wait_for(lambda: not self.steps._leaving)
+
+    def run(self, n=1):
+        for _ in range(n):
+            self.one.step()
+
+    def finish(self, n=10000):
+        while self.one.get_num_unfinished_requests():
+            self.one.step()
+            n -= 1
+            assert n > 0, "requests do not end"
+        self.settle()
+
+    def check(self):
+        """The invariant, and the books."""
+        from glake.elastic import HELD
+        engine, queue, states = self.one, self.one.glake.queue, self.states()
+        shown = {block.block_id for block in queue.get_all_free_blocks()}
+        assert len(shown) == queue.num_free_blocks == engine.pool.get_num_free_blocks()
+        assert queue.n_empty == sum(engine.pool.blocks[block].block_hash is None for block in shown)
+        used = {block.block_id for block in engine.pool.blocks if block.ref_cnt > 0 or block.is_null}
+        assert queue.n_used == len(used) and not used & shown
+        for block in used | shown:
+            for step in self.layout.steps_of(block):
+                assert states[step] == HELD, (block, step, states)
+        for step in range(self.layout.n_steps):
+            blocks = list(self.layout.blocks_of(step))
+            free = [block for block in blocks if block not in used]
+            assert queue.n_empty_in[step] == sum(engine.pool.blocks[block].block_hash is None for block in free)
+            assert (step in queue.idle) == (len(free) == len(blocks) and not queue.is_away[step])
+
+
+def prompt(seed, n):
+    return [seed * 1000 + i for i in range(n)]
+
+
+def growth(m):
+    """Memory comes by need, and goes when it is not needed."""
+    engine = m.engine()
+    assert m.held() == [0]
+    engine.add(prompt(1, 100), [7] * 8)
+    m.run(2)
+    m.check()
+    assert len(m.held()) >= 3
+    m.finish()
+    m.check()
+    assert m.held() == [0] and engine.n_done == 1 and engine.n_preempted == 0
+    assert engine.pool.get_usage() == 0.0
+    # Nothing was committed to serve the same again: it is all there.
+    commits = m.elastic.stats()["n_commits"]
+    engine.add(prompt(1, 100), [7] * 8)
+    m.finish()
+    assert engine.n_hit == 96 and m.elastic.stats()["n_commits"] == commits, (engine.n_hit, m.elastic.stats())
+    assert m.one.pool.reset_prefix_cache()
+    m.check()
+    engine.add(prompt(1, 100), [7] * 8)
+    m.finish()
+    assert engine.n_hit == 96
+
+
+def lost_prefix(m):
+    """A look-up never leads to memory that others have, and others' content is never taken for a prefix."""
+    engine = m.engine()
+    engine.add(prompt(1, 100), [7] * 8)
+    m.finish()
+    # The highest steps go.
+    assert m.elastic.give_back(4, m.layout.n_steps - 4) > 0
+    engine.add(prompt(1, 100), [7] * 8)
+    m.finish()
+    m.check()
+    assert 0 < engine.n_hit < 96, engine.n_hit
+    m.elastic.give_back(1, m.layout.n_steps - 1)
+    before = engine.n_hit
+    engine.add(prompt(1, 100), [7] * 8)
+    m.finish()
+    # What is in the floor's step.
+    assert engine.n_hit - before <= 12, engine.n_hit - before
+    assert engine.n_done == 3
+
+
+def in_flight(m):
+    """A step is lent when all work that was queued before its blocks became free has ended: with its output, a draft
+    behind it, and batches behind that."""
+    from glake.elastic import LENT
+    engine = m.engine(depth=3, budget=200)
+    first = engine.add(prompt(1, 100), [7] * 8)
+    m.run()
+    second = engine.add(prompt(2, 40), [7] * 8)
+    m.run()
+    assert len(engine.batches) == 2
+    # Aborted, while its batch is in flight.
+    engine.drop(first)
+    engine.drop(second)
+    m.check()
+    engine.idle()
+    engine.step()
+    assert len(m.held()) == 9 and LENT not in m.states(), m.states()
+    assert m.steps._leaving
+    # What is on its way out can be had back, without a call of anybody.
+    engine.add(prompt(1, 100), [7] * 8)
+    m.run()
+    m.check()
+    engine.gpu.run()
+    m.finish()
+    m.check()
+    assert m.held() == [0] and engine.n_done == 1
+
+
+def no_memory(m):
+    """Who has no memory queues and preempts, as vLLM ever did, and goes on when there is some."""
+    import glake
+    engine = m.engine()
+    with glake.connect() as neighbour:
+        taken = take_all(neighbour)
+        for seed in range(4):
+            engine.add(prompt(seed, 30), [7] * 20)
+        for _ in range(60):
+            engine.step()
+        m.check()
+        assert engine.n_done == 0 and not engine.running, (engine.n_done, engine.running)
+        for ptr in taken[:4]:
+            neighbour.free(ptr)
+        trim(neighbour)
+        end = time.monotonic() + 30
+        while engine.n_done < 4:
+            engine.step()
+            m.check()
+            assert time.monotonic() < end, (engine.n_done, m.states(), len(taken))
+        m.settle()
+
+
+def to_a_neighbour(m):
+    """An idle engine's memory is there for others at once, and comes back."""
+    import glake
+    engine = m.engine()
+    with glake.connect() as neighbour:
+        n_free = len(take_all(neighbour))
+        trim(neighbour, True)
+    for seed in range(4):
+        engine.add(prompt(seed, 60), [7] * 4)
+    m.finish()
+    assert m.elastic.stats()["n_lent"] > 8
+    with glake.connect() as neighbour:
+        assert len(take_all(neighbour)) == n_free, "an idle engine keeps memory"
+        for seed in range(4):
+            engine.add(prompt(seed, 60), [7] * 4)
+        m.run(5)
+        m.check()
+    m.finish()
+    assert engine.n_done == 8
+
+
+def take_all(session, size=CHUNK * LANES):
+    import glake
+    taken = []
+    while True:
+        try:
+            taken.append(session.alloc(size))
+        except glake.OutOfMemoryError:
+            return taken
+
+
+def trim(session, wholly=False):
+    """What it freed is not kept warm."""
+    session.dispatch()
+
+
+def cache_grows_first(m):
+    """While there is memory, new content does not take the place of cached content."""
+    engine = m.engine()
+    for seed in range(4):
+        engine.add(prompt(seed, 40), [7])
+        m.finish()
+    for seed in range(4):
+        engine.add(prompt(seed, 40), [7])
+        m.finish()
+    assert engine.n_hit >= 4 * 36, engine.n_hit
+
+
+def watermark(m):
+    """A request that only fits without the spare blocks is not kept waiting for them."""
+    engine = m.engine(n_blocks=32, watermark=0.3)
+    engine.add(prompt(1, 110), [7] * 4)
+    m.finish()
+    assert engine.n_done == 1
+
+
+def without_caching(m):
+    engine = m.engine(caching=False)
+    for seed in range(3):
+        engine.add(prompt(seed, 50), [7] * 10)
+    m.finish()
+    m.check()
+    assert engine.n_done == 3 and m.held() == [0]
+
+
+def across_borders(m):
+    """Blocks that lie in two steps."""
+    engine = m.engine(n_blocks=40, block_bytes=CHUNK // 8 * 3)
+    assert any(len(m.layout.steps_of(block)) == 2 for block in range(40))
+    rounds(m, random.Random(1), 60)
+
+
+def asleep(m):
+    """What is held sleeps and comes back; what was lent is gone, and nobody finds it."""
+    import glake
+    engine = m.engine()
+    engine.add(prompt(1, 100), [7] * 8)
+    m.finish()
+    engine.add(prompt(2, 40), [7] * 20)
+    m.run(4)
+    m.settle()
+    held = m.held()
+    assert m.elastic.stats()["n_lent"] > 0
+    session = glake.default_session()
+    session.sleep()
+    session.wake()
+    assert m.held() == held and m.elastic.stats()["n_lent"] == 0
+    engine.add(prompt(1, 100), [7] * 8)
+    m.finish()
+    m.check()
+    assert engine.n_done == 3 and engine.n_hit < 48, engine.n_hit
+
+
+def rounds(m, dice, n):
+    import glake
+    engine, neighbour = m.one, glake.connect()
+    mine = []
+    for i in range(n):
+        for _ in range(dice.randint(1, 6)):
+            what = dice.random()
+            if what < 0.25 and len(engine.waiting) < 6:
+                engine.add(prompt(dice.randint(1, 8), dice.randint(1, 60)), [7] * dice.randint(1, 12))
+            elif what < 0.30 and engine.get_num_unfinished_requests():
+                engine.drop(dice.choice(engine.running + engine.waiting))
+            elif what < 0.40:
+                engine.gpu.run(n=dice.randint(0, 8))
+            elif what < 0.45 and mine:
+                neighbour.free(mine.pop(dice.randrange(len(mine))))
+            elif what < 0.52:
+                try:
+                    mine.append(neighbour.alloc(CHUNK * dice.randint(1, 12)))
+                except glake.OutOfMemoryError:
+                    pass
+            elif what < 0.55:
+                m.elastic.give_back(0, m.layout.n_steps)
+            else:
+                engine.step()
+        m.check()
+    neighbour.close()
+    m.finish()
+    m.check()
+    assert m.held() == [0]
+
+
+def at_random(m):
+    dice = random.Random(int(os.environ.get("SEED", "0")) or hash(m.version))
+    for depth in (1, 3):
+        for caching in (True, False):
+            engine = m.engine(depth=depth, caching=caching, warm=3)
+            rounds(m, dice, 120)
+            assert engine.n_done > 20, engine.n_done
+            if caching:
+                assert engine.n_hit > 0
+            assert m.steps.close(20)
+            m.elastic.close()
+
+
+def while_others_take(m):
+    """A neighbour that takes and gives all the time, on a thread of its own."""
+    import glake
+    engine = m.engine(depth=2)
+    stop, dice = threading.Event(), random.Random(5)
+
+    def neighbour():
+        with glake.connect() as session:
+            while not stop.is_set():
+                for ptr in take_all(session, CHUNK * 4):
+                    session.free(ptr)
+    thread = threading.Thread(target=neighbour)
+    thread.start()
+    try:
+        end = time.monotonic() + 6
+        while time.monotonic() < end:
+            if engine.get_num_unfinished_requests() < 3:
+                engine.add(prompt(dice.randint(1, 6), dice.randint(1, 60)), [7] * dice.randint(1, 12))
+            engine.step()
+            if dice.random() < 0.3:
+                engine.gpu.run()
+            m.check()
+    finally:
+        stop.set()
+        thread.join()
+    m.finish()
+    assert engine.n_done > 20 and m.elastic.stats()["n_returns"] > 0, (engine.n_done, m.elastic.stats())
+
+
+# ---- doors, with PyTorch ----
+
+METHODS = ("_allocate_kv_cache_tensors", "_reshape_kv_cache_tensors", "_has_mixed_attention_kv_layout")
+UTILS, RUNNER = "vllm.v1.worker.gpu.attn_utils", "vllm.v1.worker.gpu_model_runner"
+
+
+class Backend:
+    """Of 0.25.1: blocks outermost, or keys of all blocks before all values."""
+
+    keys_first = False
+
+    @classmethod
+    def get_kv_cache_shape(cls, n_blocks, block_size, n_heads, head_size, cache_dtype_str="auto"):
+        return (2, n_blocks, block_size, n_heads, head_size) if cls.keys_first else \
+            (n_blocks, 2, block_size, n_heads, head_size)
+
+    @classmethod
+    def get_kv_cache_block_dim(cls, *arguments, **options):
+        return int(cls.keys_first)
+
+
+def real(source, path, names, **names_it_uses):
+    """Functions of a real file."""
+    space = dict(names_it_uses)
+    for name in names:
+        exec(compile("from __future__ import annotations\n" + source.code(path, name), path, "exec"), space)  # noqa: S102
+    return space
+
+
+class Vllm:
+    """As much of one as allocates a cache: real functions for that, a real configuration, and an executor around."""
+
+    def __init__(self, machine, layers=2):
+        import torch
+        import vllm.v1.kv_cache_interface as interface
+        self.machine, self.source, self.interface, self.torch = machine, SOURCES[machine.version], interface, torch
+        self.is_old = machine.version.startswith("0.25")
+        self.layers = [f"layer.{i}" for i in range(layers)]
+        self.plain = []
+
+    def config(self, **changes):
+        kept = types.SimpleNamespace
+        config = kept(
+            parallel_config=kept(world_size=1, data_parallel_size=1, decode_context_parallel_size=1),
+            scheduler_config=kept(get_scheduler_cls=lambda: self.scheduler, max_num_seqs=4, max_num_batched_tokens=64),
+            model_config=kept(is_encoder_decoder=False, enable_sleep_mode=False), kv_transfer_config=None,
+            cache_config=kept(cache_dtype="auto", num_gpu_blocks_override=None, prefix_cache_retention_interval=None,
+                              get_resolved_kv_cache_layout=lambda: self.order, kv_cache_layout="LBNHC",
+                              enable_cross_layers=False),
+            attention_config=kept(hisparse_config=None), speculative_config=None)
+        for path, value in changes.items():
+            *owners, name = path.split("__")
+            owner = config
+            for part in owners:
+                owner = getattr(owner, part)
+            setattr(owner, name, value)
+        return config
+
+    def spec(self, kind="FullAttentionSpec", **options):
+        return getattr(self.interface, kind)(**{**dict(block_size=16, num_kv_heads=8, head_size=1024,
+                                                       dtype=self.torch.bfloat16), **options})
+
+    def plan(self, config, groups=None, order="LBNHC"):
+        """The real one of this version: 64 blocks of 512 KiB in each layer."""
+        import importlib
+        if not self.is_old:
+            import vllm.v1.kv_cache_layout
+            self.order = vllm.v1.kv_cache_layout.KVCacheLayout[order]
+        utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
+        planning = importlib.import_module("vllm.v1.core.kv_cache_planning")
+        if not hasattr(planning, "__file__"):
+            planning = utils
+        groups = groups or [self.interface.KVCacheGroupSpec(list(self.layers), self.spec())]
+        n_bytes = 64 * (MIB // 2) * max(len(group.layer_names) for group in groups)
+        return planning.get_kv_cache_config_from_groups(config, groups, n_bytes)
+
+    def modules(self):
+        """vLLM's own, with the real functions that allocate."""
+        torch, kept = self.torch, types.SimpleNamespace
+        uses = {name: getattr(self.interface, name) for name in dir(self.interface) if not name.startswith("__")}
+        uses.update(torch=torch, get_dtype_size=lambda dtype: dtype.itemsize, prod=math.prod,
+                    current_platform=kept(is_rocm=lambda: False), AttentionGroup=object)
+        for name in (UTILS, RUNNER):
+            sys.modules[name] = types.ModuleType(name)
+        if self.is_old:
+            path = "v1/worker/gpu/attn_utils.py"
+            vars(sys.modules[UTILS]).update(real(
+                self.source, path, ["_allocate_kv_cache", "_reshape_attention_kv_cache", "_reshape_kv_cache",
+                                    "_align_mixed_attention_kv_cache_views"], **uses))
+            names = real(self.source, "v1/worker/gpu_model_runner.py", [
+                "GPUModelRunner." + name for name in METHODS],
+                **uses, _reshape_attention_kv_cache=sys.modules[UTILS]._reshape_attention_kv_cache)
+            sys.modules[RUNNER].GPUModelRunner = type("GPUModelRunner", (), {name: names[name] for name in METHODS})
+        else:
+            names = real(self.source, "v1/worker/utils.py", ["allocate_kv_cache"], **uses)
+            for name in (UTILS, RUNNER):
+                sys.modules[name].allocate_kv_cache = names["allocate_kv_cache"]
+
+    def allocate(self, runner, config):
+        """What the worker does, by one runner or the other."""
+        device, groups = self.torch.device("cpu"), [
+            types.SimpleNamespace(kv_cache_group_id=i, kv_cache_spec=group.kv_cache_spec, backend=Backend,
+                                  layer_names=group.layer_names) for i, group in enumerate(config.kv_cache_groups)]
+        sizes = [group.kv_cache_spec.block_size for group in groups]
+        if not self.is_old:
+            return sys.modules[UTILS if runner == "v2" else RUNNER].allocate_kv_cache(config, device, self.order, sizes)
+        if runner == "v2":
+            raw = sys.modules[UTILS]._allocate_kv_cache(config, {}, device)
+            return sys.modules[UTILS]._reshape_kv_cache(groups, raw, "auto", sizes, {}, config)
+        one = sys.modules[RUNNER].GPUModelRunner()
+        vars(one).update(device=device, runner_only_attn_layers=set(), kv_cache_config=config, cache_config=None,
+                         _kv_cache_spec_attn_group_iterator=lambda: groups)
+        one.cache_config = types.SimpleNamespace(cache_dtype="auto")
+        return one._reshape_kv_cache_tensors(one._allocate_kv_cache_tensors(config), sizes)
+
+    def start(self, runner, **changes):
+        """An engine from its executor to its scheduler. Returns views of layers, scheduler and what was logged."""
+        import ctypes
+
+        import glake._vllm_kv as kv
+        vllm, machine, torch = self, self.machine, self.torch
+        self.modules()
+
+        class UniProcExecutor:
+            def __init__(self, config):
+                self.vllm_config = config
+
+            def initialize_from_config(self, configs):
+                self.views = vllm.allocate(runner, configs[0])
+
+        class Scheduler(machine.cache.Engine):
+            def __init__(self, config):
+                from glake._vllm_blocks import Layout
+                arena = kv._unadopted[-1] if kv._unadopted else None
+                elastic = arena.elastic if arena else None
+                layout = arena.plan.layout if arena else Layout(64, MIB // 2, CHUNK)
+                machine.layout, machine.elastic, machine.one = layout, elastic, self
+                super().__init__(elastic, layout, LANES)
+
+        Scheduler.__module__, Scheduler.__qualname__ = "vllm.v1.core.sched.scheduler", "Scheduler"
+        self.scheduler = Scheduler
+        options = {name: changes.pop(name) for name in ("groups", "order") if name in changes}
+        config = self.config(**changes)
+        planned = self.plan(config, **options)
+        kv.enable(UniProcExecutor, Scheduler)
+
+        def tensor_at(ptr, n_bytes, ordinal, memories):
+            buffer = (ctypes.c_byte * n_bytes).from_address(ptr)
+            tensor = torch.frombuffer(buffer, dtype=torch.int8)
+            memories.add(tensor.untyped_storage())
+            return tensor
+
+        log = mock.MagicMock()
+        with mock.patch.multiple(kv, tensor_at=tensor_at, start_cuda=lambda ordinal: None, logger=log,
+                                 check_number=lambda session, ordinal: None), \
+                mock.patch.object(torch.cuda, "current_device", return_value=0), \
+                mock.patch.object(torch.cuda, "synchronize"), \
+                mock.patch.object(kv.Arena, "_mark", lambda arena: machine.one.gpu.mark()):
+            executor = UniProcExecutor(config)
+            executor.initialize_from_config([planned])
+            scheduler = Scheduler(config)
+        self.lines = [call.args[0] % call.args[1:] for call in log.method_calls]
+        if hasattr(scheduler, "kv_cache_manager") and kv._arenas:
+            machine.steps = kv._arenas[-1]._steps
+        return executor.views, scheduler
+
+
+def allocated(m):
+    """Both runners get addresses of the range, where its lanes are, and the scheduler what it says."""
+    import glake._vllm_kv as kv
+    for runner in ("v1", "v2"):
+        vllm = Vllm(m)
+        views, engine = vllm.start(runner)
+        assert vllm.lines == ["glake: KV memory is elastic: at most 16 steps of 4 MiB"], vllm.lines
+        for lane, name in enumerate(vllm.layers):
+            view = views[name]
+            assert view.data_ptr() == m.elastic.ptr(0, lane)
+            assert view.stride(0) * view.element_size() == MIB // 2 and view.shape[0] == 64
+        engine.glake = engine.pool.glake_cache
+        engine.add(prompt(1, 100), [7] * 8)
+        m.finish()
+        m.check()
+        assert engine.n_done == 1 and m.held() == [0]
+        # Its tensors have gone: another engine of this process closes it.
+        del views, view
+        old = m.elastic
+        Vllm(m).start(runner)
+        assert not old._handle and len(kv._arenas) == 1
+        kv._arenas.clear()
+
+
+def refused(m):
+    """With a word about why."""
+    vllm = Vllm(m)
+    cases = [({"parallel_config__world_size": 2}, "several ranks"),
+             ({"kv_transfer_config": types.SimpleNamespace(kv_connector_extra_config={})}, "connector"),
+             ({"model_config__is_encoder_decoder": True}, "encoder"),
+             ({"model_config__enable_sleep_mode": True, "cache_config__cache_dtype": "fp8"}, "when it wakes"),
+             ({"scheduler_config__get_scheduler_cls": lambda: Machine}, "scheduler is Machine")]
+    group = vllm.interface.KVCacheGroupSpec
+    small = vllm.spec("SlidingWindowSpec", sliding_window=64)
+    cases.append(({"groups": [group(["layer.0"], vllm.spec("SinkFullAttentionSpec", sink_len=4))]},
+                  "SinkFullAttentionSpec"))
+    if not vllm.is_old:
+        cases.append(({"order": "BLNHC"}, "lie together"))
+    for changes, why in cases:
+        views, engine = vllm.start("v2", **changes)
+        assert len(vllm.lines) == 1 and "KV memory is plain" in vllm.lines[0] and why in vllm.lines[0], vllm.lines
+        assert type(engine.pool).__name__ == "BlockPool" and all(view.abs().sum() == 0 for view in views.values())
+    # Groups that share one pool of blocks are no reason.
+    views, engine = vllm.start("v2", groups=[group(["layer.0", "layer.1"], vllm.spec()),
+                                             group(["layer.2", "layer.3"], small)])
+    assert "elastic" in vllm.lines[0], vllm.lines
+    assert views["layer.3"].data_ptr() == views["layer.1"].data_ptr() == m.elastic.ptr(0, 1)
+
+
+def elsewhere(m):
+    """A backend that keeps all keys before all values: the cache has all of its memory then."""
+    vllm = Vllm(m)
+    if vllm.is_old:
+        Backend.keys_first = True
+        views, engine = vllm.start("v2")
+        assert "elsewhere" in vllm.lines[0], vllm.lines
+        assert type(engine.pool).__name__ == "BlockPool"
+    else:
+        # The layout in which heads come before blocks
+        views, engine = vllm.start("v2", order="LHBNC")
+        assert "elsewhere" in vllm.lines[0] or "plain" in vllm.lines[0], vllm.lines
+
+
+def why_not_torch():
+    return None if importlib.util.find_spec("torch") else "PyTorch is not here"
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.environment = {**os.environ, "GLAKE_SOCKET": os.path.join(self.folder, "socket"),
+                            "CUDASIM_DEVICES": "1x128MiB", "PYTHONHASHSEED": "0"}
+        log = open(os.path.join(self.folder, "log"), "w", encoding="utf-8")
+        self.addCleanup(log.close)
+        self.daemon = subprocess.Popen([os.path.join(BUILD, "bin", "glaked"), "-s", self.environment["GLAKE_SOCKET"]],
+                                       stdout=log, stderr=log, env=self.environment)
+        self.addCleanup(self.stop_daemon)
+        deadline = time.monotonic() + 30
+        while not os.path.exists(self.environment["GLAKE_SOCKET"]):
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.01)
+
+    def stop_daemon(self):
+        self.daemon.kill()
+        self.daemon.wait()
+
+    def each(self, function):
+        absent = [source.why for source in SOURCES.values() if source.why]
+        for version, source in SOURCES.items():
+            if source.why:
+                continue
+            with self.subTest(version=version):
+                code = f"from tests.integration import test_vllm_kv as t; t.{function.__name__}(t.Machine({version!r}))"
+                done = subprocess.run([sys.executable, "-X", "faulthandler", "-c", code], capture_output=True, text=True,
+                                      timeout=300, cwd=ROOT, env=self.environment)
+                self.assertEqual((done.returncode, done.stdout), (0, ""), done.stderr[-4000:])
+        if absent:
+            self.skipTest(absent[0])
+
+
+class Cache(Case):
+    def test_memory_comes_by_need_and_goes(self):
+        self.each(growth)
+
+    def test_a_prefix_whose_memory_went_is_a_miss(self):
+        self.each(lost_prefix)
+
+    def test_nothing_goes_that_queued_work_may_use(self):
+        self.each(in_flight)
+
+    def test_without_memory_requests_wait(self):
+        self.each(no_memory)
+
+    def test_an_idle_engine_gives_all(self):
+        self.each(to_a_neighbour)
+
+    def test_the_cache_grows_before_it_evicts(self):
+        self.each(cache_grows_first)
+
+    def test_spare_blocks_are_no_condition(self):
+        self.each(watermark)
+
+    def test_without_prefix_caching(self):
+        self.each(without_caching)
+
+    def test_blocks_across_steps(self):
+        self.each(across_borders)
+
+    def test_sleep(self):
+        self.each(asleep)
+
+    def test_at_random(self):
+        self.each(at_random)
+
+    def test_while_others_take(self):
+        self.each(while_others_take)
+
+
+@unittest.skipIf(why_not_torch(), why_not_torch())
+class Doors(Case):
+    def test_the_cache_is_the_range(self):
+        self.each(allocated)
+
+    def test_what_is_not_served_is_plain(self):
+        self.each(refused)
+
+    def test_blocks_that_lie_elsewhere(self):
+        self.each(elsewhere)
+
+
+if __name__ == "__main__":
+    unittest.main()
