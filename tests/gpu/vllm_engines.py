@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real vLLM: plain, under `glake run`, and with the plugin. Same tokens; the second engine's weights; sleep and wake.
 
-    KIT=FOLDER KIT_SITE=/tmp/vllm-site python3 tests/gpu/vllm_engines.py [--size 1b] [--mode graphs]
+    KIT=FOLDER KIT_SITE=/tmp/vllm-site python3 tests/gpu/vllm_engines.py [--size 1b] [--mode graphs] [--kv]
+
+With --kv it is about KV memory on elastic ranges instead: both model runners, with prefix caching, against a plain one.
 
 FOLDER has kitlib.py and smoke.py, KIT_SITE a vLLM that they can use; without them there is nothing to do. Exit 1 when
 tokens differ, the second engine attaches nothing, or a sleep is none.
@@ -31,13 +33,14 @@ def plugin(folder):
     return os.pathsep.join([folder, PYTHON])
 
 
-def smoke(daemon, path, *options, shim=True):
+def smoke(daemon, path, *options, shim=True, kv="plain"):
     """One engine: what smoke.py reports, and its log."""
     command = [sys.executable, os.path.join(KIT, "smoke.py"), "--log", "INFO", *options]
     if shim:
         command = [os.path.join(ROOT, "bin", "glake"), "run", "--socket", daemon.socket, "--", *command]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([SITE, *([path] if path else [])]),
-                   "GLAKE_SOCKET": daemon.socket, "VLLM_PLUGINS": "glake" if path else ""}
+                   "GLAKE_SOCKET": daemon.socket, "VLLM_PLUGINS": "glake" if path else "",
+                   "GLAKE_VLLM_KV": kv}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=550)
     found = re.search(r"^RESULT (\{.*\})$", done.stdout, re.M)
     if not found:
@@ -46,16 +49,46 @@ def smoke(daemon, path, *options, shim=True):
     return json.loads(found[1]), done.stdout + done.stderr
 
 
+def kv(daemon, same):
+    """Tokens of a plain engine and of elastic ones; a prefix that is found again; a sleep in between."""
+    cached = ["--extra", json.dumps({"enable_prefix_caching": True}), "--kv-mib", "2048"]
+    with tempfile.TemporaryDirectory() as folder:
+        path = plugin(folder)
+        engines = [("plain", smoke(daemon, path, *same, *cached))]
+        for runner in ("v1", "v2"):
+            engines.append((f"elastic, {runner}", smoke(daemon, path, *same, *cached, "--runner", runner, kv="elastic")))
+        engines.append(("elastic, no shim", smoke(daemon, path, *same, *cached, shim=False, kv="elastic")))
+        engines.append(("elastic, asleep and awake",
+                        smoke(daemon, path, *same, *cached, "--sleep-mode", kv="elastic")))
+    hashes = set()
+    for name, (result, log) in engines:
+        expect(result is not None, f"{name}: no result")
+        if result is None:
+            continue
+        hashes.add(result["hash"])
+        row(name, f"{result['tok_s']} tokens/s, {result['batch_tok_s']} in a batch; {result['mib_loaded']} MiB loaded, "
+                  f"{result['mib_after']} after; " + " ".join(re.findall(r"glake: KV memory .*", log)[-1:]))
+        expect(name == "plain" or "glake: KV memory is elastic" in log, f"{name}: KV memory is plain")
+        expect(result["hash2"] == result["hash"], f"{name}: other tokens the second time")
+        expect(result.get("hash_woken", result["hash"]) == result["hash"], f"{name}: other tokens after the wake")
+    expect(len(hashes) == 1, f"tokens differ: {hashes}")
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--size", default="1b")
     parser.add_argument("--mode", default="graphs", choices=["eager", "graphs", "compile"])
+    parser.add_argument("--kv", action="store_true")
     options = parser.parse_args()
     if not os.path.isfile(os.path.join(KIT, "smoke.py")) or not os.path.isdir(os.path.join(SITE, "vllm")):
         print("# skipped: no vLLM in $KIT_SITE, or no smoke.py in $KIT")
         return 0
     same = ["--size", options.size, "--mode", options.mode, "--util", "0.3"]
     daemon = Daemon('host_bytes = "32GiB"; host_ready_bytes = "8GiB"; mover_idle_ms = 0;')
+    if options.kv:
+        kv(daemon, same)
+        daemon.stop()
+        return 1 if failures else 0
     with tempfile.TemporaryDirectory() as folder:
         path = plugin(folder)
         engines = [("plain", smoke(daemon, "", *same, shim=False)), ("under glake run", smoke(daemon, "", *same))]
