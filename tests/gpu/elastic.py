@@ -2,7 +2,7 @@
 """Elastic ranges: what steps cost, and 1 GiB of lent memory that goes from one process to another.
 
     python3 tests/gpu/elastic.py [--only costs,states,content,hand_over] [--chunks 2,4,8,16,64] [--lanes 32] [--gib 4]
-                                 [--rounds 40] [--out FILE.json]
+                                 [--rounds 40] [--handed 16] [--where plain|shim|both] [--out FILE.json]
 
     costs      ms per GiB of a commit and of a return, by the size of chunks, all steps at once and step by step; with
                GPU memory that glaked makes on demand
@@ -30,7 +30,6 @@ from run import Daemon, expect, failures, row, rows, spread
 MIB, GIB = 1 << 20, 1 << 30
 #: of the memory that is handed over
 HANDED_BYTES = GIB
-HANDED_CHUNK = 16 * MIB
 #: what the driver may need while the device is full
 RESERVE_BYTES = 512 * MIB
 DIRT = 0x5A5A5A5A
@@ -297,12 +296,15 @@ def content(options):
 
 def hand_over(options):
     result = {}
+    handed_chunk = options.handed * MIB
     for shim in (False, True):
+        if (not shim and options.where == "shim") or (shim and options.where == "plain"):
+            continue
         daemon = Daemon(f"reserve_bytes = {RESERVE_BYTES};\npool = ();\nwarm_bytes = 0;\n")
         engines = [start(daemon, f"engine {i}", shim) for i in range(2)]
-        steps = max(1, HANDED_BYTES // (HANDED_CHUNK * options.lanes))
+        steps = max(1, HANDED_BYTES // (handed_chunk * options.lanes))
         for engine in engines:
-            engine.ask("open", HANDED_CHUNK, steps, options.lanes)
+            engine.ask("open", handed_chunk, steps, options.lanes)
             # Whatever PyTorch makes at first is there before the device is full.
             engine.ask("need_all")
             engine.ask("be_busy", True)
@@ -341,7 +343,7 @@ def hand_over(options):
                     f"{parts[2]} ms")
                 for k, what in enumerate(("to its commit's end", "to its first kernel's end")):
                     values = [times[k] for times in took]
-                    row(f"{steps * HANDED_CHUNK * options.lanes / GIB:g} GiB, {name}, {where}, {what}",
+                    row(f"{steps * handed_chunk * options.lanes / GIB:g} GiB, {name}, {where}, {what}",
                         f"p50 {at(values, .5):.2f}, p99 {at(values, .99):.2f}, min {min(values):.2f} ms",
                         "p50 <= 12, p99 <= 25 ms" if k else "")
         for child in (*engines, daemon_full):
@@ -360,6 +362,8 @@ def main():
     parser.add_argument("--lanes", type=int, default=32)
     parser.add_argument("--gib", type=float, default=4)
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--handed", type=int, default=16, help="MiB of a chunk of what is handed over")
+    parser.add_argument("--where", choices=["plain", "shim", "both"], default="both")
     parser.add_argument("--out")
     parser.add_argument("--child", action="store_true")
     options = parser.parse_args()

@@ -30,6 +30,10 @@ CASES = {
     "graphs": ("llama", {}, {}, True),
     "compiled": ("llama", {"compilation_config": {"cudagraph_capture_sizes": [1, 2, 4, 8]}}, {}, True),
     "prefix caching": ("llama", {"enable_prefix_caching": True}, {}, True),
+    "elastic KV, runner 1": ("llama", {"enable_prefix_caching": True}, {"VLLM_USE_V2_MODEL_RUNNER": "0", "GLAKE_VLLM_KV": "elastic"},
+                             True),
+    "elastic KV, runner 2": ("llama", {"enable_prefix_caching": True}, {"VLLM_USE_V2_MODEL_RUNNER": "1", "GLAKE_VLLM_KV": "elastic"},
+                             True),
     "tied embeddings": ("tied", {}, {}, True),
     "mixture of experts": ("mixture", {}, {}, False),
     "latent attention": ("latent", {"attention_backend": "TRITON_MLA"}, {}, None),
@@ -97,6 +101,9 @@ def judge(case, told):
     if attaches is not None:
         # The first may find what the same model has published in another case.
         expect(attached[-2:] == ["second", "third"] if attaches else not attached, f"{case}: attached: {attached}")
+    if "elastic" in case:
+        for kind in ("first", "second", "third"):
+            expect(any("KV memory is elastic" in line for line in told[kind][2]), f"{case}, {kind}: KV memory is plain")
     third = told["third"][0]
     row(case, f"load {', '.join(str(told[kind][0].get('load_s')) for kind in KINDS)} s; sleep, wake of the third "
               f"{third.get('sleep_ms')}, {third.get('wake_ms')} ms; {'; '.join(told['second'][2])[:200]}")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """KV memory from one real vLLM to another: two elastic engines whose caches together do not fit.
 
-    KIT=FOLDER KIT_SITE=/tmp/vllm-site python3 tests/gpu/vllm_kv.py [--size 1b] [--rounds 8] [--busy]
+    KIT=FOLDER KIT_SITE=/tmp/vllm-site python3 tests/gpu/vllm_kv.py [--size 1b] [--rounds 8]
 
-Each engine in turn prefills more than is free, so that it gets what the other has lent; with --busy the other one decodes
-meanwhile. What is reported: how long steps of KV memory took to come, per GiB, from the need of the scheduler on. Exit 1
+Each engine in turn prefills more than is free, so that it gets what the other has lent: while that one is idle, and then while
+it decodes. What is reported: how long steps of KV memory took to come, per GiB, from the need of the scheduler on. Exit 1
 when tokens are other ones than before, a request fails, or no memory moved. KIT as in vllm_engines.py.
 """
 import argparse
@@ -105,13 +105,39 @@ def percentile(values, part):
     return sorted(values)[min(len(values) - 1, int(part * len(values)))]
 
 
+def rounds(a, b, busy, n):
+    import run
+    counts = [len(handovers(engine)) for engine in (a, b)]
+    took, name = [], "the other decodes" if busy else "the other is idle"
+    for i in range(n):
+        for engine, other in ((a, b), (b, a)):
+            if busy:
+                other.start("generate", 7, 4, 64, 512)
+            # 16 prompts of 1,900 tokens: 30,400 tokens at once
+            result = engine.do("generate", 100 + 2 * i + (engine is b) + 64 * busy, 16, 1900, 8)
+            took.append(result["s"])
+            run.expect(result["n"] == 16 * 8, f"{engine.name}: {result['n']} tokens")
+            if busy:
+                other.end()
+    rows = [row for engine, n_before in zip((a, b), counts) for row in handovers(engine)[n_before:]]
+    run.row(f"{name}: prefill of 30,400 tokens", run.spread(took, 3) + " s")
+    run.expect(bool(rows), "no memory moved")
+    if rows:
+        per_gib = [ms / mib * 1024 for _, mib, ms in rows]
+        mib = sum(mib for _, mib, _ in rows)
+        run.row(f"{name}: KV memory that came", f"{mib} MiB in {len(rows)} times, {sum(ms for *_, ms in rows) / mib * 1024:.2f} "
+                                                "ms/GiB over all")
+        run.row(f"{name}: one time", f"p50 {percentile([ms for *_, ms in rows], 0.5):.2f} ms, "
+                                     f"p99 {percentile([ms for *_, ms in rows], 0.99):.2f} ms")
+        run.row(f"{name}: ms/GiB", f"p50 {percentile(per_gib, 0.5):.2f}, p99 {percentile(per_gib, 0.99):.2f}")
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--size", default="1b")
     parser.add_argument("--mode", default="graphs", choices=["eager", "graphs", "compile"])
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--kv-mib", type=int, default=4096, help="the most that each engine's cache may have")
-    parser.add_argument("--busy", action="store_true", help="the other engine decodes meanwhile")
     options = parser.parse_args()
     if not os.path.isfile(os.path.join(KIT, "smoke.py")) or not os.path.isdir(os.path.join(SITE, "vllm")):
         print("# skipped: no vLLM in $KIT_SITE, or no smoke.py in $KIT")
@@ -135,31 +161,10 @@ def main():
         ptr = ballast.alloc((free - options.kv_mib * (1 << 20) * 5 // 4) >> 21 << 21)
         run.row("free for both", f"{glake.status()['devices'][0]['free_bytes'] / GIB:.2f} GiB, each may have "
                                  f"{options.kv_mib / 1024:.2f}")
-        counts = [len(handovers(engine)) for engine in (a, b)]
-        took = []
-        for i in range(options.rounds):
-            for engine, other in ((a, b), (b, a)):
-                if options.busy:
-                    other.start("generate", 7, 4, 64, 512)
-                # 16 prompts of 1,900 tokens: 30,400 tokens at once
-                result = engine.do("generate", 100 + 2 * i + (engine is b), 16, 1900, 8)
-                took.append(result["s"])
-                run.expect(result["n"] == 16 * 8, f"{engine.name}: {result['n']} tokens")
-                if options.busy:
-                    other.end()
+        for busy in (False, True):
+            rounds(a, b, busy, options.rounds)
         after = [engine.do("fixed")["hash"] for engine in (a, b)]
         run.expect(after == before, f"tokens changed: {before}, {after}")
-        rows = [row for engine, n in zip((a, b), counts) for row in handovers(engine)[n:]]
-        run.row("prefill of 30,400 tokens", run.spread(took, 3) + " s")
-        run.expect(bool(rows), "no memory moved")
-        if rows:
-            per_gib = [ms / mib * 1024 for _, mib, ms in rows]
-            mib = sum(mib for _, mib, _ in rows)
-            run.row("KV memory that came", f"{mib} MiB in {len(rows)} times, {sum(ms for *_, ms in rows) / mib * 1024:.2f} "
-                                           "ms/GiB over all")
-            run.row("one time", f"p50 {percentile([ms for *_, ms in rows], 0.5):.2f} ms, "
-                                f"p99 {percentile([ms for *_, ms in rows], 0.99):.2f} ms")
-            run.row("ms/GiB", f"p50 {percentile(per_gib, 0.5):.2f}, p99 {percentile(per_gib, 0.99):.2f}")
         for engine in (a, b):
             run.expect("Traceback" not in engine.text(), f"{engine.name}: an exception:\n" + engine.text()[-3000:])
             lines = re.findall(r"glake: .*", engine.text())
