@@ -24,6 +24,10 @@ def is_there():
 # ---- in the processes ----------------------------------------------------------------------------
 
 
+def digest(rows):
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:12]
+
+
 class Engine:
     """What an engine is asked for, by name."""
 
@@ -38,6 +42,14 @@ class Engine:
 
     def generate(self, prompts, n_tokens, adapter=None, at_once=False):
         """A digest of all tokens, and seconds."""
+        rows, seconds = self._generate(prompts, n_tokens, adapter, at_once)
+        return digest(rows), seconds
+
+    def generate_each(self, prompts, n_tokens):
+        """All at once; a digest for each prompt."""
+        return [digest(row) for row in self._generate(prompts, n_tokens, None, True)[0]]
+
+    def _generate(self, prompts, n_tokens, adapter, at_once):
         from vllm import SamplingParams
         from vllm.lora.request import LoRARequest
         params = SamplingParams(temperature=0.0, max_tokens=n_tokens, ignore_eos=True, detokenize=False)
@@ -47,7 +59,7 @@ class Engine:
         for part in [prompts] if at_once else [[prompt] for prompt in prompts]:
             out = self.llm.generate([{"prompt_token_ids": ids} for ids in part], params, use_tqdm=False, lora_request=lora)
             rows += [list(one.outputs[0].token_ids) for one in out]
-        return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:12], time.monotonic() - start
+        return rows, time.monotonic() - start
 
     def sleep(self, level=1):
         start = time.monotonic()

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Elastic KV memory of real vLLM engines gives the tokens of a plain one, whatever comes and goes.
+
+    KIT=FOLDER KIT_SITE=/tmp/vllm-site python3 tests/gpu/vllm_kv_exact.py [--rounds 40] [--kv-mib 256] [--seed 1]
+
+Two engines with prefix caching, on memory for little more than one of their caches, get random prompts in turns: with common
+beginnings, some of which are cached still, in memory that was lent or has gone meanwhile. vLLM's batch invariance
+(VLLM_BATCH_INVARIANT) makes the tokens of a prompt independent of what is cached and of its neighbours; so each prompt has to
+have those of an engine with a plain cache. vllm_forks.py says what it needs. Exit 1 when tokens differ, or no memory moved.
+"""
+import argparse
+import os
+import random
+import sys
+import tempfile
+
+import vllm_forks
+from run import Daemon, expect, failures, row
+from vllm_engines import plugin
+from vllm_models import make
+
+MIB = 1 << 20
+PLACE = os.environ.get("KIT_MODELS", "/tmp/vllm-models")
+N_TOKENS = 8
+
+
+def prompts():
+    """Six beginnings of 40 blocks, and eight ends of different lengths for each."""
+    rows = []
+    for i in range(6):
+        begin = [3 + (7919 * (i + 1) * (j + 1) + 31 * j * j) % 4000 for j in range(640)]
+        rows += [begin + [3 + (104729 * (k + 1) + 17 * j * (i + 1)) % 4000 for j in range(100 + 150 * k)] for k in range(8)]
+    return rows
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--kv-mib", type=int, default=256)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    if not vllm_forks.is_there():
+        print("# skipped: no vLLM in $KIT_SITE, or no kitlib.py in $KIT")
+        return 0
+    os.environ["VLLM_BATCH_INVARIANT"] = "1"
+    given, chance = prompts(), random.Random(options.seed)
+    engine_options = {
+        "model": make("llama", PLACE), "dtype": "bfloat16", "max_model_len": 2048, "gpu_memory_utilization": 0.01,
+        "kv_cache_memory_bytes": options.kv_mib * MIB, "seed": 0, "skip_tokenizer_init": True, "disable_log_stats": True,
+        "attention_backend": "FLASH_ATTN", "enable_flashinfer_autotune": False, "max_num_seqs": 16, "enforce_eager": True,
+        "enable_prefix_caching": True}
+    daemon = Daemon()
+    with tempfile.TemporaryDirectory() as folder:
+        os.mkdir(os.path.join(folder, "plugin"))
+        shim = vllm_forks.Forks(daemon, plugin(os.path.join(folder, "plugin")), folder, "shim")
+        try:
+            plain = shim.start(VLLM_PLUGINS="")
+            engines = [shim.start(VLLM_PLUGINS="glake", GLAKE_VLLM_KV="elastic") for _ in range(2)]
+            for engine in (plain, *engines):
+                engine.ask("load", engine_options)
+            want = [plain.ask("generate_each", [prompt], N_TOKENS)[0] for prompt in given]
+            again = plain.ask("generate_each", given, N_TOKENS)
+            expect(want == again, f"vLLM itself is not invariant here: {sum(a != b for a, b in zip(want, again))} of {len(want)}")
+            plain.end()
+            # What the two have, and little more than one cache.
+            tenant = next(one for one in daemon.ctl("tenants")["tenants"] if one["name"] == "default")
+            limit = tenant["devices"][0]["used_bytes"] + options.kv_mib * MIB * 5 // 4
+            daemon.ctl("quota", "default", "--device", "0", "--bytes", str(limit))
+            n_wrong, n_asked = 0, 0
+            for i in range(options.rounds):
+                engine = engines[i % 2]
+                chosen = [chance.randrange(len(given)) for _ in range(chance.randrange(1, 33))]
+                got = engine.ask("generate_each", [given[k] for k in chosen], N_TOKENS)
+                n_asked += len(chosen)
+                n_wrong += sum(answer != want[k] for answer, k in zip(got, chosen))
+            row("prompts asked, with other tokens than the plain engine's", f"{n_asked}, {n_wrong}", "0")
+            expect(n_wrong == 0, f"{n_wrong} of {n_asked} prompts have other tokens")
+            for i, engine in enumerate(engines):
+                expect("Traceback" not in engine.log(), f"engine {i}: an exception:\n{engine.log()[-2000:]}")
+                print(f"# engine {i}:", "; ".join(engine.said()[:4]), flush=True)
+                engine.end()
+        except vllm_forks.Failed as error:
+            expect(False, str(error))
+        shim.end()
+    stats = {one["name"]: one["value"] for one in daemon.ctl("stats")["metrics"]}
+    row("requests that waited for a limit; reclaims", f"{stats.get('quota_waits')}; {stats.get('reclaims', '-')}")
+    daemon.stop()
+    print("\n".join(failures) or "OK")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
