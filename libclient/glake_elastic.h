@@ -11,7 +11,7 @@
  * What a program does not need now it lends: that costs nanoseconds, the memory stays mapped, and it has it back in
  * nanoseconds as long as nobody needed it. When others need memory, the library gives lent steps to glaked, those with
  * the highest numbers first; the program is not asked. So an allocator that fills the lowest steps first loses the
- * coldest. A session's own allocations get lent steps as well, before they fail. A sleeping session keeps none.
+ * coldest. A session's own allocations get lent steps as well, before they fail. A sleeping session keeps none, but a guard.
  *
  * Memory of a step that was committed anew reads zero. Work that is queued on the GPU must not use a step that is lent:
  * lend what work has ended with. What glaked wants is followed in calls of the session, by the shim's thread, or, with
@@ -33,18 +33,26 @@ extern "C" {
 struct glake_elastic;
 
 enum glake_elastic_state {
-	GLAKE_ELASTIC_HOLE,   /* addresses only: touching them is a fault */
+	GLAKE_ELASTIC_HOLE,   /* addresses only: touching them is a fault; with a guard, writing */
 	GLAKE_ELASTIC_COMING, /* some thread commits it */
 	GLAKE_ELASTIC_HELD,
 	GLAKE_ELASTIC_LENT,
 	GLAKE_ELASTIC_GOING, /* glaked gets it */
-	GLAKE_ELASTIC_LOST,  /* the driver did not unmap it: of no use any more */
+	GLAKE_ELASTIC_LOST, /* the driver did half of a change, and not undo it: of no use any more */
 };
 
 enum glake_elastic_flags {
 	/* A thread of the library follows the session's notices from now on: handlers (glake.h) run on it. It has all
 	 * signals blocked, and ends with the session. */
 	GLAKE_ELASTIC_SERVE = 1,
+	/*
+	 * Holes read zero: one chunk of chunk_bytes, which the session pays for, stands in all of them, read-only, and once
+	 * behind the last lane. So it does no harm if a kernel reads there by a stale table, or more than it needs. What
+	 * lies between two lanes is none. A read of a step in the moment in which it comes or goes, some 70 us for each lane,
+	 * can still be a fault. It takes a driver call for each hole of each lane to open the range, and two more for each
+	 * chunk that comes or goes.
+	 */
+	GLAKE_ELASTIC_GUARD = 2,
 };
 
 struct glake_elastic_desc {
@@ -61,7 +69,7 @@ struct glake_elastic_desc {
 };
 
 /*
- * Reserve the addresses of a range, n_lanes * lane_stride bytes, at *base_out, and commit its floor. Blocks as
+ * Reserve the addresses of a range, n_lanes * lane_stride bytes (a chunk more with a guard), at *base_out, and commit its floor. Blocks as
  * glake_elastic_commit(). The range ends with glake_elastic_close(), or with the session.
  * Errors: request errors; map errors; grant errors; -EINVAL (@desc); -EAGAIN (no thread can be started).
  */

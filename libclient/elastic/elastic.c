@@ -11,6 +11,7 @@
 #include "libclient/link/error.h"
 #include "libclient/link/sized.h"
 #include "libclient/space/grant.h"
+#include "libclient/space/guard.h"
 #include "libclient/space/reback.h"
 #include "libclient/space/space.h"
 #include "proto/cleanup.h"
@@ -29,6 +30,13 @@ const struct glake__use glake__use_elastic = {
 	.name = "elastic",
 	.kind = GLAKE__OWN,
 	.session = session_of,
+};
+
+const struct glake__use glake__use_elastic_guarded = {
+	.name = "elastic, guarded",
+	.kind = GLAKE__OWN,
+	.session = session_of,
+	.keeps_handles = true,
 };
 
 static uint64_t step_bytes(const struct glake_elastic *elastic)
@@ -72,6 +80,22 @@ static bool take(struct glake_elastic *elastic, uint32_t step)
 		return true;
 	}
 	return elastic->states[step] == GLAKE_ELASTIC_HELD;
+}
+
+/* Whether all lanes have memory of the step, or as a hole should, none. */
+static bool is_all(const struct glake_elastic *elastic, uint32_t step, bool is_there)
+{
+	const struct glake__range *range = elastic->range;
+	bool is_all = true;
+	glake__lock();
+	for (uint32_t i = 0; i < elastic->desc.n_lanes; i++) {
+		uint64_t offset = step_offset(elastic, step) + i * elastic->desc.lane_stride;
+		const struct glake__piece *piece = glake__range_piece_locked(range, offset);
+		bool has_own = piece->chunk != range->guard;
+		is_all &= is_there ? piece->chunk && has_own : !has_own;
+	}
+	glake__unlock();
+	return is_all;
 }
 
 static bool has_steps(const struct glake_elastic *elastic, uint32_t first, uint32_t n)
@@ -123,11 +147,14 @@ static uint32_t claim_holes(struct glake_elastic *elastic, uint32_t first, uint3
 	return n_claimed;
 }
 
-/* What is COMING becomes @to. */
-static void settle(struct glake_elastic *elastic, uint32_t first, uint32_t n, uint32_t to)
+/* What was COMING has come, or has not: then it is a hole, unless the driver did not undo all. */
+static void settle(struct glake_elastic *elastic, uint32_t first, uint32_t n, bool has_come)
 {
 	for (uint32_t i = first; i < first + n; i++) {
-		turn(elastic, i, GLAKE_ELASTIC_COMING, to);
+		turn(elastic, i, GLAKE_ELASTIC_COMING,
+		     has_come                    ? GLAKE_ELASTIC_HELD
+		     : is_all(elastic, i, false) ? GLAKE_ELASTIC_HOLE
+		                                 : GLAKE_ELASTIC_LOST);
 	}
 }
 
@@ -143,14 +170,12 @@ static int commit_some(struct glake_elastic *elastic, uint32_t first, uint32_t n
 		uint32_t n_claimed = claim_holes(elastic, first, n);
 		if (n_claimed > 0) {
 			int r = fill(elastic, first, n_claimed);
-			settle(elastic, first, n_claimed,
-			       r == 0 ? GLAKE_ELASTIC_HELD : GLAKE_ELASTIC_HOLE);
+			settle(elastic, first, n_claimed, r == 0);
 			*n_out = n_claimed;
 			return r;
 		}
 		if (elastic->states[first] == GLAKE_ELASTIC_LOST) {
-			return glake__fail(GLAKE_E_CUDA, "the driver has not unmapped step %u",
-			                   first);
+			return glake__fail(GLAKE_E_CUDA, "the driver has lost step %u", first);
 		}
 		glake__busy_pause();
 	}
@@ -217,8 +242,21 @@ static int unmap(struct glake_elastic *elastic, uint32_t step, struct glake__chu
 	for (uint32_t i = 0; i < n_lanes; i++) {
 		offsets[i] = step_offset(elastic, step) + i * elastic->desc.lane_stride;
 	}
+	if (elastic->guard) {
+		cleanup_free struct glake__part *guards = calloc(n_lanes, sizeof(*guards));
+		return guards ? glake__guard_exchange(elastic->range, offsets, guards, n_lanes,
+		                                      false, dead)
+		              : -EBUSY;
+	}
 	return glake__range_clear_all(elastic->range, offsets, n_lanes, elastic->desc.chunk_bytes,
 	                              dead);
+}
+
+static void forget_lost(struct glake_elastic *elastic)
+{
+	glake__lock();
+	elastic->session->books.live_bytes -= step_bytes(elastic);
+	glake__unlock();
 }
 
 /* Whether the step was LENT, and has gone. What is held, asleep for example, stays. */
@@ -228,10 +266,12 @@ static bool give_step(struct glake_elastic *elastic, uint32_t step, struct glake
 		return false;
 	}
 	int r = unmap(elastic, step, dead);
-	turn(elastic, step, GLAKE_ELASTIC_GOING,
-	     r == 0                        ? GLAKE_ELASTIC_HOLE
-	     : r == -EBUSY || r == -ENOMEM ? GLAKE_ELASTIC_LENT
-	                                   : GLAKE_ELASTIC_LOST);
+	if (r < 0 && !is_all(elastic, step, true)) {
+		forget_lost(elastic);
+		turn(elastic, step, GLAKE_ELASTIC_GOING, GLAKE_ELASTIC_LOST);
+		return false;
+	}
+	turn(elastic, step, GLAKE_ELASTIC_GOING, r == 0 ? GLAKE_ELASTIC_HOLE : GLAKE_ELASTIC_LENT);
 	elastic->n_returns += r == 0;
 	return r == 0;
 }
@@ -328,12 +368,25 @@ static void elastic_free(struct glake_elastic *elastic)
 	free(elastic);
 }
 
+/* In a forked child, where the driver must not be called, free only. */
+static void drop_range(struct glake_elastic *elastic)
+{
+	const bool is_forked = elastic->session->is_forked;
+	elastic->range->guard = NULL;
+	glake__grant_drop(elastic->session, elastic->range);
+	if (elastic->guard && is_forked) {
+		free(elastic->guard);
+	} else if (elastic->guard) {
+		glake__chunk_put(elastic->guard);
+	}
+}
+
 static void end_all(struct glake_session *session)
 {
 	while (session->books.elastics) {
 		struct glake_elastic *elastic = session->books.elastics;
 		session->books.elastics = elastic->next;
-		glake__grant_drop(session, elastic->range);
+		drop_range(elastic);
 		elastic_free(elastic);
 	}
 }
@@ -363,14 +416,15 @@ static int check_desc(const struct glake_elastic_desc *desc)
 	}
 	if (__builtin_mul_overflow(desc->chunk_bytes, (uint64_t)desc->n_steps, &lane_bytes) ||
 	    desc->lane_stride < lane_bytes ||
-	    __builtin_mul_overflow(desc->lane_stride, (uint64_t)desc->n_lanes, &all_bytes)) {
+	    __builtin_mul_overflow(desc->lane_stride, (uint64_t)desc->n_lanes, &all_bytes) ||
+	    all_bytes > UINT64_MAX - desc->chunk_bytes) {
 		return refuse_desc(
 			"a lane has room for all steps, and the addresses for all lanes");
 	}
 	if (desc->floor_steps > desc->n_steps) {
 		return refuse_desc("the floor has more steps than it");
 	}
-	if (desc->flags & ~(uint32_t)GLAKE_ELASTIC_SERVE) {
+	if (desc->flags & ~(uint32_t)(GLAKE_ELASTIC_SERVE | GLAKE_ELASTIC_GUARD)) {
 		return refuse_desc("an unknown flag");
 	}
 	return 0;
@@ -389,14 +443,43 @@ static int elastic_new(struct glake__device *device, const struct glake_elastic_
 	elastic->device = device;
 	elastic->desc = *desc;
 	elastic->states = states;
-	int r = glake__range_reserve(&glake__use_elastic, elastic, device->handle,
-	                             desc->lane_stride * desc->n_lanes, 0, 0, &elastic->range);
+	const bool has_guard = desc->flags & GLAKE_ELASTIC_GUARD;
+	int r = glake__range_reserve(has_guard ? &glake__use_elastic_guarded : &glake__use_elastic,
+	                             elastic, device->handle,
+	                             desc->lane_stride * desc->n_lanes +
+	                                     (has_guard ? desc->chunk_bytes : 0),
+	                             0, 0, &elastic->range);
 	if (r < 0) {
 		elastic_free(elastic);
 		return r;
 	}
 	*elastic_out = elastic;
 	return 0;
+}
+
+/* The guard in each step of each lane but the floor, and once behind the last lane: so it always has a place. */
+static int set_guard(struct glake_elastic *elastic)
+{
+	const struct glake_elastic_desc *desc = &elastic->desc;
+	struct glake__wait wait = {0};
+	int r;
+	do {
+		r = glake__grant_chunk(elastic->device, desc->chunk_bytes, &wait, &elastic->guard);
+	} while (r < 0 && glake__supply_make_room(elastic->device, r, &wait));
+	if (r < 0) {
+		return r;
+	}
+	glake__lock();
+	glake__books_add_live(&elastic->session->books, desc->chunk_bytes);
+	elastic->range->guard = elastic->guard;
+	glake__unlock();
+	for (uint32_t i = 0; r == 0 && i < desc->n_lanes; i++) {
+		r = glake__guard_fill(elastic->range,
+		                      i * desc->lane_stride +
+		                              step_offset(elastic, desc->floor_steps),
+		                      desc->n_steps - desc->floor_steps);
+	}
+	return r < 0 ? r : glake__guard_fill(elastic->range, desc->n_lanes * desc->lane_stride, 1);
 }
 
 /* Others find it from now on. */
@@ -449,6 +532,9 @@ int glake_elastic_open(struct glake_session *session, const struct glake_elastic
 	if (full.flags & GLAKE_ELASTIC_SERVE) {
 		r = glake__serve_start(session);
 	}
+	if (r == 0 && full.flags & GLAKE_ELASTIC_GUARD) {
+		r = set_guard(elastic);
+	}
 	if (r == 0) {
 		r = glake_elastic_commit(elastic, 0, full.floor_steps, NULL);
 	}
@@ -479,8 +565,15 @@ int glake_elastic_close(struct glake_elastic *elastic)
 	uint32_t n_steps = elastic->n_held + elastic->n_lent;
 	glake__lock();
 	elastic->range->user = NULL;
+	elastic->range->guard = NULL;
 	glake__unlock();
 	r = glake__range_end(elastic->range, &dead);
+	if (elastic->guard) {
+		glake__lock();
+		session->books.live_bytes -= elastic->desc.chunk_bytes;
+		glake__chunk_put_locked(elastic->guard, &dead);
+		glake__unlock();
+	}
 	settle_dead(elastic, n_steps, dead);
 	elastic_free(elastic);
 	return glake__leave(session, r);

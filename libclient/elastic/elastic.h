@@ -4,7 +4,8 @@
  *
  * Invariants: who has made a step COMING or GOING, by compare-and-swap, is the only one who changes its memory, and makes it
  * something else soon: nobody waits for others with such a step in hand, but for glaked, who may wait for memory. A step
- * is HELD or LENT if and only if all its lanes have their chunk. n_lent is the number of LENT steps, once nobody is between
+ * is HELD or LENT if and only if all its lanes have their chunk, and a HOLE if and only if none has: with a guard, all have that.
+ * n_lent is the number of LENT steps, once nobody is between
  * the two.
  *
  * Owner: the session's books list them. Threads: any.
@@ -19,12 +20,15 @@
 #include "libclient/space/range.h"
 
 extern const struct glake__use glake__use_elastic;
+/* The same with a guard: an exchange that fails is undone, by the handles of what was there. */
+extern const struct glake__use glake__use_elastic_guarded;
 
 struct glake_elastic {
 	struct glake_elastic *next; /* link: books.elastics */
 	struct glake_session *session;
 	struct glake__device *device; /* borrowed from the session */
 	struct glake__range *range;   /* owned */
+	struct glake__chunk *guard;   /* one use; NULL: without GLAKE_ELASTIC_GUARD */
 	struct glake_elastic_desc desc;
 	_Atomic uint32_t *states; /* owned: of each step, enum glake_elastic_state */
 	_Atomic uint32_t n_lent;

@@ -122,9 +122,15 @@ static bool is_listed_here(const struct glake__piece *piece)
 	return whole ? whole == piece->range : is_first_place(piece);
 }
 
+/* A guard, which has many places, stays in them all. */
+static bool is_guard(const struct glake__piece *piece)
+{
+	return piece->chunk == piece->range->guard;
+}
+
 static bool is_looked_at(const struct glake__piece *piece)
 {
-	return piece->chunk && piece->chunk->kind != GLAKE__PAGE_HOST;
+	return piece->chunk && piece->chunk->kind != GLAKE__PAGE_HOST && !is_guard(piece);
 }
 
 struct count {
@@ -181,6 +187,9 @@ static void hold_all(struct glake__asleep *asleep, const struct glake_session *s
 	for (struct glake__range *range = glake__space.ranges; range; range = range->next) {
 		const char *of_whole = is_whole(range) ? why_not_whole(range, session) : NULL;
 		uint64_t place = 0;
+		if (range->guard && session_of(range->guard) == session) {
+			add_stay(asleep, "guards of elastic ranges", range->guard->n_bytes);
+		}
 		for (struct glake__piece *at = range->first; at; at = at->next, place++) {
 			if (!is_looked_at(at) || range->use->is_ours) {
 				continue;

@@ -8,6 +8,7 @@
 #include "proto/limits.h"
 #include "libclient/link/rpc.h"
 #include "libclient/link/session.h"
+#include "libclient/space/guard.h"
 #include "libclient/space/reback.h"
 
 /* ---- filling ---------------------------------------------------------------------------------- */
@@ -107,10 +108,21 @@ static int take_chunk(struct some *some, uint32_t i, int fd, int device, bool ke
 	return r;
 }
 
+static int exchange_some(struct glake__range *range, const struct some *some)
+{
+	struct glake__chunk *dead = NULL;
+	int r = glake__guard_exchange(range, some->offsets, some->parts, some->n, true, &dead);
+	glake__chunks_release(dead);
+	return r;
+}
+
 /* All of them, or none. */
 static int map_some(struct glake__range *range, const struct some *some)
 {
 	int r = 0;
+	if (range->guard) {
+		return exchange_some(range, some);
+	}
 	uint32_t n_mapped = 0;
 	while (r == 0 && n_mapped < some->n) {
 		uint32_t n = run_from(some, n_mapped);
@@ -161,11 +173,24 @@ void glake__grant_count(struct glake_session *session, int64_t n_bytes)
 	glake__unlock();
 }
 
-/* The first @n_bytes of @lanes. */
-static void clear_lanes(struct glake__range *range, const struct glake__lanes *lanes,
-                        uint64_t n_bytes, struct glake__chunk **dead)
+/* The same requests' chunks once more. */
+static void guard_lanes(struct glake__range *range, const struct glake__lanes *lanes,
+                        uint64_t n_bytes, struct some *some, struct glake__chunk **dead)
 {
-	uint64_t n_left = n_bytes;
+	for (uint64_t at = 0; at < n_bytes;) {
+		at += plan(some, lanes, at);
+		glake__guard_exchange(range, some->offsets, some->parts, some->n, true, dead);
+	}
+}
+
+/* The first @n_bytes of @lanes, as they were planned. @some is room for that. */
+static void clear_lanes(struct glake__range *range, const struct glake__lanes *lanes,
+                        uint64_t n_bytes, struct some *some, struct glake__chunk **dead)
+{
+	uint64_t n_left = range->guard ? 0 : n_bytes;
+	if (range->guard) {
+		guard_lanes(range, lanes, n_bytes, some, dead);
+	}
 	for (uint32_t i = 0; n_left > 0; i++) {
 		uint64_t n = n_left < lanes->n_bytes ? n_left : lanes->n_bytes;
 		glake__range_clear(range, lanes->offset + i * lanes->stride, n, dead);
@@ -190,7 +215,7 @@ int glake__grant_fill_lanes(struct glake__device *device, struct glake__range *r
 	if (r < 0 && n_filled > 0) {
 		char *why = glake__error_save();
 		struct glake__chunk *dead = NULL;
-		clear_lanes(range, lanes, n_filled, &dead);
+		clear_lanes(range, lanes, n_filled, some, &dead);
 		glake__grant_return(session, dead);
 		glake__error_restore(why);
 	}
@@ -207,6 +232,33 @@ int glake__grant_fill(struct glake__device *device, struct glake__range *range, 
 		.n = 1,
 	};
 	return glake__grant_fill_lanes(device, range, &lane, wait);
+}
+
+int glake__grant_chunk(struct glake__device *device, uint64_t n_bytes, struct glake__wait *wait,
+                       struct glake__chunk **chunk_out)
+{
+	struct glake_session *session = device->session;
+	cleanup_fdlist struct fdlist fds;
+	uint64_t id;
+	fdlist_init(&fds);
+	int r = glake__rpc_chunk_alloc(session, device->public.index, n_bytes, 1, n_bytes, wait,
+	                               &id, &fds);
+	if (r < 0) {
+		return r;
+	}
+	struct glake__chunk *chunk = glake__chunk_new(id, n_bytes, device->handle,
+	                                              GLAKE__PAGE_CHUNK);
+	r = chunk ? glake__map_import(fds.fds[0], &chunk->handle) : -ENOMEM;
+	if (r < 0) {
+		char *why = glake__error_save();
+		free(chunk);
+		glake__rpc_chunk_free(session, &id, 1);
+		glake__error_restore(why);
+		return r;
+	}
+	glake__grant_count(session, (int64_t)n_bytes);
+	*chunk_out = chunk;
+	return 0;
 }
 
 /* ---- giving back ------------------------------------------------------------------------------ */

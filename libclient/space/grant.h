@@ -42,9 +42,13 @@ struct glake__lanes {
 	uint64_t stride;
 	uint32_t n;
 };
-/* The same for all of @lanes, which are holes that nobody else fills: all or none. */
+/* The same for all of @lanes, holes or the guard of the range, that nobody else fills: all or none. */
 int glake__grant_fill_lanes(struct glake__device *device, struct glake__range *range,
                             const struct glake__lanes *lanes, struct glake__wait *wait);
+
+/* One chunk, which reads zero and has a handle of the library's, and is mapped nowhere: *chunk_out has the caller's use. */
+int glake__grant_chunk(struct glake__device *device, uint64_t n_bytes, struct glake__wait *wait,
+                       struct glake__chunk **chunk_out);
 
 /* So many bytes more, or less, are the session's, for listings. */
 void glake__grant_count(struct glake_session *session, int64_t n_bytes);

@@ -122,6 +122,7 @@ struct glake__range {
 	struct glake__range *next;                     /* link: space.ranges */
 	struct glake__range *previous;
 	struct glake__range *next_outside; /* link: space.outside */
+	struct glake__chunk *guard;        /* borrowed: stands where no other memory is (guard.h) */
 	int8_t *unsealed; /* owned: a cause for each page (unsealed.h); NULL: none has one */
 	struct glake__books *books; /* borrowed: that count them */
 };

@@ -7,7 +7,7 @@
     costs      ms per GiB of a commit and of a return, by the size of chunks, all steps at once and step by step; with
                GPU memory that glaked makes on demand
     states     ns of a step that is lent, and taken back
-    content    what comes anew reads zero, whatever was in it; what is taken back is as it was
+    content    what comes anew reads zero, whatever was in it; what is taken back is as it was; guarded holes read zero
     hand_over  two processes, on a device that a third has filled, take turns: one lends what it has, the other commits as much, and
                runs a kernel over it. Timed from the call on, in the process that needs it. The lender is idle, or its GPU
                and a thread of it are busy, or both are; without the shim, and under `glake run`
@@ -96,18 +96,19 @@ class Engine:
 
     # -- costs
 
-    def costs(self, chunk_bytes, steps, lanes, one_by_one):
-        """Seconds to commit and to return all of it."""
-        with self.glake.Elastic(chunk_bytes, steps, lanes) as elastic:
+    def costs(self, chunk_bytes, steps, lanes, one_by_one, guard):
+        """Seconds to open, to commit and to return all of it."""
+        begin = time.perf_counter()
+        with self.glake.Elastic(chunk_bytes, steps, lanes, guard=guard) as elastic:
+            opened = time.perf_counter()
             runs = [(i, 1) for i in range(steps)] if one_by_one else [(0, steps)]
-            begin = time.perf_counter()
             for run in runs:
                 elastic.commit(*run)
             committed = time.perf_counter()
             elastic.lend(0, steps)
             lent = time.perf_counter()
             n_gone = sum(elastic.give_back(*run) for run in runs)
-            return [committed - begin, time.perf_counter() - lent, n_gone]
+            return [opened - begin, committed - opened, time.perf_counter() - lent, n_gone]
 
     def states(self):
         """ns per step: lend and take, of many in a call, and of one in a call."""
@@ -150,6 +151,37 @@ class Engine:
                 elastic.lend(0, steps)
                 elastic.give_back(0, steps)
         return [n_wrong, n_lost]
+
+    def guard(self, chunk_bytes, lanes):
+        """How many bytes of guarded holes are not zero: before another step came, to kernels meanwhile, and behind it."""
+        with self.glake.Elastic(chunk_bytes, 3, lanes, guard=True) as elastic:
+            def wrong(step):
+                return sum(chunk_bytes - self.gpu.read(elastic.ptr(step, lane), chunk_bytes).count(0)
+                           for lane in range(lanes))
+            n_wrong = sum(map(wrong, range(3)))
+            sums = [0]
+            is_over = threading.Event()
+
+            def read_on():
+                stay = [self.gpu.words(elastic.ptr(step, lane), chunk_bytes) for step in (1, 2) for lane in range(lanes)]
+                with self.gpu.torch.cuda.stream(self.gpu.torch.cuda.Stream()):
+                    while not is_over.is_set():
+                        sums[0] += sum(int(words.count_nonzero()) for words in stay)
+
+            reader = threading.Thread(target=read_on)
+            if self.gpu.torch is not None:
+                reader.start()
+            for _ in range(50):
+                elastic.commit(0, 1)
+                for lane in range(lanes):
+                    self.gpu.fill(elastic.ptr(0, lane), chunk_bytes)
+                self.gpu.wait()
+                elastic.lend(0, 1)
+                elastic.give_back(0, 1)
+            is_over.set()
+            if self.gpu.torch is not None:
+                reader.join()
+            return [n_wrong, sums[0], sum(map(wrong, range(3)))]
 
     # -- hand-over
 
@@ -257,15 +289,16 @@ def costs(options):
         step_bytes = mib * MIB * options.lanes
         steps = max(1, int(options.gib * GIB) // step_bytes)
         gib = steps * step_bytes / GIB
-        for one_by_one in (False, True):
-            took = [child.ask("costs", mib * MIB, steps, options.lanes, one_by_one) for _ in range(REPEATS)]
+        for how, one_by_one, guard in (("at once", False, False), ("step by step", True, False),
+                                       ("at once, guarded", False, True)):
+            took = [child.ask("costs", mib * MIB, steps, options.lanes, one_by_one, guard) for _ in range(REPEATS)]
             if not all(took):
                 break
-            expect(all(n_gone == steps for _, _, n_gone in took), f"{mib} MiB: not all steps went")
-            commit, back = ([run[i] * 1e3 / gib for run in took] for i in range(2))
-            result[f"{mib}{' step by step' if one_by_one else ''}"] = [commit, back]
-            row(f"{mib} MiB x {options.lanes} lanes, {steps} steps, {'step by step' if one_by_one else 'at once'}",
-                f"commit {spread(commit)}, return {spread(back)} ms/GiB", "<= 5 ms/GiB each")
+            expect(all(run[3] == steps for run in took), f"{mib} MiB: not all steps went")
+            opening, commit, back = ([run[i] * 1e3 / (gib if i else 1) for run in took] for i in range(3))
+            result[f"{mib} {how}"] = [opening, commit, back]
+            row(f"{mib} MiB x {options.lanes} lanes, {steps} steps, {how}",
+                f"open {spread(opening)} ms, commit {spread(commit)}, return {spread(back)} ms/GiB", "<= 5 ms/GiB each")
     child.end()
     daemon.stop()
     return result
@@ -289,6 +322,9 @@ def content(options):
     wrong = child.ask("content", 2 * MIB, options.lanes)
     expect(wrong == [0, 0], f"bytes that were not zero, and not kept: {wrong}")
     row("bytes of fresh steps that were not zero; that were lost while lent", wrong, "none")
+    guarded = child.ask("guard", 2 * MIB, options.lanes)
+    expect(guarded == [0, 0, 0], f"holes did not read zero: {guarded}")
+    row("bytes of guarded holes that were not zero: before, by kernels meanwhile, behind", guarded, "none")
     child.end()
     daemon.stop()
     return wrong

@@ -2,105 +2,9 @@
 /* Elastic ranges: steps come, are lent, are taken back, and go to others who need memory. */
 #include <pthread.h>
 
-#include "libclient/glake_elastic.h"
-#include "libclient/space/range.h"
-#include "tests/harness/words.h"
+#include "tests/integration/elastic.h"
 
-#define N_LANES 3u
-#define CHUNK (2 * MIB)
-#define STEP (N_LANES * CHUNK)
-#define N_STEPS 8u
-#define STRIDE (N_STEPS * CHUNK + 4 * MIB)
-
-/* Room for 16 steps: 96 MiB. */
-static void begin(void)
-{
-	world_begin(.config = WORLD_CONFIG "warm_bytes = 0;", .devices = "1x96MiB");
-	words_open_driver();
-}
-BEGIN_EACH(begin)
-
-static struct glake_session *session;
-static struct glake_elastic *elastic;
-static glake_ptr base;
-
-static struct glake_elastic_desc desc_of(uint32_t floor_steps, uint32_t flags)
-{
-	return (struct glake_elastic_desc){
-		.size = sizeof(struct glake_elastic_desc),
-		.n_lanes = N_LANES,
-		.lane_stride = STRIDE,
-		.chunk_bytes = CHUNK,
-		.n_steps = N_STEPS,
-		.floor_steps = floor_steps,
-		.flags = flags,
-	};
-}
-
-static void open_range(uint32_t floor_steps, uint32_t flags)
-{
-	const struct glake_elastic_desc desc = desc_of(floor_steps, flags);
-	session = world_connect();
-	assert_ok(glake_elastic_open(session, &desc, &elastic, &base));
-}
-
-static glake_ptr place(uint32_t step, uint32_t lane)
-{
-	return base + lane * STRIDE + step * CHUNK;
-}
-
-static void write_step(uint32_t step, unsigned seed)
-{
-	for (uint32_t lane = 0; lane < N_LANES; lane++) {
-		words_write(place(step, lane), CHUNK, seed * N_LANES + lane);
-	}
-}
-
-static void check_step(uint32_t step, unsigned seed)
-{
-	for (uint32_t lane = 0; lane < N_LANES; lane++) {
-		words_check(place(step, lane), CHUNK, seed * N_LANES + lane);
-	}
-}
-
-static void check_zero(uint32_t step)
-{
-	static uint8_t bytes[CHUNK];
-	static const uint8_t zeroes[CHUNK];
-	for (uint32_t lane = 0; lane < N_LANES; lane++) {
-		assert_ok(glake_read(session, 0, bytes, place(step, lane), CHUNK));
-		ck_assert(memcmp(bytes, zeroes, CHUNK) == 0);
-	}
-}
-
-static uint32_t state_of(uint32_t step)
-{
-	return __atomic_load_n(&glake_elastic_states(elastic)[step], __ATOMIC_ACQUIRE);
-}
-
-/* The states of the first steps, a letter each. */
-static void expect_states(const char *letters)
-{
-	for (uint32_t i = 0; letters[i]; i++) {
-		char state = "-cHLgx"[state_of(i)];
-		ck_assert_msg(state == letters[i], "step %u is '%c', not '%c'", i, state,
-		              letters[i]);
-	}
-}
-
-static struct glake_elastic_stats stats(void)
-{
-	struct glake_elastic_stats now = {.size = sizeof(now)};
-	assert_ok(glake_elastic_stats(elastic, &now));
-	return now;
-}
-
-static void commit(uint32_t first, uint32_t n)
-{
-	uint32_t n_got = 99;
-	assert_ok(glake_elastic_commit(elastic, first, n, &n_got));
-	ck_assert_uint_eq(n_got, n);
-}
+BEGIN_EACH(elastic_begin)
 
 START_TEST(steps_come_and_go_in_all_lanes)
 {
@@ -236,6 +140,33 @@ START_TEST(a_lender_sleeps_without_what_it_has_lent)
 }
 END_TEST
 
+START_TEST(a_step_that_the_driver_unmaps_in_part_is_lost)
+{
+	open_range(0, 0);
+	commit(0, 2);
+	write_step(1, 4);
+	assert_ok(glake_elastic_lend(elastic, 1, 1));
+	world_set_own_faults("cuMemUnmap:*:fail=1");
+	ck_assert_int_eq(glake_elastic_return(elastic, 1, 1), 0);
+	world_set_own_faults("");
+	/* All of it is there still. */
+	ck_assert_uint_eq(glake_elastic_take(elastic, 1, 1), 1);
+	check_step(1, 4);
+	assert_ok(glake_elastic_lend(elastic, 1, 1));
+	world_set_own_faults("cuMemUnmap:2:fail=1");
+	ck_assert_int_eq(glake_elastic_return(elastic, 1, 1), 0);
+	world_set_own_faults("");
+	expect_states("Hx------");
+	ck_assert_uint_eq(glake_elastic_take(elastic, 1, 1), 0);
+	assert_fails(GLAKE_E_CUDA, "lost step 1", glake_elastic_commit(elastic, 0, 2, NULL));
+	ck_assert_uint_eq(world_usage(session).live_bytes, STEP);
+	assert_ok(glake_elastic_close(elastic));
+	ck_assert_uint_eq(words_device_bytes(), 0);
+	ck_assert_uint_eq(world_usage(session).live_bytes, 0);
+	ck_assert_uint_eq(world_usage(session).reserved_bytes, 0);
+}
+END_TEST
+
 START_TEST(nonsense_is_refused)
 {
 	struct glake_elastic_desc desc = desc_of(0, 0);
@@ -339,7 +270,7 @@ static void *take_from_others(void *user)
 	return NULL;
 }
 
-START_TEST(nobody_loses_a_byte_that_he_holds)
+static void work_at_random(uint32_t flags)
 {
 	enum { N_ROUNDS = 300 };
 	unsigned seeds[N_STEPS] = {
@@ -347,7 +278,7 @@ START_TEST(nobody_loses_a_byte_that_he_holds)
 	unsigned dice = 7;
 	unsigned n_back = 0;
 	pthread_t thread;
-	open_range(1, GLAKE_ELASTIC_SERVE);
+	open_range(1, flags | GLAKE_ELASTIC_SERVE);
 	struct glake_session *other = world_connect();
 	ck_assert_int_eq(pthread_create(&thread, NULL, take_from_others, other), 0);
 	for (unsigned round = 1; round <= N_ROUNDS; round++) {
@@ -367,6 +298,10 @@ START_TEST(nobody_loses_a_byte_that_he_holds)
 				check_zero(step);
 			}
 		} else {
+			if (flags & GLAKE_ELASTIC_GUARD && state_of(step) == GLAKE_ELASTIC_HOLE) {
+				check_zero(step);
+				ck_assert(!words_can_write(place(step, round % N_LANES)));
+			}
 			uint32_t n_got = 0;
 			int r = glake_elastic_commit(elastic, step, 1, &n_got);
 			if (r == 0) {
@@ -384,5 +319,19 @@ START_TEST(nobody_loses_a_byte_that_he_holds)
 	ck_assert_uint_gt(n_back, 0);
 	ck_assert_uint_gt(stats().n_returns, 0);
 	ck_assert(glake__space_is_valid());
+	world_disconnect(other);
+	assert_ok(glake_elastic_close(elastic));
+	ck_assert_uint_eq(words_device_bytes(), 0);
+}
+
+START_TEST(nobody_loses_a_byte_that_he_holds)
+{
+	work_at_random(0);
+}
+END_TEST
+
+START_TEST(nobody_loses_one_or_reads_another_beside_a_guard)
+{
+	work_at_random(GLAKE_ELASTIC_GUARD);
 }
 END_TEST

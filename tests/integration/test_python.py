@@ -445,6 +445,14 @@ class Elastic(Case):
             elastic.states()
         self.assertEqual(session.usage()["reserved_bytes"], 0)
 
+    def test_a_guard_costs_a_chunk(self):
+        session = glake.default_session()
+        with glake.Elastic(self.CHUNK, steps=3, lanes=2, guard=True) as elastic:
+            self.assertEqual(session.usage()["reserved_bytes"], self.CHUNK)
+            elastic.commit(0, 2)
+            self.assertEqual(session.usage()["reserved_bytes"], 5 * self.CHUNK)
+        self.assertEqual(session.usage()["reserved_bytes"], 0)
+
     def test_the_session_ends_it(self):
         session = glake.connect()
         elastic = glake.Elastic(self.CHUNK, steps=2, floor=2, session=session)

@@ -10,16 +10,18 @@ from .session import DeviceLike, Session, default_session, parse_ordinal
 
 #: What Elastic.states() has.
 HOLE, COMING, HELD, LENT, GOING, LOST = range(6)
-_SERVE = 1
+_SERVE, _GUARD = 1, 2
 
 
 class Elastic:
     """A range of ``steps`` in ``lanes``: step ``i`` is ``chunk_bytes`` at ``base + lane * stride + i * chunk_bytes`` in
     each lane. A step has its memory in all lanes, or in none. What is lent stays until others need it; the highest
-    steps go first. Nothing of it may be in use on the GPU when it is lent, or when the range is closed."""
+    steps go first. Nothing of it may be in use on the GPU when it is lent, or when the range is closed. With ``guard``
+    holes read zero; without, a kernel that reads one faults."""
 
     def __init__(self, chunk_bytes: int, steps: int, lanes: int = 1, stride: Optional[int] = None,
-                 floor: int = 0, device: DeviceLike = 0, session: Optional[Session] = None) -> None:
+                 floor: int = 0, device: DeviceLike = 0, session: Optional[Session] = None, *,
+                 guard: bool = False) -> None:
         self._handle = ctypes.c_void_p()
         self._session = session or default_session()
         #: bytes from lane to lane
@@ -31,7 +33,7 @@ class Elastic:
             ctypes.sizeof(_lib.ElasticDesc), self._session.device_index(parse_ordinal(device)),
             _lib.unsigned(lanes, "lanes", 32), _lib.unsigned(self.stride, "stride"),
             _lib.unsigned(chunk_bytes, "chunk_bytes"), _lib.unsigned(steps, "steps", 32),
-            _lib.unsigned(floor, "floor", 32), _SERVE)
+            _lib.unsigned(floor, "floor", 32), _SERVE | (_GUARD if guard else 0))
         handle, base = ctypes.c_void_p(), ctypes.c_uint64()
         _lib.check(_lib.library().glake_elastic_open(self._session.handle, ctypes.byref(desc),
                                                      ctypes.byref(handle), ctypes.byref(base)))

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A guard: one chunk that stands, read-only, at every place of a range that would be a hole. What reads there reads the guard,
+ * what writes faults.
+ *
+ * Memory and guard take each other's place one place after the other, in three calls of the driver each:
+ *
+ *   step                                             what undoes it
+ *   unmap    what is there                           map it by its handle, with its access
+ *   map      what comes, by its handle               unmap it
+ *   access   of what comes                           the unmapping above
+ *
+ * and the change is noted when all places have had theirs. If a step fails, all places are undone, the last one first. The
+ * driver cannot exchange memory in one call: between unmap and access, some 70 us, a read of this one place is a fault.
+ *
+ * Other than memory of the program a guard is never asleep (asleep.h), and it may have any number of places.
+ *
+ * Owner: range->guard is borrowed from the range's user, who sets it under the lock, before anybody else works on the range,
+ * and has a use of the chunk. Threads: any; no lock is held by the caller.
+ */
+#ifndef GLAKE_LIBCLIENT_GUARD_H
+#define GLAKE_LIBCLIENT_GUARD_H
+
+#include "libclient/space/range.h"
+
+/* @n guards side by side from @offset on, where nothing is: all or none. 0 or a negative error, the text set. */
+int glake__guard_fill(struct glake__range *range, uint64_t offset, size_t n);
+
+/*
+ * Put the guard, or parts[i] where that has a chunk, at offsets[i] of @range: in all @n places, or in none. Each is a place of
+ * one chunk, and so is what is there; both have a handle of the library's. @waits: for others that work on it. Chunks that
+ * lost their last use are put onto @dead. 0; -EBUSY, -ENOMEM, GLAKE_E_CUDA, the text set. What the driver neither exchanged
+ * nor gave back is a hole then.
+ */
+int glake__guard_exchange(struct glake__range *range, const uint64_t *offsets,
+                          const struct glake__part *parts, size_t n, bool waits,
+                          struct glake__chunk **dead);
+
+#endif
