@@ -398,6 +398,7 @@ enum status alloc_start(struct allocator *allocator, const struct alloc_wanted *
 	alloc->request.waited_ms = *wanted->waited_ms;
 	alloc->request.patience_ms = wanted->patience_ms;
 	alloc->request.keeps_place = wanted->keeps_place;
+	alloc->request.is_spare = wanted->is_spare;
 	alloc->request.is_held_back = wanted->is_held_back;
 	if (alloc_out) {
 		*alloc_out = alloc;

@@ -59,6 +59,7 @@ struct alloc_wanted {
 	uint64_t *waited_ms;
 	uint64_t patience_ms;     /* it waits so long at least */
 	bool keeps_place;         /* while it waits, later ones leave the room to it */
+	bool is_spare;            /* only of what is free: see pressure.h */
 	const bool *is_held_back; /* borrowed as waited_ms; may be NULL: see pressure.h */
 	/*
 	 * NULL, or of the process: the chunks are drawn from it, and carry it until they are handed over. More than is left of

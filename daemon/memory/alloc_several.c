@@ -100,6 +100,7 @@ static struct alloc_wanted wanted_of(const struct alloc_several *several, size_t
 		.n_chunks = part->n_chunks,
 		.waited_ms = several->waited_ms,
 		.is_held_back = several->is_held_back,
+		.is_spare = several->is_spare,
 		.promise = several->promise_at ? several->promise_at(several->user, part->at)
 	                                       : NULL};
 }

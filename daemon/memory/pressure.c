@@ -203,7 +203,7 @@ static enum status refuse(struct pressure_request *request, enum status status)
 	struct stats *stats = request->pressure->stats;
 	end(request);
 	pressure_set_state(request, PRESSURE_REFUSED);
-	stats->memory_refusals += status == STATUS_NO_DEVICE_MEMORY;
+	stats->memory_refusals += status == STATUS_NO_DEVICE_MEMORY && !request->is_spare;
 	return status;
 }
 
@@ -256,10 +256,13 @@ enum status pressure_check(const struct pressure *pressure, const struct pressur
 	                                                         : STATUS_OK;
 }
 
-/* For what is cache itself nothing is taken back, and nobody waits: who wants it makes room. */
-static bool is_for_cache(const struct pressure_request *request)
+/*
+ * For what is cache itself nothing is taken back, and nobody waits: who wants it makes room. Nor for what a program would only use
+ * if it were free.
+ */
+static bool is_modest(const struct pressure_request *request)
 {
-	return request->tenant == request->pressure->cache;
+	return request->is_spare || request->tenant == request->pressure->cache;
 }
 
 /* Whether a request waits for room there. */
@@ -351,7 +354,7 @@ static bool find_fds(struct pressure_request *request)
 	uint64_t limit = is_small ? books->max_fds / 4 * 3 : books->max_fds;
 	uint64_t wanted = books->n_fds + request->n_missing;
 	/* Take nothing for a request that would not have enough even then. */
-	if (wanted > limit && !is_small && !is_for_cache(request) &&
+	if (wanted > limit && !is_small && !is_modest(request) &&
 	    request->n_missing <= pressure_most_fds(request->pressure) &&
 	    fits_after_all_rounds(request)) {
 		take_back_fds(request->pressure, wanted - limit);
@@ -396,14 +399,15 @@ static enum status admit(struct pressure_request *request)
 		stats->quota_refusals += status != STATUS_NO_DEVICE_MEMORY;
 		return refuse(request, status);
 	}
-	if (is_for_cache(request) && is_short(request->pressure, request->at)) {
+	if (is_modest(request) && is_short(request->pressure, request->at)) {
 		return refuse(request, STATUS_NO_DEVICE_MEMORY);
 	}
 	bool is_next = request->is_promised ||
 	               tenant_queue_is_next(request->tenant, request->at->slot, &request->place);
 	int r = is_next ? request->ops->charge(request) : TENANT_E_BYTES;
 	if (r == TENANT_E_BYTES) {
-		return wait_in_line(request, is_next);
+		return request->is_spare ? refuse(request, STATUS_OVER_QUOTA)
+		                         : wait_in_line(request, is_next);
 	}
 	if (r != 0) {
 		stats->quota_refusals++;
@@ -419,7 +423,7 @@ static enum status admit(struct pressure_request *request)
 		return refuse(request, STATUS_NO_FDS);
 	} else if (!is_behind(request)) {
 		request->ops->make(request);
-	} else if (may_wait(request, true)) {
+	} else if (!request->is_spare && may_wait(request, true)) {
 		park(request, PRESSURE_SHORT);
 	} else {
 		return refuse(request, STATUS_NO_DEVICE_MEMORY);
@@ -526,7 +530,7 @@ static void fall_short(struct pressure_request *request)
 	struct pressure_asked *asked = &pressure->asked[request->at->slot];
 	bool is_late = false;
 	bool is_coming = false;
-	if (is_for_cache(request)) {
+	if (is_modest(request)) {
 		refuse_later(request, STATUS_NO_DEVICE_MEMORY);
 		return;
 	}

@@ -58,7 +58,8 @@
  * Sleep: a program that waits here can be put to sleep for an earlier request. What it waits for is held back until it is awake:
  * else two programs could each have what the other needs to wake.
  *
- * Cache: for what the built-in tenant wants, copies in host memory, nothing is taken back, and it does not wait.
+ * Cache: for what the built-in tenant wants, copies in host memory, nothing is taken back, and it does not wait. The same goes
+ * for a spare request, of a program that would use memory if it is free: it leaves the room to all who wait.
  *
  * Nothing here knows sessions, the wire, the store or the driver. Sources take memory back, clients
  * are asked for it, and owners of requests make it. The location's books show whether a source gave
@@ -188,7 +189,8 @@ struct pressure_request {
 		waited_ms; /* by earlier requests for the same memory; in the end with its own time */
 	uint64_t patience_ms; /* it waits so long at least, whatever pressure.wait_ms says */
 	bool keeps_place;     /* while it waits for room, later ones leave that to it */
-	bool is_promised;     /* it is paid for: no limit of bytes, and no line */
+	bool is_spare;    /* only of what is free: nothing is taken back, and it does not wait */
+	bool is_promised; /* it is paid for: no limit of bytes, and no line */
 	const bool *
 		is_held_back; /* NULL: never; while that is so, a request that waits for room goes on waiting */
 

@@ -64,6 +64,7 @@ static void greet(struct session *session, uint64_t id)
 		hello.n_hosts++;
 	}
 	hello.hosts = host_list;
+	hello.knows_spare = true;
 	answer.body_case = GLAKE__WIRE__ANSWER__BODY_HELLO;
 	answer.hello = &hello;
 	rpc_answer(session, id, &answer, NULL, 0);

@@ -196,6 +196,7 @@ void rpc_chunk_alloc(struct session *session, const request_t *request, struct f
 	                                .uid = session->holder->peer.owner,
 	                                .use = CHUNK_PRIVATE,
 	                                .is_held_back = &session->holder->sleep.is_asleep,
+	                                .is_spare = request->chunk_alloc->is_spare,
 	                                .promise_at = promise_at,
 	                                .done = on_chunks};
 	if (!add_parts(session, request, &several)) {

@@ -386,7 +386,9 @@ static int start(struct glake__link *link, struct glake__call *call, Glake__Wire
 	fdlist_init(&call->fds);
 	note_released(call, request);
 	call->wants_hosts = wants_hosts(request);
-	call->wants_memory = expected == GLAKE__WIRE__ANSWER__BODY_CHUNK_ALLOC ||
+	/* A spare request is answered at once. */
+	call->wants_memory = (expected == GLAKE__WIRE__ANSWER__BODY_CHUNK_ALLOC &&
+	                      !request->chunk_alloc->is_spare) ||
 	                     expected == GLAKE__WIRE__ANSWER__BODY_MODEL_OPEN;
 	bool is_owed;
 	int r = add_pending(link, call, &is_owed);

@@ -50,7 +50,8 @@ struct glake__link {
 	uint64_t retry_ns;        /* not before, by others */
 	uint64_t n_connections;   /* under both locks */
 	bool has_hosts; /* this connection's glaked has chunks in host memory, by its answer to Hello */
-	bool has_key; /* set by the answer to Hello */
+	bool knows_spare; /* the same: it heeds ChunkAlloc.is_spare */
+	bool has_key;     /* set by the answer to Hello */
 	uint8_t key[GLAKE_KEY_BYTES];
 	/* Requests that the lost connection took along. */
 	uint64_t unanswered[GLAKE_MAX_UNANSWERED];

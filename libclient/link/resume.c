@@ -75,6 +75,7 @@ static int receive_hello(struct glake__link *link, int socket, uint64_t end_ns)
 	bool is_ours = answer->status == GLAKE__WIRE__STATUS__OK &&
 	               answer->body_case == GLAKE__WIRE__ANSWER__BODY_HELLO;
 	link->has_hosts = is_ours && answer->hello->n_hosts > 0;
+	link->knows_spare = is_ours && answer->hello->knows_spare;
 	glake__wire__answer__free_unpacked(answer, NULL);
 	return is_ours ? 0 : GLAKE_E_GONE;
 }

@@ -64,6 +64,7 @@ static int take_hosts(struct glake_session *session, const Glake__Wire__HelloAns
 	session->hosts = hosts;
 	session->n_hosts = (uint32_t)hello->n_hosts;
 	session->link.has_hosts = hello->n_hosts > 0;
+	session->link.knows_spare = hello->knows_spare;
 	return 0;
 }
 
@@ -189,6 +190,14 @@ int glake__promise_ensure(struct glake_session *session, uint32_t index)
 
 /* ---- chunks ----------------------------------------------------------------------------------- */
 
+bool glake__rpc_knows_spare(struct glake_session *session)
+{
+	pthread_mutex_lock(&session->link.lock);
+	bool knows = session->link.knows_spare;
+	pthread_mutex_unlock(&session->link.lock);
+	return knows;
+}
+
 static void want_chunks(Glake__Wire__Request *request, Glake__Wire__ChunkAlloc *alloc,
                         uint32_t device, uint64_t chunk_bytes, uint32_t n_chunks,
                         uint64_t last_bytes, struct glake__wait *wait)
@@ -201,6 +210,7 @@ static void want_chunks(Glake__Wire__Request *request, Glake__Wire__ChunkAlloc *
 	alloc->n_chunks = n_chunks;
 	alloc->last_bytes = last_bytes;
 	alloc->waited_ms = (now_ns - wait->since_ns) / 1000000;
+	alloc->is_spare = wait->is_spare;
 	glake__wire__request__init(request);
 	request->body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC;
 	request->chunk_alloc = alloc;

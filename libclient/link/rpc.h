@@ -111,6 +111,9 @@ int glake__promise_ensure(struct glake_session *session, uint32_t index);
 
 int glake__rpc_ping(struct glake_session *session);
 
+/* Does glaked heed wait.is_spare? An earlier one would make others give memory. */
+bool glake__rpc_knows_spare(struct glake_session *session);
+
 /* All but size and warm_bytes. */
 int glake__rpc_device_get(struct glake_session *session, uint32_t index,
                           struct glake_device_view *view_out);

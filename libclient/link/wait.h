@@ -27,7 +27,8 @@ struct glake__order_wait {
 struct glake__wait {
 	uint64_t since_ns;
 	struct glake__order_wait parked;
-	bool is_room_made;         /* what is free has gone back to glaked for it */
+	bool is_room_made; /* what is free has gone back to glaked for it */
+	bool is_spare; /* it does not wait: of what is free, or not at all (glake__rpc_knows_spare()) */
 	struct glake_order *order; /* borrowed */
 	void *stream;              /* its CUstream, and */
 	unsigned flags;            /* GLAKE_PER_THREAD or 0 */

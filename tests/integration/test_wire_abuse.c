@@ -375,7 +375,8 @@ static void expect_sizes(int connection, uint64_t *ids, size_t n_ids, uint64_t l
 	connection_free(answer);
 }
 
-START_TEST(the_last_chunk_may_be_another_size)
+/* Of free memory only, too. */
+START_TEST_WITH(the_last_chunk_may_be_another_size, .n = 2)
 {
 	static const struct {
 		uint64_t last_bytes;
@@ -398,6 +399,7 @@ START_TEST(the_last_chunk_may_be_another_size)
 		body.chunk_bytes = CHUNK_BYTES;
 		body.n_chunks = cases[i].n_chunks;
 		body.last_bytes = cases[i].last_bytes;
+		body.is_spare = _i;
 		request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC;
 		request.chunk_alloc = &body;
 		fdlist_init(&fds);

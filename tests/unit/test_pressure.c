@@ -740,6 +740,63 @@ START_TEST(rounds_come_in_order_and_end_when_there_is_enough)
 }
 END_TEST
 
+static struct want *spare_want(uint64_t bytes)
+{
+	struct want *want = want_new(0, 0, bytes);
+	want->request.is_spare = true;
+	start(want);
+	run_maker();
+	return want;
+}
+
+/* Whatever the patience is. */
+START_TEST_WITH(a_spare_request_has_what_is_free_and_nothing_else, .n = 2)
+{
+	begin(_i * 1000);
+	cache_in(PRESSURE_MADE_AHEAD, 10 * MIB);
+	cache_in(PRESSURE_UNUSED, 20 * MIB);
+	enter(0, 1, 50 * MIB);
+	give_to(&sleepers.thing, tenants[1], &places[0], CHUNK_PRIVATE, 10 * MIB);
+	sleepers.is_coming = true;
+	uint64_t n_refused = stats.memory_refusals;
+	expect_state(spare_want(8 * MIB), PRESSURE_GRANTED);
+	expect_refused(spare_want(4 * MIB), STATUS_NO_DEVICE_MEMORY);
+	expect_heard("");
+	expect_state(spare_want(2 * MIB), PRESSURE_GRANTED);
+	/* Nobody lacks it. */
+	ck_assert_uint_eq(stats.memory_refusals, n_refused);
+	driver.is_full = true;
+	expect_refused(spare_want(0), STATUS_NO_DEVICE_MEMORY);
+	expect_heard("");
+	end();
+}
+END_TEST
+
+START_TEST(a_spare_request_does_not_stand_in_line)
+{
+	begin_with_quota(1000);
+	want(40 * MIB);
+	expect_refused(spare_want(30 * MIB), STATUS_OVER_QUOTA);
+	struct want *waits = want(30 * MIB);
+	expect_state(waits, PRESSURE_IN_LINE);
+	/* It would fit, and somebody else is before it. */
+	expect_refused(spare_want(2 * MIB), STATUS_OVER_QUOTA);
+	end();
+}
+END_TEST
+
+START_TEST(a_spare_request_leaves_the_room_to_who_waits)
+{
+	begin(1000);
+	want(50 * MIB);
+	struct want *waits = want(60 * MIB);
+	expect_state(waits, PRESSURE_SHORT);
+	expect_refused(spare_want(10 * MIB), STATUS_NO_DEVICE_MEMORY);
+	expect_state(want(10 * MIB), PRESSURE_GRANTED);
+	end();
+}
+END_TEST
+
 START_TEST(lying_sources_end)
 {
 	begin(0);
@@ -1253,6 +1310,8 @@ static void check_books(void)
 		                             list_is_empty(&want->request.kept)));
 		ck_assert((want->request.state == PRESSURE_IN_LINE) ==
 		          !list_is_empty(&want->request.place));
+		ck_assert(!want->request.is_spare || (want->request.state != PRESSURE_IN_LINE &&
+		                                      want->request.state != PRESSURE_SHORT));
 		/* Whatever waits is looked at. */
 		ck_assert(want->is_over || want->is_in_maker || wake_at > 0);
 	}
@@ -1292,6 +1351,7 @@ static void do_anything_with(struct want *want)
 					.n_chunks = 1 + random_below(6),
 					.waited_ms = random_below(4) ? 0 : random_below(300),
 					.keeps_place = random_below(4) == 0,
+					.is_spare = random_below(4) == 0,
 				},
 		};
 		start(want);
