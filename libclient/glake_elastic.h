@@ -94,6 +94,15 @@ GLAKE_API int glake_elastic_commit(struct glake_elastic *elastic, uint32_t first
                                    uint32_t *n_out);
 
 /*
+ * Those of [first, first + n) that are holes will be needed: a thread of the library makes them LENT, one after the other from the
+ * lowest on, of memory that is free. It waits for no memory, and nobody gives any for it; a step that does not get
+ * any is a hole still, and nothing is tried again before the next call. Never blocks, but to start the thread, which is as the one
+ * of GLAKE_ELASTIC_SERVE. An earlier glaked cannot tell what is free: then nothing happens.
+ * Errors: session errors; -EINVAL (no such steps); -ENOMEM; -EAGAIN (no thread can be started).
+ */
+GLAKE_API int glake_elastic_ahead(struct glake_elastic *elastic, uint32_t first, uint32_t n);
+
+/*
  * The steps [first, first + n) that are HELD are not needed now: they are LENT. Local, never blocks.
  * Errors: -EINVAL (no such steps, or of the floor).
  */
@@ -125,6 +134,7 @@ struct glake_elastic_stats {
 	uint64_t n_commits;  /* steps that came from glaked, ever */
 	uint64_t n_takes;    /* that were taken back in place of that */
 	uint64_t n_returns;  /* that went to glaked */
+	uint64_t n_ahead;    /* of n_commits: by glake_elastic_ahead() */
 };
 /* Local. Errors: -EINVAL (@elastic, @stats). */
 GLAKE_API int glake_elastic_stats(const struct glake_elastic *elastic,

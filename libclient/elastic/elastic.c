@@ -4,11 +4,13 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "libclient/elastic/ahead.h"
 #include "libclient/elastic/serve.h"
 #include "libclient/heap/elastic_calls.h"
 #include "libclient/heap/supply.h"
 #include "libclient/link/dispatch.h"
 #include "libclient/link/error.h"
+#include "libclient/link/rpc.h"
 #include "libclient/link/sized.h"
 #include "libclient/space/grant.h"
 #include "libclient/space/guard.h"
@@ -112,8 +114,8 @@ static int refuse_steps(const struct glake_elastic *elastic, uint32_t first, uin
 
 /* ---- memory that comes ------------------------------------------------------------------------ */
 
-/* Holes that are COMING, by this thread: all of them, or none. */
-static int fill(struct glake_elastic *elastic, uint32_t first, uint32_t n)
+/* Holes that are COMING, by this thread: all of them, or none. A spare one has free memory or none. */
+static int fill(struct glake_elastic *elastic, uint32_t first, uint32_t n, bool is_spare)
 {
 	const struct glake__lanes lanes = {
 		.offset = step_offset(elastic, first),
@@ -122,16 +124,22 @@ static int fill(struct glake_elastic *elastic, uint32_t first, uint32_t n)
 		.stride = elastic->desc.lane_stride,
 		.n = elastic->desc.n_lanes,
 	};
-	struct glake__wait wait = {0};
+	struct glake__wait wait = {.is_spare = is_spare};
 	int r = glake__grant_fill_lanes(elastic->device, elastic->range, &lanes, &wait);
-	while (r < 0 && glake__supply_make_room(elastic->device, r, &wait)) {
+	while (r < 0 && !is_spare && glake__supply_make_room(elastic->device, r, &wait)) {
 		r = glake__grant_fill_lanes(elastic->device, elastic->range, &lanes, &wait);
 	}
 	if (r == 0) {
 		glake__lock();
-		glake__books_add_live(&elastic->session->books, n * step_bytes(elastic));
+		if (is_spare) {
+			/* The program does not hold it yet. */
+			elastic->session->books.live_bytes += n * step_bytes(elastic);
+		} else {
+			glake__books_add_live(&elastic->session->books, n * step_bytes(elastic));
+		}
 		glake__unlock();
 		elastic->n_commits += n;
+		elastic->n_ahead += is_spare ? n : 0;
 	}
 	return r;
 }
@@ -147,12 +155,13 @@ static uint32_t claim_holes(struct glake_elastic *elastic, uint32_t first, uint3
 	return n_claimed;
 }
 
-/* What was COMING has come, or has not: then it is a hole, unless the driver did not undo all. */
-static void settle(struct glake_elastic *elastic, uint32_t first, uint32_t n, bool has_come)
+/* What was COMING is @come, or has not come: then it is a hole, unless the driver did not undo all. */
+static void settle(struct glake_elastic *elastic, uint32_t first, uint32_t n, int result,
+                   uint32_t come)
 {
 	for (uint32_t i = first; i < first + n; i++) {
 		turn(elastic, i, GLAKE_ELASTIC_COMING,
-		     has_come                    ? GLAKE_ELASTIC_HELD
+		     result == 0                 ? come
 		     : is_all(elastic, i, false) ? GLAKE_ELASTIC_HOLE
 		                                 : GLAKE_ELASTIC_LOST);
 	}
@@ -169,8 +178,8 @@ static int commit_some(struct glake_elastic *elastic, uint32_t first, uint32_t n
 		}
 		uint32_t n_claimed = claim_holes(elastic, first, n);
 		if (n_claimed > 0) {
-			int r = fill(elastic, first, n_claimed);
-			settle(elastic, first, n_claimed, r == 0);
+			int r = fill(elastic, first, n_claimed, false);
+			settle(elastic, first, n_claimed, r, GLAKE_ELASTIC_HELD);
 			*n_out = n_claimed;
 			return r;
 		}
@@ -360,10 +369,92 @@ static uint64_t give(struct glake__device *device, uint64_t n_bytes)
 	return n_given;
 }
 
+/* ---- memory that comes ahead ------------------------------------------------------------------ */
+
+/* The lowest step that is wanted, which is not any more; n_steps: there is none. */
+static uint32_t take_wanted(struct glake_elastic *elastic)
+{
+	uint32_t i = 0;
+	if (!atomic_exchange(&elastic->has_wanted, false)) {
+		return elastic->desc.n_steps;
+	}
+	while (i < elastic->desc.n_steps && atomic_exchange(&elastic->wanted[i], 0) == 0) {
+		i++;
+	}
+	/* There may be more; and if one was wanted just now, this is said again. */
+	elastic->has_wanted |= i < elastic->desc.n_steps;
+	return i;
+}
+
+static void want_nothing(struct glake_elastic *elastic)
+{
+	uint32_t i;
+	while ((i = take_wanted(elastic)) < elastic->desc.n_steps) {
+	}
+}
+
+/* Without memory, asleep, or without a glaked, there is nothing ahead until somebody asks once more. */
+static void make_ahead(struct glake_elastic *elastic, uint32_t step)
+{
+	struct glake_session *session = elastic->session;
+	if (session->asleep || !glake__rpc_knows_spare(session)) {
+		want_nothing(elastic);
+		return;
+	}
+	if (claim_holes(elastic, step, 1) == 0) {
+		return;
+	}
+	int r = fill(elastic, step, 1, true);
+	settle(elastic, step, 1, r, GLAKE_ELASTIC_LENT);
+	if (r < 0) {
+		want_nothing(elastic);
+	}
+}
+
+/* On the session's thread for that. */
+static bool make_one_ahead(struct glake_session *session)
+{
+	bool has_made = false;
+	for (uint32_t i = 0; !has_made && i < session->n_devices; i++) {
+		struct glake_elastic *at = use_next(&session->devices[i], NULL);
+		while (at) {
+			uint32_t step = has_made ? at->desc.n_steps : take_wanted(at);
+			if (step < at->desc.n_steps) {
+				make_ahead(at, step);
+				has_made = true;
+			}
+			at = use_next(&session->devices[i], at);
+		}
+	}
+	return has_made;
+}
+
+int glake_elastic_ahead(struct glake_elastic *elastic, uint32_t first, uint32_t n)
+{
+	if (!has_steps(elastic, first, n)) {
+		return refuse_steps(elastic, first, n);
+	}
+	bool is_any = false;
+	int r = glake__session_check(elastic->session);
+	for (uint32_t i = first; r == 0 && i < first + n; i++) {
+		if (elastic->states[i] == GLAKE_ELASTIC_HOLE) {
+			elastic->wanted[i] = 1;
+			is_any = true;
+		}
+	}
+	if (is_any) {
+		cleanup_cancel int cancel = cancel_disable();
+		elastic->has_wanted = true;
+		r = glake__ahead_ask(elastic->session, make_one_ahead);
+	}
+	return r;
+}
+
 /* ---- the beginning and the end ---------------------------------------------------------------- */
 
 static void elastic_free(struct glake_elastic *elastic)
 {
+	free(elastic->wanted);
 	free(elastic->states);
 	free(elastic);
 }
@@ -391,10 +482,17 @@ static void end_all(struct glake_session *session)
 	}
 }
 
+/* What makes steps ahead has none in hand behind this. */
+static void stop(struct glake_session *session)
+{
+	glake__ahead_stop(session);
+	glake__serve_stop(session);
+}
+
 static const struct glake__elastic_calls calls = {
 	.lent_bytes_locked = lent_bytes_locked,
 	.give = give,
-	.stop = glake__serve_stop,
+	.stop = stop,
 	.end = end_all,
 };
 
@@ -434,15 +532,18 @@ static int elastic_new(struct glake__device *device, const struct glake_elastic_
                        struct glake_elastic **elastic_out)
 {
 	struct glake_elastic *elastic = calloc(1, sizeof(*elastic));
-	_Atomic uint32_t *states = elastic ? calloc(desc->n_steps, sizeof(*states)) : NULL;
-	if (!states) {
-		free(elastic);
+	if (!elastic) {
 		return glake__fail(-ENOMEM, "out of memory");
 	}
 	elastic->session = device->session;
 	elastic->device = device;
 	elastic->desc = *desc;
-	elastic->states = states;
+	elastic->states = calloc(desc->n_steps, sizeof(*elastic->states));
+	elastic->wanted = calloc(desc->n_steps, sizeof(*elastic->wanted));
+	if (!elastic->states || !elastic->wanted) {
+		elastic_free(elastic);
+		return glake__fail(-ENOMEM, "out of memory");
+	}
 	const bool has_guard = desc->flags & GLAKE_ELASTIC_GUARD;
 	int r = glake__range_reserve(has_guard ? &glake__use_elastic_guarded : &glake__use_elastic,
 	                             elastic, device->handle,
@@ -598,6 +699,7 @@ int glake_elastic_stats(const struct glake_elastic *elastic, struct glake_elasti
 		.n_commits = elastic->n_commits,
 		.n_takes = elastic->n_takes,
 		.n_returns = elastic->n_returns,
+		.n_ahead = elastic->n_ahead,
 	};
 	return glake__sized_out(stats, &full, sizeof(full));
 }

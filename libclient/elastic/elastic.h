@@ -33,7 +33,10 @@ struct glake_elastic {
 	_Atomic uint32_t *states; /* owned: of each step, enum glake_elastic_state */
 	_Atomic uint32_t n_lent;
 	_Atomic uint32_t n_held;
+	_Atomic uint8_t *wanted; /* owned: of each step, 1 = to be made ahead; */
+	atomic_bool has_wanted;  /* some is, perhaps */
 	_Atomic uint64_t n_commits;
+	_Atomic uint64_t n_ahead; /* of them */
 	_Atomic uint64_t n_takes;
 	_Atomic uint64_t n_returns;
 	uint32_t

@@ -13,7 +13,7 @@ struct glake__elastic_calls {
 	uint64_t (*lent_bytes_locked)(const struct glake__device *device);
 	/* Give up to @n_bytes of lent steps, rounded up to whole ones, back to glaked. Returns how many went. Nobody is waited for. */
 	uint64_t (*give)(struct glake__device *device, uint64_t n_bytes);
-	/* The thread that serves the session has ended behind this. */
+	/* The threads of the session have ended behind this. */
 	void (*stop)(struct glake_session *session);
 	/* All ranges end, with the session. */
 	void (*end)(struct glake_session *session);

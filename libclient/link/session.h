@@ -31,6 +31,7 @@
 struct glake__allocation;
 struct glake__elastic_calls;
 struct glake__server;
+struct glake__ahead;
 
 struct glake__device {
 	struct glake_session *session; /* that it is of */
@@ -150,6 +151,7 @@ struct glake_session {
 	/* Set with the first elastic range (elastic/elastic.h); NULL: there was none. */
 	const struct glake__elastic_calls *_Atomic elastic_calls;
 	_Atomic(struct glake__server *) server; /* owned (elastic/serve.h) */
+	_Atomic(struct glake__ahead *) ahead;   /* owned (elastic/ahead.h) */
 	/* async.c: owned; made by the first call that wants it. */
 	_Atomic(struct glake_order *) order;
 

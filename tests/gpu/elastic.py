@@ -6,7 +6,7 @@
 
     costs      ms per GiB of a commit and of a return, by the size of chunks, all steps at once and step by step; with
                GPU memory that glaked makes on demand
-    states     ns of a step that is lent, and taken back
+    states     ns of a step that is lent, and taken back; ms of one that comes ahead
     content    what comes anew reads zero, whatever was in it; what is taken back is as it was; guarded holes read zero
     hand_over  two processes, on a device that a third has filled, take turns: one lends what it has, the other commits as much, and
                runs a kernel over it. Timed from the call on, in the process that needs it. The lender is idle, or its GPU
@@ -33,6 +33,7 @@ HANDED_BYTES = GIB
 #: what the driver may need while the device is full
 RESERVE_BYTES = 512 * MIB
 DIRT = 0x5A5A5A5A
+LENT = 3
 REPEATS = 5
 N_STATES = 512
 
@@ -129,6 +130,22 @@ class Engine:
                         raise RuntimeError(f"{n_taken} of {n} steps were taken back")
                 times += [statistics.median(lend), statistics.median(take)]
             return times
+
+    def ahead(self, chunk_bytes, lanes):
+        """Milliseconds from the wish to the state, for each of 8 steps; and ns to take all of them then."""
+        with self.glake.Elastic(chunk_bytes, 8, lanes) as elastic:
+            times = []
+            for step in range(8):
+                begin = time.perf_counter()
+                elastic.ahead(step, 1)
+                asked = time.perf_counter()
+                while elastic.states()[step] != LENT:
+                    if time.perf_counter() - begin > 10:
+                        raise RuntimeError("it does not come")
+                times.append([(asked - begin) * 1e3, (time.perf_counter() - begin) * 1e3])
+            begin = time.perf_counter_ns()
+            n_taken = elastic.take(0, 8)
+            return [times, (time.perf_counter_ns() - begin) / 8, n_taken]
 
     # -- content
 
@@ -311,6 +328,12 @@ def states(options):
     if times:
         row(f"lend, take: {N_STATES} steps in a call of Python", f"{times[0]:.1f}, {times[1]:.1f} ns a step")
         row("lend, take: one step in a call of Python", f"{times[2]:.0f}, {times[3]:.0f} ns")
+    ahead = child.ask("ahead", 16 * MIB, options.lanes)
+    if ahead:
+        expect(ahead[2] == 8, f"{ahead[2]} of 8 steps that came ahead could be taken")
+        call, come = ([step[i] for step in ahead[0][1:]] for i in range(2))
+        row(f"ahead: a step of 16 MiB x {options.lanes} lanes", f"the call {spread(call, 3)}, until it is there "
+            f"{spread(come)} ms; taken in {ahead[1]:.0f} ns", "0 driver calls in a decode step")
     child.end()
     daemon.stop()
     return times

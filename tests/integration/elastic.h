@@ -99,6 +99,20 @@ static inline struct glake_elastic_stats stats(void)
 	return now;
 }
 
+/* They become so, as others work. */
+static inline void await_states(const char *letters)
+{
+	for (uint32_t i = 0, ms = 0; letters[i] && ms < HARNESS_TIMEOUT_MS;) {
+		if ("-cHLgx"[state_of(i)] == letters[i]) {
+			i++;
+		} else {
+			usleep(1000);
+			ms++;
+		}
+	}
+	expect_states(letters);
+}
+
 static inline void commit(uint32_t first, uint32_t n)
 {
 	uint32_t n_got = 99;

@@ -270,7 +270,18 @@ static void *take_from_others(void *user)
 	return NULL;
 }
 
-static void work_at_random(uint32_t flags)
+/* All of it, or nothing. */
+static bool is_step(uint32_t step, unsigned seed)
+{
+	uint32_t n = 0;
+	for (uint32_t lane = 0; lane < N_LANES; lane++) {
+		n += words_are(place(step, lane), CHUNK, seed * N_LANES + lane);
+	}
+	ck_assert(n == 0 || n == N_LANES);
+	return n > 0;
+}
+
+static void work_at_random(uint32_t flags, bool works_ahead)
 {
 	enum { N_ROUNDS = 300 };
 	unsigned seeds[N_STEPS] = {
@@ -283,6 +294,9 @@ static void work_at_random(uint32_t flags)
 	ck_assert_int_eq(pthread_create(&thread, NULL, take_from_others, other), 0);
 	for (unsigned round = 1; round <= N_ROUNDS; round++) {
 		uint32_t step = 1 + rand_r(&dice) % (N_STEPS - 1);
+		if (works_ahead && rand_r(&dice) % 2) {
+			assert_ok(glake_elastic_ahead(elastic, 1, N_STEPS - 1));
+		}
 		bool is_held = state_of(step) == GLAKE_ELASTIC_HELD;
 		if (is_held && rand_r(&dice) % 2) {
 			assert_ok(glake_elastic_lend(elastic, step, 1));
@@ -292,19 +306,27 @@ static void work_at_random(uint32_t flags)
 			write_step(step, round);
 		} else if (glake_elastic_take(elastic, step, 1) == 1) {
 			n_back++;
-			if (seeds[step] > 0) {
+			/* It may have gone, and come anew. */
+			bool is_old = !works_ahead ||
+			              (seeds[step] > 0 && is_step(step, seeds[step]));
+			if (is_old) {
 				check_step(step, seeds[step]);
 			} else {
 				check_zero(step);
+				seeds[step] = round;
+				write_step(step, round);
 			}
 		} else {
-			if (flags & GLAKE_ELASTIC_GUARD && state_of(step) == GLAKE_ELASTIC_HOLE) {
+			/* Only this thread makes it something else. */
+			if (flags & GLAKE_ELASTIC_GUARD && !works_ahead &&
+			    state_of(step) == GLAKE_ELASTIC_HOLE) {
 				check_zero(step);
 				ck_assert(!words_can_write(place(step, round % N_LANES)));
 			}
 			uint32_t n_got = 0;
 			int r = glake_elastic_commit(elastic, step, 1, &n_got);
 			if (r == 0) {
+				/* With it came nothing, also if it came ahead meanwhile. */
 				check_zero(step);
 				seeds[step] = round;
 				write_step(step, round);
@@ -318,6 +340,7 @@ static void work_at_random(uint32_t flags)
 	pthread_join(thread, NULL);
 	ck_assert_uint_gt(n_back, 0);
 	ck_assert_uint_gt(stats().n_returns, 0);
+	ck_assert_int_eq(stats().n_ahead > 0, works_ahead);
 	ck_assert(glake__space_is_valid());
 	world_disconnect(other);
 	assert_ok(glake_elastic_close(elastic));
@@ -326,12 +349,24 @@ static void work_at_random(uint32_t flags)
 
 START_TEST(nobody_loses_a_byte_that_he_holds)
 {
-	work_at_random(0);
+	work_at_random(0, false);
 }
 END_TEST
 
 START_TEST(nobody_loses_one_or_reads_another_beside_a_guard)
 {
-	work_at_random(GLAKE_ELASTIC_GUARD);
+	work_at_random(GLAKE_ELASTIC_GUARD, false);
+}
+END_TEST
+
+START_TEST(nobody_loses_one_while_steps_come_ahead)
+{
+	work_at_random(0, true);
+}
+END_TEST
+
+START_TEST(nobody_loses_one_with_all_of_it)
+{
+	work_at_random(GLAKE_ELASTIC_GUARD, true);
 }
 END_TEST

@@ -453,6 +453,17 @@ class Elastic(Case):
             self.assertEqual(session.usage()["reserved_bytes"], 5 * self.CHUNK)
         self.assertEqual(session.usage()["reserved_bytes"], 0)
 
+    def test_steps_come_ahead(self):
+        from glake.elastic import HOLE, LENT
+        with glake.Elastic(self.CHUNK, steps=3, lanes=2) as elastic:
+            elastic.ahead(0, 2)
+            end = time.monotonic() + 20
+            while elastic.states() != [LENT, LENT, HOLE] and time.monotonic() < end:
+                time.sleep(0.01)
+            self.assertEqual(elastic.states(), [LENT, LENT, HOLE])
+            self.assertEqual(elastic.take(0, 3), 2)
+            self.assertEqual(elastic.stats()["n_ahead"], 2)
+
     def test_the_session_ends_it(self):
         session = glake.connect()
         elastic = glake.Elastic(self.CHUNK, steps=2, floor=2, session=session)

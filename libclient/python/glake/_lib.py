@@ -266,7 +266,7 @@ class ElasticDesc(Structure):
 class ElasticStats(Structure):
     _fields_ = [("size", c_size_t), ("n_held", c_uint32), ("n_lent", c_uint32),
                 ("step_bytes", c_uint64), ("n_commits", c_uint64), ("n_takes", c_uint64),
-                ("n_returns", c_uint64)]
+                ("n_returns", c_uint64), ("n_ahead", c_uint64)]
 
 
 STATUS_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(Status))
@@ -333,6 +333,7 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
                                    POINTER(c_uint64)]),
     ("glake_elastic_close", c_int, [c_void_p]),
     ("glake_elastic_commit", c_int, [c_void_p, c_uint32, c_uint32, POINTER(c_uint32)]),
+    ("glake_elastic_ahead", c_int, [c_void_p, c_uint32, c_uint32]),
     ("glake_elastic_lend", c_int, [c_void_p, c_uint32, c_uint32]),
     ("glake_elastic_take", c_uint32, [c_void_p, c_uint32, c_uint32]),
     ("glake_elastic_return", c_int, [c_void_p, c_uint32, c_uint32]),

@@ -63,6 +63,10 @@ class Elastic:
         steps in front of the one that failed have come."""
         _lib.check(self._call("glake_elastic_commit", first, n, None))
 
+    def ahead(self, first: int, n: int) -> None:
+        """Those that are holes will be needed: a thread makes them LENT of memory that is free, and waits for none."""
+        _lib.check(self._call("glake_elastic_ahead", first, n))
+
     def lend(self, first: int, n: int) -> None:
         """Those that are held are not needed now. Costs no call of the driver."""
         _lib.check(self._call("glake_elastic_lend", first, n))
