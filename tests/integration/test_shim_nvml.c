@@ -127,6 +127,19 @@ START_TEST(the_driver_is_told_the_same)
 }
 END_TEST
 
+/* As a quota of the program alone, whoever has the rest of the device. */
+START_TEST(a_promise_is_the_device)
+{
+	begin("pool = ();");
+	must_say("GLAKE_PROMISE=48MiB", "agrees", NULL, "agree total 50331648 free 39845888\n");
+	must_say("GLAKE_PROMISE=48MiB", "memory", NULL,
+	         "memory 0 total 50331648 free 50331648 used 0 reserved 0 free 50331648 used 0\n"
+	         "wrong version 25\n"
+	         "memory 1 total 50331648 free 50331648 used 0 reserved 0 free 50331648 used 0\n"
+	         "wrong version 25\n");
+}
+END_TEST
+
 /* ---- who has it ------------------------------------------------------------------------------- */
 
 #define ROWS(list, rows) list " 0:" rows "\n" list "_v2 0:" rows "\n" list "_v3 0:" rows "\n"
