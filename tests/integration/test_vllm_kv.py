@@ -328,8 +328,8 @@ def at_random(m):
     for depth in (1, 3):
         for caching in (True, False):
             engine = m.engine(depth=depth, caching=caching, warm=3)
-            rounds(m, dice, 120)
-            assert engine.n_done > 20, engine.n_done
+            rounds(m, dice, 80)
+            assert engine.n_done > 10, engine.n_done
             if caching:
                 assert engine.n_hit > 0
             assert m.steps.close(20)
@@ -350,7 +350,7 @@ def while_others_take(m):
     thread = threading.Thread(target=neighbour)
     thread.start()
     try:
-        end = time.monotonic() + 6
+        end = time.monotonic() + 4
         while time.monotonic() < end:
             if engine.get_num_unfinished_requests() < 3:
                 engine.add(prompt(dice.randint(1, 6), dice.randint(1, 60)), [7] * dice.randint(1, 12))
@@ -362,7 +362,7 @@ def while_others_take(m):
         stop.set()
         thread.join()
     m.finish()
-    assert engine.n_done > 20 and m.elastic.stats()["n_returns"] > 0, (engine.n_done, m.elastic.stats())
+    assert engine.n_done > 10 and m.elastic.stats()["n_returns"] > 0, (engine.n_done, m.elastic.stats())
 
 
 # ---- doors, with PyTorch ----

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import Callable, Dict, Iterable, List
+from typing import Callable, Dict, Iterable, List, Optional
 
 from .elastic import HELD, HOLE, LENT, Elastic
 
@@ -19,7 +19,9 @@ logger = logging.getLogger("vllm.glake")
 #: Between two looks whether work has ended
 _LOOK_S = (0.0005, 0.02)
 #: No memory: asked for again so much later, from the first to the last time in a row
-_AGAIN_S = (0.05, 1.0)
+_AGAIN_S = (0.02, 0.25)
+#: So many steps are asked for at once; if there is no memory for all of them, one by one.
+_AT_ONCE = 4
 
 
 def runs_of(steps: Iterable[int]) -> List[range]:
@@ -190,10 +192,9 @@ class Steps:
 
     def _commit(self, run: range) -> int:
         """How many have come: if not all can, as many as can."""
-        first, n = run.start, len(run)
-        while n > 0 and first < run.stop:
-            n = min(n, run.stop - first)
-            error = self._commit_some(first, n)
+        first, at_once = run.start, _AT_ONCE
+        while first < run.stop:
+            error = self._commit_some(first, min(at_once, run.stop - first))
             states = self._elastic.states()
             came = 0
             while first + came < run.stop and states[first + came] == HELD:
@@ -201,11 +202,15 @@ class Steps:
             with self._changed:
                 self._arrived(range(first, first + came))
             first += came
-            if error is not None:
-                n //= 2
+            if came and error is None:
+                at_once = _AT_ONCE
+            elif at_once > 1:
+                at_once = 1
+            else:
+                break
         return first - run.start
 
-    def _commit_some(self, first: int, n: int) -> "Exception | None":
+    def _commit_some(self, first: int, n: int) -> Optional[Exception]:
         try:
             self._elastic.commit(first, n)
             return None
