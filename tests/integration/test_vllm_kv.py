@@ -8,6 +8,7 @@ import importlib.util
 import math
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -671,8 +672,88 @@ class Cache(Case):
         self.each(while_others_take)
 
 
+class Doors(unittest.TestCase):
+    """What of vLLM the cache relies on is as it thinks."""
+
+    def each(self):
+        absent = [source.why for source in SOURCES.values() if source.why]
+        for version, source in SOURCES.items():
+            if not source.why:
+                with self.subTest(version=version):
+                    yield source
+        if absent:
+            self.skipTest(absent[0])
+
+    def test_the_executor_allocates_and_then_the_scheduler_is_made(self):
+        for source in self.each():
+            self.assertEqual(source.parameters("v1/executor/abstract.py", "Executor.initialize_from_config"),
+                             ["self", "kv_cache_configs"])
+            self.assertIn("collective_rpc('initialize_from_config', args=(kv_cache_configs,))",
+                          source.code("v1/executor/abstract.py", "Executor.initialize_from_config"))
+            names = [node.name for node in source.find("v1/executor/uniproc_executor.py", "UniProcExecutor").body
+                     if hasattr(node, "name")]
+            self.assertNotIn("initialize_from_config", names)
+            # What is executed is queued on the GPU before the call returns.
+            self.assertNotIn("submit(", source.code("v1/executor/uniproc_executor.py", "UniProcExecutor.collective_rpc"))
+            init = source.code("v1/engine/core.py", "EngineCore.__init__")
+            self.assertLess(init.index("self._initialize_kv_caches("), init.index("self.scheduler: SchedulerInterface"))
+            self.assertIn("self.model_executor.initialize_from_config(kv_cache_configs)",
+                          source.code("v1/engine/core.py", "EngineCore._initialize_kv_caches"))
+
+    def test_each_batch_is_scheduled_and_its_output_processed_in_order(self):
+        for source in self.each():
+            for name in ("step", "step_with_batch_queue"):
+                code = source.code("v1/engine/core.py", f"EngineCore.{name}")
+                self.assertIn("self.scheduler.schedule(", code)
+                self.assertIn("self.scheduler.update_from_output(scheduler_output, model_output)", code)
+            self.assertIn("batch_queue.appendleft((future, scheduler_output", code)
+            self.assertIn("batch_queue.pop()", code)
+            for name in ("get_num_unfinished_requests", "schedule", "update_from_output"):
+                source.find("v1/core/sched/scheduler.py", f"Scheduler.{name}")
+
+    def test_free_blocks_are_counted_behind_what_is_needed(self):
+        for source in self.each():
+            code = source.code("v1/core/kv_cache_manager.py", "KVCacheManager.allocate_slots")
+            needed, free = "self.coordinator.get_num_blocks_to_allocate(", "self.block_pool.get_num_free_blocks()"
+            self.assertEqual((code.count(needed), code.count(free)), (2, 2))
+            first, second = code.index(needed), code.rindex(needed)
+            self.assertTrue(first < code.index(free) < second < code.rindex(free))
+            self.assertEqual(code.count("new_computed_blocks=new_computed_block_list"), 3)
+
+    def test_nobody_else_has_the_queue_of_free_blocks(self):
+        for source in self.each():
+            used = set(re.findall(r"free_block_queue\.(\w+)", source.text("v1/core/block_pool.py")))
+            self.assertLessEqual(used, {"popleft", "popleft_n", "remove", "append_n", "prepend_n", "num_free_blocks"})
+            for folder, _, files in os.walk(os.path.join(source.path, "v1", "core")):
+                for name in files:
+                    if name.endswith(".py") and name not in ("block_pool.py", "kv_cache_utils.py"):
+                        with open(os.path.join(folder, name), encoding="utf-8") as file:
+                            found = re.findall(r"free_block_queue[.\w]*", file.read())
+                        # Blocks that are taken when the pool is made
+                        self.assertLessEqual(set(found), {"free_block_queue.popleft_n"}, name)
+            self.assertIn("get_cached_block(", source.text("v1/core/single_type_kv_cache_manager.py"))
+            for name in ("get_cached_block", "_maybe_evict_cached_block", "get_usage", "reset_prefix_cache"):
+                source.find("v1/core/block_pool.py", f"BlockPool.{name}")
+
+    def test_the_cache_is_allocated_where_it_is_looked_for(self):
+        from glake import _vllm_places as places
+        for source in self.each():
+            found = []
+            for module, owner, name in places.ALLOCATES:
+                path = module.removeprefix("vllm.").replace(".", "/") + ".py"
+                try:
+                    code = source.code(path, f"{owner}.{name}" if owner else name)
+                except KeyError:
+                    if f"    {name}," not in source.text(path) or owner:
+                        continue
+                    code = source.code("v1/worker/utils.py", name)
+                found.append(module)
+                self.assertRegex(code, r"torch\.zeros\([\w.]+, dtype=torch\.int8, device=")
+            self.assertEqual(sorted(found), sorted({module for module, *_ in places.ALLOCATES}))
+
+
 @unittest.skipIf(why_not_torch(), why_not_torch())
-class Doors(Case):
+class Allocation(Case):
     def test_the_cache_is_the_range(self):
         self.each(allocated)
 
