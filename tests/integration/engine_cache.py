@@ -150,7 +150,8 @@ class Gpu:
 class Engine:
     """vLLM's part: what is scheduled, preempted and freed. `depth`: batches in flight."""
 
-    def __init__(self, elastic, layout, lanes, depth=1, budget=24, caching=True, watermark=0.0):
+    def __init__(self, elastic, layout, lanes, depth=1, defers=False, budget=24, caching=True,
+                 watermark=0.0):
         import inspect
 
         import vllm.v1.core.kv_cache_utils as kv_cache_utils
@@ -158,7 +159,7 @@ class Engine:
         from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
         from vllm.v1.request import Request, RequestStatus
 
-        self.Request, self.Status, self.depth, self.budget = Request, RequestStatus, depth, budget
+        self.Request, self.Status, self.depth, self.defers, self.budget = Request, RequestStatus, depth, defers, budget
         self.gpu = Gpu(elastic, layout, lanes)
         spec = FullAttentionSpec(block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=1, dtype=None)
         config = KVCacheConfig(num_blocks=layout.n_blocks, kv_cache_tensors=[],
@@ -261,10 +262,12 @@ class Engine:
             left -= n
         return output
 
-    def _queue(self, output):
-        """The model, and behind its output a draft, which uses the same blocks."""
+    def _queue_model(self, output):
         for request, blocks, tokens, n_read, n_write in output.work:
             self.gpu.queue.append(lambda b=blocks, t=tokens, r=n_read, w=n_write: self.gpu.access(b, t, r, w))
+
+    def _queue_rest(self, output):
+        """Its output, and a draft behind that, which uses the same blocks."""
         self.gpu.queue.append(lambda: setattr(output, "is_done", True))
         for request, blocks, tokens, n_read, n_write in output.work:
             self.gpu.queue.append(lambda b=blocks, t=tokens, n=n_read + n_write: self.gpu.access(b, t, n, 0))
@@ -283,24 +286,25 @@ class Engine:
             else:
                 request.append_output_token_ids(tokens[n])
 
-    def step(self):
-        """As EngineCore.step_with_batch_queue()."""
-        output = self.schedule()
+    def _process_oldest(self):
+        output = self.batches.pop(0)
         if output.work:
-            self._queue(output)
+            self.gpu.run(until=lambda: output.is_done)
+        self.update_from_output(output)
+
+    def step(self):
+        """As EngineCore.step_with_batch_queue(); with `defers`, what comes behind the model is queued when the output before it
+        was processed, as with structured output."""
+        output = self.schedule()
+        self._queue_model(output)
+        if self.defers and self.batches and output.work:
+            self._process_oldest()
+        self._queue_rest(output)
         self.batches.append(output)
-        while self.batches and (len(self.batches) >= self.depth or not output.work):
-            first = self.batches.pop(0)
-            if first.work:
-                self.gpu.run(until=lambda: first.is_done)
-            self.update_from_output(first)
-            if output is first:
-                break
+        if len(self.batches) >= self.depth or not output.work:
+            self._process_oldest()
 
     def idle(self):
         """Until nothing is in flight; what is queued on the GPU may still be."""
         while self.batches:
-            first = self.batches.pop(0)
-            if first.work:
-                self.gpu.run(until=lambda: first.is_done)
-            self.update_from_output(first)
+            self._process_oldest()

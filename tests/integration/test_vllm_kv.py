@@ -177,6 +177,53 @@ def in_flight(m):
     assert m.held() == [0] and engine.n_done == 1
 
 
+def deferred(m):
+    """The same where a part of a batch is queued later than the batch."""
+    import glake
+    engine = m.engine(depth=3, defers=True, budget=200)
+    first = engine.add(prompt(1, 4), [7] * 8)
+    m.run()
+    second = engine.add(prompt(2, 100), [7] * 8)
+    process = engine._process_oldest
+
+    def aborted_before():
+        """Between the model of the second batch and what is queued behind it"""
+        engine.drop(second)
+        process()
+        engine.gpu.run()
+        time.sleep(0.05)
+        with glake.connect() as neighbour:
+            take_all(neighbour)
+        engine._process_oldest = process
+    engine._process_oldest = aborted_before
+    m.run()
+    m.finish()
+    m.check()
+    assert engine.n_done == 1 and first not in engine.running
+
+
+def late(m):
+    """Memory that comes when the engine has fallen idle is lent, too."""
+    engine = m.engine(n_blocks=64)
+    commit, go = m.elastic.commit, threading.Event()
+
+    def slow(first, n):
+        assert go.wait(20)
+        commit(first, n)
+    engine.add(prompt(1, 9), [7] * 3)
+    m.elastic.commit = slow
+    m.run(2)
+    assert m.steps.is_waiting
+    while engine.get_num_unfinished_requests():
+        engine.step()
+    m.settle()
+    go.set()
+    m.wait_for(lambda: not m.steps.is_waiting)
+    assert m.held() == [0] and m.elastic.stats()["n_lent"] > 0, m.states()
+    m.run()
+    m.check()
+
+
 def no_memory(m):
     """Who has no memory queues and preempts, as vLLM ever did, and goes on when there is some."""
     import glake
@@ -643,6 +690,12 @@ class Cache(Case):
 
     def test_nothing_goes_that_queued_work_may_use(self):
         self.each(in_flight)
+
+    def test_nothing_goes_that_is_still_to_be_queued(self):
+        self.each(deferred)
+
+    def test_memory_that_comes_late_is_lent(self):
+        self.each(late)
 
     def test_without_memory_requests_wait(self):
         self.each(no_memory)
