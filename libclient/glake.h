@@ -299,7 +299,8 @@ GLAKE_API int glake_free_async(struct glake_session *session, void *stream, glak
 GLAKE_API int glake_stream_ends(struct glake_session *session, void *stream, unsigned flags);
 
 /*
- * Unmap warm memory of @device and return it to glaked, until at most @keep_bytes are warm.
+ * Unmap warm memory of @device and return it to glaked, until at most @keep_bytes are warm. What elastic ranges have lent
+ * is warm, too (glake_elastic.h).
  * Errors: session errors; map errors.
  */
 GLAKE_API int glake_trim(struct glake_session *session, uint32_t device, uint64_t keep_bytes);

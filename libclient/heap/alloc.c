@@ -189,5 +189,13 @@ int glake_trim(struct glake_session *session, uint32_t device, uint64_t keep_byt
 		return r;
 	}
 	glake__async_collect(session);
-	return glake__leave(session, glake__heap_trim(found, keep_bytes));
+	r = glake__heap_trim(found, keep_bytes);
+	glake__lock();
+	uint64_t n_warm = glake__heap_free_bytes_locked(found->heap) +
+	                  glake__supply_lent_bytes_locked(found);
+	glake__unlock();
+	if (r == 0 && n_warm > keep_bytes) {
+		glake__supply_give_lent(found, n_warm - keep_bytes);
+	}
+	return glake__leave(session, r);
 }

@@ -112,6 +112,27 @@ START_TEST(what_is_lent_serves_the_lender_first)
 }
 END_TEST
 
+START_TEST(a_trim_gives_what_is_lent)
+{
+	glake_ptr ptr;
+	open_range(0, 0);
+	commit(0, 5);
+	write_step(0, 5);
+	assert_ok(glake_elastic_lend(elastic, 1, 4));
+	assert_ok(glake_alloc(session, 0, 4 * MIB, 0, &ptr));
+	assert_ok(glake_trim(session, 0, 4 * STEP));
+	expect_states("HLLLL---");
+	assert_ok(glake_trim(session, 0, 4 * STEP - 1));
+	expect_states("HLLL----");
+	assert_ok(glake_trim(session, 0, STEP));
+	expect_states("HL------");
+	assert_ok(glake_trim(session, 0, 0));
+	expect_states("H-------");
+	ck_assert_uint_eq(words_device_bytes(), STEP + 4 * MIB);
+	check_step(0, 5);
+}
+END_TEST
+
 START_TEST(a_lender_sleeps_without_what_it_has_lent)
 {
 	open_range(1, GLAKE_ELASTIC_SERVE);
