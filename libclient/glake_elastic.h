@@ -17,6 +17,10 @@
  * lend what work has ended with. What glaked wants is followed in calls of the session, by the shim's thread, or, with
  * GLAKE_ELASTIC_SERVE, by one of the library: only then an idle program gives as fast as a busy one.
  *
+ * Memory that another device may have, since the program had a dma-buf of it made (RDMA), bound it to a multicast object (NCCL) or set
+ * SYNC_MEMOPS there, is never given, also if it was lent: under the shim, which sees such calls. Without the shim do not lend it.
+ * Of a guard no dma-buf is made: it would not be what comes in its place.
+ *
  * Like vAttention (arXiv 2405.04437) and kvcached, which take and return such memory themselves; lending is ours.
  *
  * Threads: any. Different steps may be worked on at once. Errors: as in glake.h.

@@ -44,6 +44,10 @@ static CUresult begin_naming(struct naming *naming)
 		}
 		naming->is_new &= !glake__pin_range(naming->address, naming->n_bytes, naming->pin,
 		                                    true);
+		/* What is pinned by now is none any more, and does not become one. */
+		if (glake__has_guard(naming->address, naming->n_bytes)) {
+			return settle_naming(naming, CUDA_ERROR_INVALID_VALUE);
+		}
 		if (!writes_have_sealed(naming->address, naming->n_bytes)) {
 			return CUDA_SUCCESS;
 		}

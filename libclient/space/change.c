@@ -231,6 +231,20 @@ struct glake__piece *glake__change_first(const struct glake__change *change)
 	return piece;
 }
 
+/* A guard, which has many places, is nobody's. */
+bool glake__change_is_pinned(const struct glake__change *change)
+{
+	const struct glake__piece *piece = glake__change_first(change);
+	bool is_pinned = false;
+	glake__lock();
+	for (; piece; piece = glake__change_next(change, piece)) {
+		is_pinned |= piece->chunk && piece->chunk != change->range->guard &&
+		             glake__chunk_pin_locked(piece->chunk);
+	}
+	glake__unlock();
+	return is_pinned;
+}
+
 /* A hold has whatever memory stands in its places: @owner. */
 static void end_locked(struct glake__change *change, const void *owner)
 {

@@ -119,7 +119,10 @@ int glake__guard_exchange(struct glake__range *range, const uint64_t *offsets,
 	if (r < 0) {
 		return r;
 	}
-	r = exchange(changes, n);
+	for (size_t i = 0; r == 0 && i < n; i++) {
+		r = glake__change_is_pinned(&changes[i]) ? -EBUSY : 0;
+	}
+	r = r < 0 ? glake__fail(r, "some of the memory is pinned") : exchange(changes, n);
 	if (r == 0) {
 		glake__changes_commit(changes, n, dead);
 	} else {

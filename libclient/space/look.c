@@ -56,6 +56,26 @@ static glake_ptr next_locked(glake_ptr address, glake_ptr end)
 	return next;
 }
 
+static bool is_guard(const struct glake__piece *piece)
+{
+	return piece && piece->chunk && piece->chunk == piece->range->guard;
+}
+
+bool glake__has_guard(glake_ptr address, uint64_t n_bytes)
+{
+	glake_ptr end = address + n_bytes;
+	bool has_guard = false;
+	glake__lock();
+	while (!has_guard && address < end) {
+		const struct glake__piece *piece = glake__piece_at_locked(address);
+		has_guard = is_guard(piece);
+		address = piece ? piece->range->ptr + piece->offset + piece->n_bytes
+		                : next_locked(address, end);
+	}
+	glake__unlock();
+	return has_guard;
+}
+
 bool glake__pin_range(glake_ptr address, uint64_t n_bytes, enum glake__pin pin, bool is_pinned)
 {
 	glake_ptr end = address + n_bytes;
@@ -70,7 +90,7 @@ bool glake__pin_range(glake_ptr address, uint64_t n_bytes, enum glake__pin pin, 
 			glake__lock();
 			continue;
 		}
-		if (piece && piece->chunk &&
+		if (piece && piece->chunk && !is_guard(piece) &&
 		    !(is_pinned && piece->chunk->kind == GLAKE__PAGE_BLOCK)) {
 			was_pinned |= piece->chunk->pins >> pin & 1;
 			glake__chunk_note_pin_locked(piece->chunk, pin, is_pinned);

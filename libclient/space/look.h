@@ -28,9 +28,12 @@ void glake__opened_set_user(glake_ptr address, void *user);
 /* Of the memory at @address; GLAKE__PIN_NONE also for memory that is not ours. */
 enum glake__pin glake__pin_at(glake_ptr address);
 
+/* Does a guard stand somewhere in [address, address + n_bytes)? To whoever gives memory another name it is a hole. */
+bool glake__has_guard(glake_ptr address, uint64_t n_bytes);
+
 /*
  * Note that memory in [address, address + n_bytes) is pinned for reason @pin, or no longer is, but for blocks, which
- * could not become private then. Waits for changes of it that are under way. Returns whether some of it was pinned for that reason.
+ * could not become private then, and for guards. Waits for changes of it that are under way. Returns whether some of it was pinned for that reason.
  */
 bool glake__pin_range(glake_ptr address, uint64_t n_bytes, enum glake__pin pin, bool is_pinned);
 

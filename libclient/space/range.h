@@ -175,6 +175,9 @@ void glake__change_cancel(struct glake__change *change, struct glake__chunk **de
 void glake__changes_commit(struct glake__change *changes, size_t n, struct glake__chunk **dead);
 void glake__changes_cancel(struct glake__change *changes, size_t n, struct glake__chunk **dead);
 
+/* Whether some of what is there has left our sight, and has to stay. It is busy, so nothing of it is pinned behind this. */
+bool glake__change_is_pinned(const struct glake__change *change);
+
 /* The first piece of what is changed, busy: its row up to the change's end stays as it is. */
 struct glake__piece *glake__change_first(const struct glake__change *change);
 /* The one behind @piece; NULL: it is the last. What lies behind that, other threads may change. */

@@ -839,6 +839,14 @@ int glake__range_clear_all(struct glake__range *range, const uint64_t *offsets, 
 	if (error < 0) {
 		return error;
 	}
+	bool is_pinned = false;
+	for (size_t i = 0; i < n; i++) {
+		is_pinned |= glake__change_is_pinned(&changes[i]);
+	}
+	if (is_pinned) {
+		glake__changes_cancel(changes, n, dead);
+		return glake__fail(-EBUSY, "some of the memory is pinned");
+	}
 	for (size_t i = 0; i < n; i++) {
 		int r = unmap_change(&changes[i]);
 		error = error ? error : r;

@@ -70,7 +70,7 @@ int glake__range_clear(struct glake__range *range, uint64_t offset, uint64_t n_b
 
 /*
  * The same at @n places at once, each @n_bytes of @range; or -EBUSY, and nothing has changed: something there is held, or
- * changes. Nobody is waited for.
+ * changes, or is pinned. Nobody is waited for.
  */
 int glake__range_clear_all(struct glake__range *range, const uint64_t *offsets, size_t n,
                            uint64_t n_bytes, struct glake__chunk **dead);
