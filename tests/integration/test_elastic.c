@@ -302,6 +302,10 @@ static bool is_step(uint32_t step, unsigned seed)
 	return n > 0;
 }
 
+/* Now and then: two requests may be lost, one after the other. */
+static atomic_bool ends_glaked;
+
+/* Others get steps meanwhile, all the time. */
 static void work_at_random(uint32_t flags, bool works_ahead)
 {
 	enum { N_ROUNDS = 300 };
@@ -352,7 +356,8 @@ static void work_at_random(uint32_t flags, bool works_ahead)
 				seeds[step] = round;
 				write_step(step, round);
 			} else {
-				ck_assert_int_eq(r, GLAKE_E_NO_DEVICE_MEMORY);
+				ck_assert(r == GLAKE_E_NO_DEVICE_MEMORY ||
+				          (r == GLAKE_E_GONE && ends_glaked));
 				ck_assert_uint_eq(n_got, 0);
 			}
 		}
@@ -365,7 +370,7 @@ static void work_at_random(uint32_t flags, bool works_ahead)
 	ck_assert(glake__space_is_valid());
 	world_disconnect(other);
 	assert_ok(glake_elastic_close(elastic));
-	ck_assert_uint_eq(words_device_bytes(), 0);
+	ck_assert_uint_eq(world_usage(session).reserved_bytes, 0);
 }
 
 START_TEST(nobody_loses_a_byte_that_he_holds)
@@ -383,6 +388,50 @@ END_TEST
 START_TEST(nobody_loses_one_while_steps_come_ahead)
 {
 	work_at_random(0, true);
+}
+END_TEST
+
+static void begin_kept(void)
+{
+	world_begin(.config = WORLD_CONFIG "warm_bytes = 0;", .devices = "1x96MiB",
+	            .is_activated = true, .keeps_fds = true);
+	words_open_driver();
+}
+
+/* glaked ends with the thread that has started it. */
+static void *end_glaked(void *user)
+{
+	unsigned seed = 3;
+	while (ends_glaked) {
+		usleep(5000 + rand_r(&seed) % 40000);
+		harness_kill(&harness);
+		harness_restart(&harness);
+	}
+	world_reach(1);
+	world_await(2);
+	return NULL;
+}
+
+/* In the middle of a commit, a lend, or whatever it is. */
+START_TEST_WITH(glaked_may_end_at_any_time, .begin = begin_kept)
+{
+	pthread_t thread;
+	ends_glaked = true;
+	ck_assert_int_eq(pthread_create(&thread, NULL, end_glaked, NULL), 0);
+	work_at_random(GLAKE_ELASTIC_GUARD, true);
+	ends_glaked = false;
+	world_await(1);
+	/* The session goes on. */
+	const struct glake_elastic_desc desc = desc_of(2, 0);
+	assert_ok(glake_elastic_open(session, &desc, &elastic, &base));
+	commit(2, 1);
+	assert_ok(glake_elastic_close(elastic));
+	world_disconnect(session);
+	harness_kill(&harness);
+	world_restart();
+	ck_assert_uint_eq(words_device_bytes(), 0);
+	world_reach(2);
+	pthread_join(thread, NULL);
 }
 END_TEST
 
