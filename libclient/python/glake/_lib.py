@@ -33,6 +33,12 @@ class SessionInfo(Structure):
                 ("daemon_version", c_char * 32)]
 
 
+class DeviceView(Structure):
+    _fields_ = [("size", c_size_t), ("quota_bytes", c_uint64), ("used_bytes", c_uint64),
+                ("reserved_bytes", c_uint64), ("idle_bytes", c_uint64), ("room_bytes", c_uint64),
+                ("warm_bytes", c_uint64), ("promise_bytes", c_uint64), ("left_bytes", c_uint64)]
+
+
 PROGRESS = CFUNCTYPE(None, c_void_p, c_uint64, c_uint64)
 WAITING = CFUNCTYPE(None, c_void_p, c_uint32, c_uint64)
 
@@ -290,6 +296,7 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("glake_session_info", c_int, [c_void_p, POINTER(SessionInfo)]),
     ("glake_device_at", c_int, [c_void_p, c_uint32, POINTER(Device)]),
     ("glake_device_index", c_int, [c_void_p, c_int]),
+    ("glake_device_view", c_int, [c_void_p, c_uint32, POINTER(DeviceView)]),
     ("glake_ping", c_int, [c_void_p]),
     ("glake_alloc", c_int, [c_void_p, c_uint32, c_uint64, c_uint, POINTER(c_uint64)]),
     ("glake_alloc_many", c_int, [c_void_p, c_uint32, POINTER(c_uint64), c_size_t, c_uint,

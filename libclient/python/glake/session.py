@@ -103,6 +103,13 @@ class Session:
                          (f"there {'are' if len(there) > 1 else 'is'} {', '.join(there)}" if there
                           else "it sees none, or has not looked (cuda=False)"))
 
+    def device_view(self, device: DeviceLike = 0) -> Dict[str, int]:
+        """What the tenant can still get on a device, in bytes: the members of struct glake_device_view. One round trip."""
+        view = _lib.DeviceView(ctypes.sizeof(_lib.DeviceView))
+        index = self.device_index(parse_ordinal(device))
+        _lib.check(_lib.library().glake_device_view(self.handle, index, ctypes.byref(view)))
+        return {name: getattr(view, name) for name, _ in view._fields_ if name != "size"}
+
     def alloc(self, n_bytes: int, device: DeviceLike = 0, *, zero: bool = False) -> int:
         """The address of private memory: whole pages of 2 MiB from 2 MiB on. With ``zero`` it reads
         zero, and no earlier memory of the process is used again for it."""
