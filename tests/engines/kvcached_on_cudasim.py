@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A plugin of pytest: kvcached's tests for a GPU run on the simulated one. PyTorch does not; so its tensors are made on the
-CPU, over the same addresses, which are host memory in the simulator, and what else the tests ask of torch.cuda is answered
-here. glaked, the library and the simulator are the real ones.
+CPU, over addresses that the CPU cannot reach, and what else the tests ask of torch.cuda is answered here: none of them looks
+at bytes. glaked, the library and the simulator are the real ones.
 """
 import os
 import types
@@ -13,6 +13,7 @@ from glake import kvcached
 _KDL_CPU = 1
 
 _kvcached_torch.KDL_CUDA = _KDL_CPU
+torch.cuda.init = lambda: None
 torch.cuda.is_available = lambda: True
 torch.cuda.current_device = lambda: 0
 torch.cuda.device_count = lambda: 1
