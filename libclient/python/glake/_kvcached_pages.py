@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import os
+import sys
 import threading
 import weakref
 from collections import deque
@@ -243,12 +244,16 @@ class PageAllocator:
         self.free_pages([page_id])
 
     def free_pages(self, page_ids: Sequence[int]) -> None:
-        """No work on the GPU uses them, or will; with ``async_sched`` it is waited for, before they go."""
+        """No work that is submitted later uses them. What is under way is waited for before they are lent, which
+        those that stay reserved are not with ``async_sched``."""
+        may_rest = not self._is_async and self._pool() is not None
+        if may_rest:
+            self._wait_for_gpu()
         with self._lock:
             self._refuse_failed_locked()
             self._n_free += len(page_ids)
             n_reserved = max(min(self._n_most - len(self._reserved), len(page_ids)), 0)
-            self._reserve_locked(page_ids[:n_reserved], self._may_rest())
+            self._reserve_locked(page_ids[:n_reserved], may_rest)
             going = list(page_ids[n_reserved:])
             if not going:
                 self._show_locked()
@@ -264,11 +269,8 @@ class PageAllocator:
             self._show_locked()
             self._changed.notify_all()
 
-    def _may_rest(self) -> bool:
-        """Whether reserved pages can be lent: nothing on the GPU uses them."""
-        return not self._is_async and self._pool() is not None
-
     def _reserve_locked(self, pages: Sequence[int], may_rest: bool) -> None:
+        """``may_rest``: nothing on the GPU uses them. Then they are lent meanwhile."""
         self._reserved.extend(pages)
         pool = self._pool() if may_rest and pages else None
         if pool is not None:
@@ -383,13 +385,21 @@ class PageAllocator:
             pool = pools.find(self._group_id)
             if pool is None:
                 raise RuntimeError("the KV tensors are not created")
-            if self._is_async:
-                _wait_for_gpu(pool.ordinal)
+            _wait_for_gpu(pool.ordinal)
             pool.unmap(offsets)
         except Exception as error:
-            failure = StateConsistencyError(f"KV unmap could not complete: {error}")
-            self._fail(failure)
-            raise failure from error
+            raise self._failed_unmap(error) from error
+
+    def _wait_for_gpu(self) -> None:
+        try:
+            _wait_for_gpu(pools.device())
+        except Exception as error:
+            raise self._failed_unmap(error) from error
+
+    def _failed_unmap(self, error: Exception) -> StateConsistencyError:
+        failure = StateConsistencyError(f"KV unmap could not complete: {error}")
+        self._fail(failure)
+        return failure
 
     def _fail(self, error: Exception) -> None:
         with self._lock:
@@ -565,6 +575,6 @@ class PageAllocator:
 
 
 def _wait_for_gpu(ordinal: int) -> None:
-    import torch
-    if torch.cuda.is_initialized():
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize(ordinal)

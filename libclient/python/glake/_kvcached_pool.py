@@ -252,7 +252,9 @@ def stop() -> None:
         pools = list(_pools.values())
         _pools.clear()
     for pool in pools:
-        pool.close()
+        # Without its glaked it cannot end; the process's end is its own, then.
+        with contextlib.suppress(Error, OSError):
+            pool.close()
 
 
 def device() -> int:

@@ -27,6 +27,17 @@ def default_name(group_id: int) -> str:
     return f"{name}_g{group_id}" if group_id else name
 
 
+def _open(path: str) -> Optional[int]:
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    # In a folder as /dev/shm the kernel refuses O_CREAT for a file of another user.
+    for more in (0, os.O_CREAT):
+        try:
+            return os.open(path, flags | more, 0o666)
+        except OSError:
+            pass
+    return None
+
+
 class Segment:
     """One pool's use of it. Without a file, which is no error, nothing is shown and nothing is limited."""
 
@@ -36,9 +47,8 @@ class Segment:
         self._is_behind = False
         self._use = (0, 0)
         with _lock:
-            try:
-                fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-            except OSError:
+            fd = _open(self.path)
+            if fd is None:
                 return
             status = os.fstat(fd)
             self._identity = (status.st_dev, status.st_ino)
