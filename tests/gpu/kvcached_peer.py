@@ -2,11 +2,13 @@
 """kvcached with its own library, and with glake in its place: its tests for a GPU, and what a page costs.
 
     python3 tests/gpu/kvcached_peer.py --pack FOLDER [--python PYTHON --torch SITE-PACKAGES]     where there are sources
-    KVCACHED=FOLDER python3 tests/gpu/kvcached_peer.py [--gib 8]                                 where there is a GPU
+    KVCACHED=FOLDER python3 tests/gpu/kvcached_peer.py [--gib 8] [--only tests|pages|engines]    where there is a GPU
 
 FOLDER gets kvcached's Python and tests of build/engines (tests/engines/fetch), its library, built for PYTHON with a C++ compiler,
-PyTorch's headers and those of CUDA, and ``site/``, for packages that the GPU's machine lacks (posix_ipc, wrapt). Exit 1 when a
-test fails with glake that passes without, or a page has other bytes than it should.
+PyTorch's headers and those of CUDA, and ``site/``, for packages that the GPU's machine lacks (posix_ipc, wrapt). With a vLLM that
+kvcached knows in $KIT_SITE, and smoke.py of $KIT (see vllm_engines.py), it serves a model by itself, with kvcached, and with glake
+behind kvcached. Exit 1 when a test fails with glake that passes without, a page has other bytes than it should, or an engine says
+other tokens.
 """
 import argparse
 import glob
@@ -23,6 +25,8 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 FOLDER = os.environ.get("KVCACHED", "")
+KIT = os.environ.get("KIT", "")
+SITE = os.environ.get("KIT_SITE", "/tmp/vllm-site")
 PAGE = 2 << 20
 LAYERS = 32
 
@@ -75,6 +79,11 @@ def pack(folder, python, site):
         shutil.copytree(os.path.join(path, part), os.path.join(folder, part))
     if site:
         build_library(python, site, os.path.join(path, "csrc"), folder)
+    # An installed kvcached is found by this at the start of each program.
+    with open(os.path.join(folder, "site", "sitecustomize.py"), "w", encoding="ascii") as file:
+        file.write("import os\nimport site\n\nif os.environ.get('ENABLE_KVCACHED') == 'true':\n"
+                   "    site.addsitedir(os.path.dirname(os.path.abspath(__file__)))\n")
+    shutil.copy(os.path.join(path, "kvcached_autopatch.pth"), os.path.join(folder, "site"))
     return 0
 
 
@@ -285,6 +294,39 @@ def benches(daemon, folder, gib):
                 f"{name} {value['p50']:.1f} (p99 {value['p99']:.1f})" for name, value in got.items()))
 
 
+# ---- an engine ----
+
+def engine(daemon, folder, kind):
+    """What smoke.py reports of one engine; ``kind`` None: vLLM by itself."""
+    variables = environment(daemon, folder, kind or "kvcached")
+    variables["PYTHONPATH"] = SITE + os.pathsep + variables["PYTHONPATH"]
+    if kind:
+        variables.update(ENABLE_KVCACHED="true", KVCACHED_AUTOPATCH="1", KVCACHED_LOG_LEVEL="INFO",
+                         KVCACHED_IPC_NAME=f"glake-peer-{kind}")
+    done = subprocess.run([sys.executable, os.path.join(KIT, "smoke.py"), "--runner", "v1", "--util", "0.5", "--log", "INFO"],
+                          env=variables, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    found = re.search(r"^RESULT (\{.*\})$", done.stdout, re.M)
+    if not found:
+        print(done.stdout[-4000:], done.stderr[-6000:], flush=True)
+    return json.loads(found[1]) if found else None
+
+
+def engines(daemon, folder):
+    if not os.path.isfile(os.path.join(KIT, "smoke.py")) or not os.path.isdir(os.path.join(SITE, "vllm")):
+        print("# engines skipped: no vLLM in $KIT_SITE, or no smoke.py in $KIT")
+        return
+    hashes = {}
+    for kind in (None, "kvcached", "glake"):
+        got = engine(daemon, folder, kind)
+        expect(got is not None or kind == "kvcached", f"no result of vLLM with {kind}")
+        if got:
+            hashes[kind] = got["hash"]
+            row(f"vLLM with {kind or 'its own cache'}",
+                f"start {got['load_s']} s, {got['tok_s']} tokens/s, batch {got['batch_tok_s']}; "
+                f"{got['mib_loaded']} MiB loaded, {got['mib_after']} after")
+    expect(hashes.get("glake") == hashes.get(None), f"tokens differ: {hashes}")
+
+
 def total_gib():
     out = subprocess.run(["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"], check=True,
                          capture_output=True, text=True)
@@ -297,6 +339,7 @@ def main():
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--torch", help="site-packages with PyTorch and its CUDA headers")
     parser.add_argument("--gib", type=int, default=8)
+    parser.add_argument("--only", choices=["tests", "pages", "engines"])
     parser.add_argument("--bench", nargs=2)
     parser.add_argument("--allocator")
     parser.add_argument("--hold", type=int)
@@ -322,12 +365,16 @@ def main():
                        env=environment(daemon, folder, "glake"), cwd=folder)
         row("kvcached's library", ", ".join(hashlib.sha256(open(path, "rb").read()).hexdigest()[:12] for path in
                                             glob.glob(os.path.join(FOLDER, "kvcached", "_C*.so"))) or "none")
-        tests(daemon, folder)
-        benches(daemon, folder, options.gib)
-        # More than what is free beside the neighbour.
-        held = int(total_gib() * 0.8)
-        for kind in ("kvcached", "glake"):
-            hand_over(daemon, folder, kind, held, held // 2)
+        if options.only in (None, "tests"):
+            tests(daemon, folder)
+        if options.only in (None, "pages"):
+            benches(daemon, folder, options.gib)
+            # More than what is free beside the neighbour.
+            held = int(total_gib() * 0.8)
+            for kind in ("kvcached", "glake"):
+                hand_over(daemon, folder, kind, held, held // 2)
+        if options.only in (None, "engines"):
+            engines(daemon, folder)
     daemon.stop()
     for failure in failures:
         print(f"# FAILED: {failure}")
