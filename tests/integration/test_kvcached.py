@@ -19,7 +19,9 @@ import tempfile
 import textwrap
 import threading
 import time
+import types
 import unittest
+import unittest.mock
 
 from tests.integration.engine_sources import Source
 
@@ -313,8 +315,6 @@ class Allocator(Case):
             allocator.alloc_page()
         os.environ["KVCACHED_MAX_RESERVED_PAGES"] = "0"
         self.addCleanup(os.environ.pop, "KVCACHED_MAX_RESERVED_PAGES")
-        kvcached.shutdown_kvcached() if "torch" in sys.modules else pools.stop()
-        self.pool()
         allocator = self.allocator()
         pages = [allocator.alloc_page().page_id for _ in range(8)]
         allocator.free_pages([6, 1, 4])
@@ -396,6 +396,32 @@ class Allocator(Case):
         neighbour.stdin.flush()
         neighbour.stdout.readline()
         self.until(lambda: abs(allocator.get_avail_physical_pages() - whole) <= 1)
+
+    def test_what_is_to_be_lent_waits_for_the_gpu(self):
+        pool, seen = self.pool(), []
+
+        def synchronize(_device):
+            seen.append(self.states(pool)[1])
+            if len(seen) == 4:
+                raise ValueError("the context is lost")
+
+        torch = types.SimpleNamespace(cuda=types.SimpleNamespace(is_initialized=lambda: True, synchronize=synchronize))
+        allocator = self.allocator()
+        self.assertEqual([allocator.alloc_page().page_id for _ in range(2)], [0, 1])
+        with unittest.mock.patch.dict(sys.modules, torch=torch):
+            allocator.free_page(1)
+            self.assertEqual((seen, self.states(pool)[1]), ([HELD], LENT))
+            pool.map([self.offset(1)])
+            pool.unmap([self.offset(1)])
+            pool.map([self.offset(1)])
+            pool.prepare_unmap([self.offset(1)], "a")
+            self.assertEqual(seen, [HELD] * 3)
+            pool.abort_unmap("a")
+            with self.assertRaisesRegex(kvcached.StateConsistencyError, "the context is lost"):
+                allocator.free_page(0)
+            self.assertEqual(self.states(pool)[:2], [HELD, HELD])
+        with self.assertRaises(kvcached.StateConsistencyError):
+            allocator.alloc_page()
 
     def test_no_id_twice_after_another_size(self):
         self.pool(n_pages=20)
@@ -754,9 +780,8 @@ class Own(Case):
         path = [self.folder, os.path.join(ROOT, "tests", "engines"), os.environ["PYTHONPATH"]]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "KVCACHED_LOG_LEVEL": "ERROR",
                        "TMPDIR": self.folder}
-        for action in ("install",):
-            subprocess.run([sys.executable, "-m", "glake.kvcached", action], env=environment, check=True,
-                           stdout=subprocess.DEVNULL)
+        subprocess.run([sys.executable, "-m", "glake.kvcached", "install"], env=environment, check=True,
+                       stdout=subprocess.DEVNULL)
         n_passed = 0
         for name in OWN_TESTS:
             with self.subTest(name=name):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 import os
-import sys
 import threading
 import weakref
 from collections import deque
@@ -248,7 +247,10 @@ class PageAllocator:
         those that stay reserved are not with ``async_sched``."""
         may_rest = not self._is_async and self._pool() is not None
         if may_rest:
-            self._wait_for_gpu()
+            try:
+                pools.wait_for_gpu()
+            except Exception as error:
+                raise self._failed_unmap(error) from error
         with self._lock:
             self._refuse_failed_locked()
             self._n_free += len(page_ids)
@@ -385,14 +387,7 @@ class PageAllocator:
             pool = pools.find(self._group_id)
             if pool is None:
                 raise RuntimeError("the KV tensors are not created")
-            _wait_for_gpu(pool.ordinal)
             pool.unmap(offsets)
-        except Exception as error:
-            raise self._failed_unmap(error) from error
-
-    def _wait_for_gpu(self) -> None:
-        try:
-            _wait_for_gpu(pools.device())
         except Exception as error:
             raise self._failed_unmap(error) from error
 
@@ -553,7 +548,8 @@ class PageAllocator:
         """So many pages may get memory, as far as glaked knows now. One may be refused all the same."""
         usable, total = pools.room(pools.device())
         usable -= int(total * (1.0 - self._utilization))
-        return max(usable, 0) // self._all_bytes
+        # Callers add what is reserved: what of it is lent is in it already.
+        return max(usable // self._all_bytes - len(self._resting), 0)
 
     def get_page_id(self, block_id: int, block_mem_size: int) -> int:
         return block_id * block_mem_size // self._page_bytes
@@ -572,9 +568,3 @@ class PageAllocator:
     def release_shared_segment(self) -> bool:
         """Its users have stopped. False: call again."""
         return self._segment.release()
-
-
-def _wait_for_gpu(ordinal: int) -> None:
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        torch.cuda.synchronize(ordinal)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import sys
 import threading
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -138,8 +139,9 @@ class Pool:
             self._range.lend(first, n)
 
     def unmap(self, offsets: Sequence[int]) -> None:
-        """Of those that are mapped. No work on the GPU uses them."""
+        """Of those that are mapped. Work that uses them is waited for; none is submitted meanwhile."""
         pages = self._pages(offsets)
+        wait_for_gpu()
         with self._lock:
             self._refuse_pending("unmap KV tensors")
             self._lend_locked([page for page in dict.fromkeys(pages) if self._is_mapped[page]])
@@ -166,7 +168,9 @@ class Pool:
     # ---- in two phases, for several ranks ----
 
     def prepare_unmap(self, offsets: Sequence[int], transaction: str) -> None:
+        """As unmap(), which the commit then does."""
         pages = self._pages(offsets)
+        wait_for_gpu()
         with self._lock:
             if self._pending:
                 if self._pending[0] == transaction:
@@ -181,6 +185,7 @@ class Pool:
                                  [page for page in dict.fromkeys(pages) if self._is_mapped[page]])
 
     def commit_unmap(self, transaction: str) -> None:
+        """Its pages are lent."""
         with self._lock:
             if self._end_locked(transaction, "commit", "committed"):
                 assert self._pending is not None
@@ -260,6 +265,13 @@ def stop() -> None:
 def device() -> int:
     """CUDA's number of the pools' device in this process."""
     return _device or 0
+
+
+def wait_for_gpu() -> None:
+    """What was submitted is done. Nothing if the program has not used the GPU by PyTorch."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize(device())
 
 
 def find(group_id: int) -> Optional[Pool]:

@@ -49,10 +49,12 @@ def create_kv_tensors(size: int, dtype_size: int, dev_str: str, num_layers: int,
 
 def shutdown_kvcached() -> None:
     """All pools end; what the GPU still does with them is waited for."""
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize(pools.device())
-    _tensors.clear()
-    pools.stop()
+    try:
+        pools.wait_for_gpu()
+    finally:
+        # Where that fails the context is lost, and its work with it.
+        _tensors.clear()
+        pools.stop()
 
 
 def register(operators: List[Tuple[str, Any]]) -> None:

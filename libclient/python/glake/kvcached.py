@@ -60,10 +60,12 @@ def create_kv_tensors(size: int, dtype_size: int, dev_str: str, num_layers: int,
 
 
 def kv_tensors_created(group_id: int = 0) -> bool:
+    """Of the group."""
     return pools.find(group_id) is not None
 
 
 def map_to_kv_tensors(offsets: Sequence[int], group_id: int = 0) -> bool:
+    """All of them, or, with an exception, none. False: there are no tensors."""
     return map_to_kv_tensors_with_result(offsets, group_id)[0]
 
 
@@ -74,7 +76,7 @@ def map_to_kv_tensors_with_result(offsets: Sequence[int], group_id: int = 0) -> 
 
 
 def unmap_from_kv_tensors(offsets: Sequence[int], group_id: int = 0) -> bool:
-    """No work on the GPU uses them."""
+    """They are lent. Waits for the work on the GPU that uses them."""
     pool = pools.find(group_id)
     if pool is not None:
         pool.unmap(offsets)
@@ -104,11 +106,13 @@ def prepare_unmap_from_kv_tensors(offsets: Sequence[int], transaction_id: str, g
 
 
 def commit_unmap_from_kv_tensors(transaction_id: str, group_id: int = 0) -> bool:
+    """What was prepared is lent."""
     _pool(group_id, transaction_id).commit_unmap(transaction_id)
     return True
 
 
 def abort_unmap_from_kv_tensors(transaction_id: str, group_id: int = 0) -> bool:
+    """What was prepared stays mapped."""
     _pool(group_id, transaction_id).abort_unmap(transaction_id)
     return True
 
@@ -167,6 +171,7 @@ def remove() -> str:
 
 
 def main(arguments: List[str]) -> int:
+    """The command; returns its exit status."""
     actions = {"install": install, "remove": remove}
     if len(arguments) != 1 or arguments[0] not in actions:
         print("usage: python -m glake.kvcached install|remove", file=sys.stderr)
