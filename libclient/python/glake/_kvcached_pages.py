@@ -8,6 +8,7 @@ last is then taken back, and the highest, which goes to others first, is what wa
 from __future__ import annotations
 
 import heapq
+import logging
 import os
 import threading
 import weakref
@@ -17,6 +18,8 @@ from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Set, Tu
 from . import _kvcached_pool as pools
 from ._kvcached_errors import MapQuarantinedError, QuarantinedResizeError, StateConsistencyError
 from ._kvcached_segment import Segment, default_name
+
+_log = logging.getLogger("glake.kvcached")
 
 #: How often a controller's limit is looked for, as in kvcached.
 _POLL_SECONDS = 0.1
@@ -161,6 +164,7 @@ class PageAllocator:
         self._taken_away: List[int] = []  # by a smaller limit
         self._quarantined: List[int] = []
         self._error = ""
+        self._told = ""
         self._has_failed = False
         self._n_least = min(n_pages, _setting("KVCACHED_MIN_RESERVED_PAGES", 5))
         self._n_most = min(n_pages, _setting("KVCACHED_MAX_RESERVED_PAGES", 10))
@@ -474,14 +478,21 @@ class PageAllocator:
                 self._n_free -= len(pages)
                 self._quarantine_locked(pages, error)
             return not self._has_failed
-        except Exception:  # noqa: B902 # who allocates finds out why
+        except Exception as error:  # noqa: B902 # who allocates has to do without
             self._put_back(pages)
+            self._tell(f"no pages in reserve: {error}")
             return True
         with self._lock:
             self._reserve_locked(pages, self._pool() is not None)
             self._show_locked()
             self._changed.notify_all()
         return True
+
+    def _tell(self, text: str) -> None:
+        """Not again what was told last."""
+        if text != self._told:
+            self._told = text
+            _log.warning("%s", text)
 
     def _look_for_limit(self) -> None:
         self._segment.catch_up()

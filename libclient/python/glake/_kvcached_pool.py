@@ -74,6 +74,7 @@ class Pool:
     def __init__(self, where: Layout, ordinal: int, session: Session) -> None:
         self.layout = where
         self.ordinal = ordinal
+        self.tensors: List[Any] = []  # PyTorch's, when they are made
         self._range = Elastic(where.page_bytes, where.n_pages, where.n_lanes, where.lane_bytes, floor=1,
                               device=ordinal, session=session)
         self._lock = threading.Lock()

@@ -7,6 +7,7 @@ is mapped. The file that was opened stays the pool's, whatever has its name late
 """
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import struct
@@ -15,8 +16,10 @@ from typing import Dict, Optional, Tuple
 
 _FORMAT = struct.Struct("=3q")
 _USE = struct.Struct("=2q")
+_TOTAL_BYTES = 8  # of the first
 
-_lock = threading.Lock()
+# Garbage collection may end a pool while another one begins, in the same thread.
+_lock = threading.RLock()
 #: By device and inode: how many pools of this process have it.
 _n_users: Dict[Tuple[int, int], int] = {}
 
@@ -43,6 +46,8 @@ class Segment:
 
     def __init__(self, name: str, total_bytes: int) -> None:
         self.path = name if name.startswith("/") else os.path.join("/dev/shm", name)
+        # Nobody uses the number of a file that is closed.
+        self._guard = threading.Lock()
         self._fd: Optional[int] = None
         self._is_behind = False
         self._use = (0, 0)
@@ -54,45 +59,52 @@ class Segment:
             self._identity = (status.st_dev, status.st_ino)
             _n_users[self._identity] = _n_users.get(self._identity, 0) + 1
             self._fd = fd
-            os.pwrite(fd, _FORMAT.pack(total_bytes, 0, 0), 0)
+            # A full /dev/shm is no reason to have no cache.
+            with contextlib.suppress(OSError):
+                os.pwrite(fd, _FORMAT.pack(total_bytes, 0, 0), 0)
 
     def show(self, used_bytes: int, prealloc_bytes: int) -> None:
         """If the lock is taken, later: catch_up()."""
-        self._use = (used_bytes, prealloc_bytes)
-        fd = self._fd
-        if fd is None:
-            return
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._is_behind = True
-            return
-        try:
-            os.pwrite(fd, _USE.pack(used_bytes, prealloc_bytes), 8)
-            self._is_behind = False
-        except OSError:
-            self._is_behind = True
-        finally:
-            fcntl.flock(fd, fcntl.LOCK_UN)
+        with self._guard:
+            self._use = (used_bytes, prealloc_bytes)
+            self._show()
 
     def catch_up(self) -> None:
         """Show what could not be shown."""
-        if self._is_behind:
-            self.show(*self._use)
+        with self._guard:
+            if self._is_behind:
+                self._show()
+
+    def _show(self) -> None:
+        self._is_behind = self._fd is not None
+        if self._fd is None:
+            return
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return
+        try:
+            os.pwrite(self._fd, _USE.pack(*self._use), _TOTAL_BYTES)
+            self._is_behind = False
+        except OSError:
+            pass
+        finally:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def total_bytes(self) -> Optional[int]:
         """The limit; None: there is none to be read."""
-        if self._fd is None:
-            return None
-        try:
-            return _FORMAT.unpack(os.pread(self._fd, _FORMAT.size, 0))[0]
-        except (OSError, struct.error):
-            return None
+        with self._guard:
+            if self._fd is None:
+                return None
+            try:
+                return _FORMAT.unpack(os.pread(self._fd, _FORMAT.size, 0))[0]
+            except (OSError, struct.error):
+                return None
 
     def release(self) -> bool:
         """The last pool that has the file removes it, unless its name is another file's by now. False: that failed, and
         the file is still the pool's. More than once does no harm."""
-        with _lock:
+        with _lock, self._guard:
             if self._fd is None:
                 return True
             if _n_users[self._identity] == 1:

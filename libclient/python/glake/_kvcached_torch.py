@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Dict, List, Tuple
+from typing import Any, List, Tuple
 
 import torch
 import torch.utils.dlpack
@@ -14,10 +14,8 @@ from .tensor import KDL_CUDA, DLManagedTensor, new_capsule
 _DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _KDL_INT = 0
 
-#: Their memory is the pools': a tensor that is there still when its pool has ended must not be used. PyTorch borrows
-#: what describes it.
+#: What describes tensors, for good: PyTorch borrows it, and who has a tensor may have it longer than its pool, though not use it.
 _described: List[Any] = []
-_tensors: Dict[pools.Pool, Tuple[int, List[torch.Tensor]]] = {}
 _library: Any = None
 
 
@@ -36,15 +34,14 @@ def create_kv_tensors(size: int, dtype_size: int, dev_str: str, num_layers: int,
     if dtype_size not in _DTYPES:
         raise RuntimeError(f"Unsupported dtype size: {dtype_size}")
     pool = pools.create(size, num_layers, num_kv_buffers, group_id, unified_pool)
-    if pool not in _tensors:
+    if not pool.tensors:
         where = pool.layout
-        _tensors[pool] = (dtype_size, [
+        pool.tensors = [
             _tensor(pool.base + i * where.tensor_bytes, where.tensor_bytes, pool.ordinal).view(_DTYPES[dtype_size])
-            for i in range(where.n_tensors)])
-    was, tensors = _tensors[pool]
-    if was != dtype_size:
-        raise RuntimeError(f"group {group_id} has KV tensors of {was} bytes an element")
-    return list(tensors)
+            for i in range(where.n_tensors)]
+    if pool.tensors[0].element_size() != dtype_size:
+        raise RuntimeError(f"group {group_id} has KV tensors of {pool.tensors[0].element_size()} bytes an element")
+    return list(pool.tensors)
 
 
 def shutdown_kvcached() -> None:
@@ -53,7 +50,6 @@ def shutdown_kvcached() -> None:
         pools.wait_for_gpu()
     finally:
         # Where that fails the context is lost, and its work with it.
-        _tensors.clear()
         pools.stop()
 
 
