@@ -188,6 +188,9 @@ def bench(is_contiguous, gib):
         pool = pools.find(0)
         result["given back"] = timed(pool.give_back) / gib
         both("after that")
+        pool.give_back()
+    result["in turn, cold, map"] = sum(timed(lambda: vmm.map_to_kv_tensors([offset])) for offset in offsets) / gib
+    vmm.unmap_from_kv_tensors(offsets)
     vmm.shutdown_kvcached()
     return result
 
@@ -242,6 +245,15 @@ def hold(gib):
     vmm.shutdown_kvcached()
 
 
+def need(gib):
+    """Memory of a neighbour, a GiB at a time."""
+    _, vmm, _, _, stride = setup(True, gib * 8 + 1)
+    times = [timed(lambda: vmm.map_to_kv_tensors([page * stride for page in range(first, first + 8)]))
+             for first in range(1, gib * 8, 8)]
+    vmm.shutdown_kvcached()
+    return {"p50": statistics.median(times), "p99": sorted(times)[int(len(times) * 0.99)], "sum": sum(times) / gib}
+
+
 def child(daemon, folder, kind, *arguments, **more):
     # Without the folder of this file in its path.
     return subprocess.Popen([sys.executable, "-P", os.path.abspath(__file__), *arguments], text=True, cwd=folder,
@@ -273,11 +285,13 @@ def hand_over(daemon, folder, kind, held_gib, gib):
         while not freed:
             line = neighbour.stdout.readline()
             freed = json.loads(line) if line.startswith("{") else {}
-        got = measure(daemon, folder, kind, "--bench", "true", str(gib))
+        got = measure(daemon, folder, kind, "--need", str(gib))
     finally:
         neighbour.communicate("\n", timeout=60)
-    row(f"{kind}: of an idle neighbour, contiguous",
-        f"it frees in {freed['unmap']:.2f} ms/GiB, the other maps in {got.get('first map', 0):.2f} ms/GiB")
+    if got:
+        row(f"{kind}: {gib} GiB of an idle neighbour, contiguous",
+            f"it frees in {freed['unmap']:.2f} ms/GiB; the other maps a GiB in {got['p50']:.2f} ms (p99 {got['p99']:.2f}, "
+            f"mean {got['sum']:.2f})")
 
 
 def benches(daemon, folder, gib):
@@ -343,6 +357,7 @@ def main():
     parser.add_argument("--bench", nargs=2)
     parser.add_argument("--allocator")
     parser.add_argument("--hold", type=int)
+    parser.add_argument("--need", type=int)
     options = parser.parse_args()
     if options.pack:
         return pack(options.pack, options.python, options.torch)
@@ -351,6 +366,9 @@ def main():
         return 0
     if options.allocator:
         print(json.dumps(bench_allocator(options.allocator == "true")))
+        return 0
+    if options.need:
+        print(json.dumps(need(options.need)))
         return 0
     if options.hold:
         hold(options.hold)
@@ -382,6 +400,6 @@ def main():
 
 
 if __name__ == "__main__":
-    if not any(word in sys.argv for word in ("--pack", "--bench", "--allocator", "--hold")):
+    if not any(word in sys.argv for word in ("--pack", "--bench", "--allocator", "--hold", "--need")):
         from run import Daemon, expect, failures, row
     sys.exit(main())

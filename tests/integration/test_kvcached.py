@@ -491,6 +491,31 @@ class Allocator(Case):
         allocator.free_page(second.page_id)
         self.assertEqual(allocator.alloc_page().page_id, second.page_id)
 
+    def test_two_engines_in_turn(self):
+        """Each needs most of the GPU, then nothing, and decides nothing meanwhile."""
+        program = textwrap.dedent("""
+            import sys
+            from glake import _kvcached_pool as pools, kvcached
+            kvcached.init_kvcached("cuda:0")
+            pools.create(50 * (2 << 20) * 2, 4, 2, 0, False)
+            allocator = kvcached.PageAllocator(4, 50 * (2 << 20), 2 << 20, ipc_name=sys.argv[1])
+            allocator.start_prealloc_thread()
+            for line in sys.stdin:
+                pages = [allocator.alloc_page().page_id for _ in range(int(line))]
+                allocator.free_pages(pages)
+                print(len(set(pages)), flush=True)
+            """)
+        engines = [subprocess.Popen([sys.executable, "-c", program, os.path.join(self.folder, str(i))], text=True,
+                                    stdin=subprocess.PIPE, stdout=subprocess.PIPE) for i in (0, 1)]
+        for engine in engines:
+            self.addCleanup(engine.communicate)
+            self.addCleanup(engine.kill)
+        for turn in range(20):
+            engine = engines[turn % 2]
+            engine.stdin.write("44\n")
+            engine.stdin.flush()
+            self.assertEqual(engine.stdout.readline(), "44\n")
+
     def test_threads_and_a_neighbour(self):
         pool = self.pool(n_pages=40)
         allocator = self.allocator(n_pages=40, prealloc=True)
@@ -738,10 +763,12 @@ class Installed(unittest.TestCase):
         os.mkdir(os.path.join(self.package, "_C"))
         with open(os.path.join(self.package, "_C", "__init__.py"), "w", encoding="ascii") as file:
             file.write("OTHER = True\n")
-        done = self.python("-m", "glake.kvcached", "remove")
-        self.assertEqual(done.returncode, 1)
-        self.assertIn("not of glake", done.stderr)
-        self.assertTrue(os.path.exists(os.path.join(self.package, "_C", "__init__.py")))
+        for action in ("install", "remove"):
+            done = self.python("-m", "glake.kvcached", action)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("not of glake", done.stderr)
+            with open(os.path.join(self.package, "_C", "__init__.py"), encoding="ascii") as file:
+                self.assertEqual(file.read(), "OTHER = True\n")
 
     def test_without_kvcached(self):
         shutil.rmtree(self.package)

@@ -147,26 +147,33 @@ def _place() -> str:
     return os.path.join(next(iter(spec.submodule_search_locations)), "_C")
 
 
+def _is_ours(place: str) -> bool:
+    """False: there is none. RuntimeError: it is another's."""
+    try:
+        with open(os.path.join(place, "__init__.py"), encoding="utf-8") as file:
+            if file.read() == _STUB:
+                return True
+    except FileNotFoundError:
+        if not os.path.isdir(place):
+            return False
+    raise RuntimeError(f"{place} is not of glake")
+
+
 def install() -> str:
     """Add a folder ``_C`` to the installed kvcached: Python looks there first. Returns its path."""
     place = _place()
-    os.makedirs(place, exist_ok=True)
-    with open(os.path.join(place, "__init__.py"), "w", encoding="utf-8") as file:
-        file.write(_STUB)
+    if not _is_ours(place):
+        os.mkdir(place)
+        with open(os.path.join(place, "__init__.py"), "w", encoding="utf-8") as file:
+            file.write(_STUB)
     return place
 
 
 def remove() -> str:
     """Remove what install() has added; kvcached's own library is in its place again."""
     place = _place()
-    try:
-        with open(os.path.join(place, "__init__.py"), encoding="utf-8") as file:
-            is_ours = file.read() == _STUB
-    except FileNotFoundError:
-        return place
-    if not is_ours:
-        raise RuntimeError(f"{place} is not of glake")
-    shutil.rmtree(place)
+    if _is_ours(place):
+        shutil.rmtree(place)
     return place
 
 
