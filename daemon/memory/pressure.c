@@ -134,15 +134,15 @@ static uint64_t patience_of(const struct pressure_request *request)
 }
 
 /*
- * Ask clients: once for each request, and again from time to time while it waits. Returns whether
- * answers may still come.
+ * Ask clients: once for each request, again from time to time while it waits, and when more turns out to be lacking than the
+ * books had said. Returns whether answers may still come.
  */
 static bool ask(struct pressure_request *request, struct pressure_asked *asked,
                 const struct tenant *tenant, uint64_t bytes)
 {
 	struct pressure *pressure = request->pressure;
 	uint64_t now = now_ms(pressure);
-	bool is_time = !request->has_asked ||
+	bool is_time = !request->has_asked || bytes > request->asked_bytes ||
 	               (patience_of(request) > 0 && now - asked->asked_ms >= ASK_AGAIN_MS);
 	if (is_time || asked->n_looks != pressure->n_looks) {
 		asked->is_awaited = ask_all(pressure, request->at, tenant, is_time ? bytes : 0);
@@ -150,6 +150,7 @@ static bool ask(struct pressure_request *request, struct pressure_asked *asked,
 	}
 	if (is_time) {
 		request->has_asked = true;
+		request->asked_bytes = bytes > request->asked_bytes ? bytes : request->asked_bytes;
 		asked->asked_ms = now;
 	}
 	return asked->is_awaited;
@@ -414,6 +415,7 @@ static enum status admit(struct pressure_request *request)
 		return refuse(request, STATUS_NO_FDS);
 	}
 	request->has_asked = false;
+	request->asked_bytes = 0;
 	tenant_queue_leave(request->tenant, &request->place);
 	pressure_set_state(request, PRESSURE_MAKING);
 	bool has_found = find_fds(request);

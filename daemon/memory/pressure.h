@@ -208,7 +208,8 @@ struct pressure_request {
 	uint64_t n_reserved; /* fds, until they are made */
 	uint64_t since_ms;   /* when it began to wait */
 	bool has_waited;
-	bool has_asked;              /* clients, for the room that it lacks now */
+	bool has_asked;              /* clients, for the room that it lacks now, */
+	uint64_t asked_bytes;        /* for so much at most */
 	bool has_coming;             /* programs were falling asleep when that was asked last, */
 	uint64_t naps_ms;            /* then; 0: never */
 	uint64_t coming_ms;          /* when any was falling asleep last */

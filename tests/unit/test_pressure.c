@@ -240,8 +240,9 @@ static struct want {
 } wants[N_WANTS];
 
 static struct {
-	bool is_full;   /* whatever the books say */
-	bool is_broken; /* fails otherwise */
+	bool is_full;         /* whatever the books say */
+	bool is_broken;       /* fails otherwise */
+	uint64_t other_bytes; /* of what the books do not know */
 } driver;
 
 static struct want *want_of(struct pressure_request *request)
@@ -297,7 +298,8 @@ static void run_maker(void)
 			want->is_in_maker = false;
 			again = true;
 			bool fits = !driver.is_full &&
-			            location_has_room(want->request.at, want->request.bytes);
+			            location_has_room(want->request.at,
+			                              want->request.bytes + driver.other_bytes);
 			pressure_made(&want->request, driver.is_broken ? STATUS_INTERNAL
 			                              : fits           ? STATUS_OK
 			                                               : STATUS_NO_DEVICE_MEMORY);
@@ -854,6 +856,49 @@ START_TEST_WITH(memory_that_is_late_is_waited_for, .n = 2)
 		pass(20);
 		expect_refused(waits, STATUS_NO_DEVICE_MEMORY);
 	}
+	end();
+}
+END_TEST
+
+/* Of all clients, and whatever the sources heard. */
+static void expect_asked_once(char who)
+{
+	const char digits[] = "0123456789";
+	const char *first = strpbrk(heard, digits);
+	ck_assert(first && *first == who);
+	ck_assert_ptr_null(strpbrk(first + 1, digits));
+	heard[0] = 0;
+}
+
+START_TEST(what_the_books_do_not_know_is_asked_for_in_the_end)
+{
+	begin(0);
+	struct client *client = enter(0, 1, 70 * MIB);
+	driver.other_bytes = 20 * MIB;
+	struct want *waits = want(40 * MIB);
+	expect_asked_once('0');
+	ck_assert_uint_eq(client->asked_bytes, 10 * MIB);
+	drop(&client->thing);
+	give_to(&client->thing, tenants[1], &places[0], CHUNK_PRIVATE, 60 * MIB);
+	answer(client, false);
+	pass(20);
+	/* By the books there is room now. */
+	expect_asked_once('0');
+	ck_assert_uint_eq(client->asked_bytes, 40 * MIB);
+	expect_state(waits, PRESSURE_SHORT);
+	answer(client, true);
+	pass(20);
+	expect_state(waits, PRESSURE_GRANTED);
+	/* Never more than once for all of it. */
+	release(waits);
+	client = enter(1, 1, 10 * MIB);
+	driver.is_full = true;
+	waits = want(40 * MIB);
+	pass(10 * PRESSURE_LATE_MS);
+	expect_asked_once('1');
+	expect_refused(waits, STATUS_NO_DEVICE_MEMORY);
+	driver.is_full = false;
+	driver.other_bytes = 0;
 	end();
 }
 END_TEST
