@@ -8,6 +8,7 @@ it decodes. What is reported: how long steps of KV memory took to come, per GiB,
 when tokens are other ones than before, a request fails, or no memory moved. KIT as in vllm_engines.py.
 """
 import argparse
+import concurrent.futures
 import json
 import os
 import re
@@ -152,7 +153,8 @@ def main():
                  "--extra", json.dumps({"enable_prefix_caching": True})]
     with tempfile.TemporaryDirectory() as folder:
         path = plugin(folder)
-        a, b = (Engine(daemon, path, name, arguments) for name in ("A", "B"))
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            a, b = pool.map(lambda name: Engine(daemon, path, name, arguments), ("A", "B"))
         before = [engine.do("fixed")["hash"] for engine in (a, b)]
         run.expect(before[0] == before[1], f"two engines, other tokens: {before}")
         # What is left is not enough for both.
