@@ -254,14 +254,21 @@ def need(gib):
     return {"p50": statistics.median(times), "p99": sorted(times)[int(len(times) * 0.99)], "sum": sum(times) / gib}
 
 
-def child(daemon, folder, kind, *arguments, **more):
+def create(is_contiguous, gib):
+    """Tensors of an engine: as large as the GPU."""
+    *_, created_ms, _ = setup(is_contiguous, gib * 8)
+    return {"create_ms": created_ms}
+
+
+def child(daemon, folder, kind, *arguments, guard=True, **more):
+    variables = {**environment(daemon, folder, kind), "GLAKE_KVCACHED_GUARD": "1" if guard else "0"}
     # Without the folder of this file in its path.
     return subprocess.Popen([sys.executable, "-P", os.path.abspath(__file__), *arguments], text=True, cwd=folder,
-                            env=environment(daemon, folder, kind), stdout=subprocess.PIPE, **more)
+                            env=variables, stdout=subprocess.PIPE, **more)
 
 
-def measure(daemon, folder, kind, *arguments):
-    process = child(daemon, folder, kind, *arguments)
+def measure(daemon, folder, kind, *arguments, guard=True):
+    process = child(daemon, folder, kind, *arguments, guard=guard)
     out, _ = process.communicate(timeout=300)
     lines = [line for line in out.splitlines() if line.startswith("{")]
     expect(process.returncode == 0 and lines, f"{kind} {arguments}: exit {process.returncode}")
@@ -296,16 +303,18 @@ def hand_over(daemon, folder, kind, held_gib, gib):
 
 def benches(daemon, folder, gib):
     for is_contiguous, layout in (("true", "contiguous"), ("false", "per layer")):
-        for kind in ("kvcached", "glake", "kvcached", "glake"):
-            got = measure(daemon, folder, kind, "--bench", is_contiguous, str(gib))
-            expect(got.get("wrong") == 0, f"{kind}, {layout}: {got.get('wrong')} wrong elements")
-            row(f"{kind}: {layout}, ms/GiB", ", ".join(f"{name} {value:.3f}" for name, value in got.items()
-                                                       if name not in ("wrong", "create_ms")) +
-                f"; tensors in {got.get('create_ms', 0):.1f} ms")
+        for kind, guard in (("kvcached", True), ("glake", True), ("glake", False)) * 2:
+            name = kind if guard else kind + " without guard"
+            got = measure(daemon, folder, kind, "--bench", is_contiguous, str(gib), guard=guard)
+            expect(got.get("wrong") == 0, f"{name}, {layout}: {got.get('wrong')} wrong elements")
+            row(f"{name}: {layout}, ms/GiB", ", ".join(f"{what} {value:.3f}" for what, value in got.items()
+                                                       if what not in ("wrong", "create_ms")))
         for kind in ("kvcached", "glake"):
             got = measure(daemon, folder, kind, "--allocator", is_contiguous)
             row(f"{kind}: {layout}, page allocator, us", ", ".join(
-                f"{name} {value['p50']:.1f} (p99 {value['p99']:.1f})" for name, value in got.items()))
+                f"{what} {value['p50']:.1f} (p99 {value['p99']:.1f})" for what, value in got.items()))
+            got = measure(daemon, folder, kind, "--create", is_contiguous, str(total_gib()))
+            row(f"{kind}: {layout}, tensors as large as the GPU", f"{got.get('create_ms', 0):.0f} ms")
 
 
 # ---- an engine ----
@@ -356,6 +365,7 @@ def main():
     parser.add_argument("--only", choices=["tests", "pages", "engines"])
     parser.add_argument("--bench", nargs=2)
     parser.add_argument("--allocator")
+    parser.add_argument("--create", nargs=2)
     parser.add_argument("--hold", type=int)
     parser.add_argument("--need", type=int)
     options = parser.parse_args()
@@ -363,6 +373,9 @@ def main():
         return pack(options.pack, options.python, options.torch)
     if options.bench:
         print(json.dumps(bench(options.bench[0] == "true", int(options.bench[1]))))
+        return 0
+    if options.create:
+        print(json.dumps(create(options.create[0] == "true", int(options.create[1]))))
         return 0
     if options.allocator:
         print(json.dumps(bench_allocator(options.allocator == "true")))
@@ -400,6 +413,7 @@ def main():
 
 
 if __name__ == "__main__":
-    if not any(word in sys.argv for word in ("--pack", "--bench", "--allocator", "--hold", "--need")):
+    if not any(word in sys.argv for word in ("--pack", "--bench", "--allocator", "--hold", "--need",
+                                             "--create")):
         from run import Daemon, expect, failures, row
     sys.exit(main())

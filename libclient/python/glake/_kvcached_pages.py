@@ -471,8 +471,12 @@ class PageAllocator:
             pages = [heapq.heappop(self._free) for _ in range(min(n_wanted, len(self._free)))]
         if not pages:
             return True
+        pool = self._pool()
         try:
-            self._map(pages)
+            if pool is not None:
+                pool.expect(pages)
+            else:
+                self._map(pages)
         except (MapQuarantinedError, StateConsistencyError) as error:
             with self._lock:
                 self._n_free -= len(pages)
@@ -483,7 +487,7 @@ class PageAllocator:
             self._tell(f"no pages in reserve: {error}")
             return True
         with self._lock:
-            self._reserve_locked(pages, self._pool() is not None)
+            self._reserve_locked(pages, pool is not None)
             self._show_locked()
             self._changed.notify_all()
         return True

@@ -2,13 +2,14 @@
 """The memory of kvcached's tensors: an elastic range for each group. A page of kvcached is a step.
 
 What kvcached unmaps is lent: it stays where it is until others need it, and mapping it again is a compare-and-swap.
-Page 0 always has its memory: engines read and write it in runs that mean nothing. In kvcached all of a hole can be
-written, too: it is one page, mapped everywhere.
+Page 0 always has its memory: engines read and write it in runs that mean nothing. Other holes read zero, by a guard, as in
+kvcached, where they can be written as well.
 """
 from __future__ import annotations
 
 import collections
 import contextlib
+import os
 import sys
 import threading
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
@@ -76,7 +77,8 @@ class Pool:
         self.ordinal = ordinal
         self.tensors: List[Any] = []  # PyTorch's, when they are made
         self._range = Elastic(where.page_bytes, where.n_pages, where.n_lanes, where.lane_bytes, floor=1,
-                              device=ordinal, session=session)
+                              device=ordinal, session=session,
+                              guard=os.environ.get("GLAKE_KVCACHED_GUARD", "1") != "0")
         self._lock = threading.Lock()
         self._is_mapped = bytearray(where.n_pages)
         self._pending: Optional[Tuple[str, List[int]]] = None
@@ -152,6 +154,14 @@ class Pool:
     def rest(self, pages: Iterable[int]) -> None:
         """Mapped pages that nobody uses now, nor work on the GPU. need() before somebody does."""
         self._lend(pages)
+
+    def expect(self, pages: Sequence[int]) -> None:
+        """They are mapped, and rest: their memory comes by and by, if it is free."""
+        for first, n in _runs(pages):
+            self._range.ahead(first, n)
+        with self._lock:
+            for page in pages:
+                self._is_mapped[page] = 1
 
     def need(self, page: int) -> None:
         """It is there as if it had not rested, or an exception says why it cannot be."""
