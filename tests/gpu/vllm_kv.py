@@ -3,8 +3,8 @@
 
     KIT=FOLDER KIT_SITE=/tmp/vllm-site python3 tests/gpu/vllm_kv.py [--size 1b] [--rounds 8]
 
-Each engine in turn prefills more than is free, so that it gets what the other has lent: while that one is idle, and then while
-it decodes. What is reported: how long steps of KV memory took to come, per GiB, from the need of the scheduler on. Exit 1
+Each engine in turn prefills nearly as much as its cache can have, so that it gets what the other has lent: while that one is idle,
+and then while it decodes. What is reported: how long steps of KV memory took to come, per GiB, from the need of the scheduler on. Exit 1
 when tokens are other ones than before, a request fails, or no memory moved. KIT as in vllm_engines.py.
 """
 import argparse
@@ -21,6 +21,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 KIT = os.environ.get("KIT", "")
 SITE = os.environ.get("KIT_SITE", "/tmp/vllm-site")
 GIB = 1 << 30
+#: of a prompt and what follows it
+N_TOKENS = 1900
 
 
 # ---- an engine, in a process of its own ----
@@ -35,17 +37,19 @@ def child():
 
     def generate(seed, n_prompts, n_tokens, n_out):
         n_words = engine.vocab - 3
-        prompts = [{"prompt_token_ids": [3 + (7919 * (seed * 64 + i + 1) + 104729 * j) % n_words
+        prompts = [{"prompt_token_ids": [3 + (7919 * (seed * 4096 + i + 1) + 104729 * j) % n_words
                                          for j in range(n_tokens)]} for i in range(n_prompts)]
         params = SamplingParams(temperature=0.0, max_tokens=n_out, ignore_eos=True, detokenize=False)
         start = time.monotonic()
         outputs = engine.llm.generate(prompts, params, use_tqdm=False)
         return {"s": time.monotonic() - start, "n": sum(len(output.outputs[0].token_ids) for output in outputs)}
 
+    cache = engine.llm.llm_engine.vllm_config.cache_config
+    calls = {"fixed": engine.generate, "generate": generate, "tokens": lambda: cache.num_gpu_blocks * cache.block_size}
     print("READY", flush=True)
     for line in sys.stdin:
         words = line.split()
-        result = engine.generate() if words[0] == "fixed" else generate(*map(int, words[1:]))
+        result = calls[words[0]](*map(int, words[1:]))
         print("DONE " + json.dumps(result), flush=True)
 
 
@@ -110,18 +114,18 @@ def rounds(a, b, busy, n):
     import run
     counts = [len(handovers(engine)) for engine in (a, b)]
     took, name = [], "the other decodes" if busy else "the other is idle"
+    n_prompts = int(a.do("tokens") * 0.85 / N_TOKENS)
     for i in range(n):
         for engine, other in ((a, b), (b, a)):
             if busy:
                 other.start("generate", 7, 4, 64, 512)
-            # 16 prompts of 1,900 tokens: 30,400 tokens at once
-            result = engine.do("generate", 100 + 2 * i + (engine is b) + 64 * busy, 16, 1900, 8)
+            result = engine.do("generate", 100 + 2 * i + (engine is b) + 64 * busy, n_prompts, N_TOKENS - 8, 8)
             took.append(result["s"])
-            run.expect(result["n"] == 16 * 8, f"{engine.name}: {result['n']} tokens")
+            run.expect(result["n"] == n_prompts * 8, f"{engine.name}: {result['n']} tokens")
             if busy:
                 other.end()
     rows = [row for engine, n_before in zip((a, b), counts) for row in handovers(engine)[n_before:]]
-    run.row(f"{name}: prefill of 30,400 tokens", run.spread(took, 3) + " s")
+    run.row(f"{name}: {n_prompts} prompts of {N_TOKENS} tokens at once", run.spread(took, 3) + " s")
     run.expect(bool(rows), "no memory moved")
     if rows:
         per_gib = [ms / mib * 1024 for _, mib, ms in rows]
@@ -149,7 +153,7 @@ def main():
     daemon = run.Daemon("mover_idle_ms = 0;")
     os.environ["GLAKE_SOCKET"] = daemon.socket
     import glake
-    arguments = ["--size", options.size, "--mode", options.mode, "--load", "glake", "--kv-mib", str(options.kv_mib),
+    arguments = ["--size", options.size, "--mode", options.mode, "--load", "glake", "--kv-mib", str(options.kv_mib), "--max-seqs", "256",
                  "--extra", json.dumps({"enable_prefix_caching": True})]
     with tempfile.TemporaryDirectory() as folder:
         path = plugin(folder)

@@ -49,7 +49,7 @@ class Machine:
         self.elastic.commit(0, warm)
         self.steps = Steps(self.elastic)
         self.one = engine = self.cache.Engine(self.elastic, layout, LANES, **options)
-        engine.glake = attach(engine, layout, 1, self.steps, engine.gpu.mark)
+        engine.glake = attach(engine, layout, 1, 8, self.steps, engine.gpu.mark)
         return engine
 
     def states(self):
@@ -204,19 +204,19 @@ def deferred(m):
 
 def late(m):
     """Memory that comes when the engine has fallen idle is lent, too."""
-    engine = m.engine(n_blocks=64)
+    engine = m.engine()
     commit, go = m.elastic.commit, threading.Event()
 
     def slow(first, n):
         assert go.wait(20)
         commit(first, n)
-    engine.add(prompt(1, 9), [7] * 3)
-    m.elastic.commit = slow
-    m.run(2)
-    assert m.steps.is_waiting
-    while engine.get_num_unfinished_requests():
-        engine.step()
-    m.settle()
+    m.elastic.commit, m.elastic.ahead = slow, lambda first, n: None
+    request = engine.add(prompt(1, 100), [7] * 8)
+    m.run()
+    # The scheduler has not waited for it.
+    assert m.steps.is_waiting and not engine.running
+    engine.drop(request)
+    m.run()
     go.set()
     m.wait_for(lambda: not m.steps.is_waiting)
     assert m.held() == [0] and m.elastic.stats()["n_lent"] > 0, m.states()
@@ -549,7 +549,7 @@ class Vllm:
                 arena = kv._unadopted[-1] if kv._unadopted else None
                 elastic = arena.elastic if arena else None
                 layout = arena.plan.layout if arena else Layout(64, MIB // 2, CHUNK)
-                machine.layout, machine.elastic, machine.one = layout, elastic, self
+                machine.layout, machine.elastic, machine.one, self.vllm_config = layout, elastic, self, config
                 super().__init__(elastic, layout, LANES)
 
         Scheduler.__module__, Scheduler.__qualname__ = "vllm.v1.core.sched.scheduler", "Scheduler"

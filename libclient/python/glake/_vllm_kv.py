@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import sys
 import weakref
 from typing import Any, Callable, Dict, Iterator, List, Optional
@@ -21,7 +20,7 @@ from vllm.logger import init_logger
 
 from . import _vllm_places as places
 from ._torch_devices import check_number, start_cuda
-from ._vllm_plan import Plan, Unfit, check_engine, n_warm_blocks
+from ._vllm_plan import Plan, Unfit, check_engine, n_ahead_blocks, n_warm_blocks
 from ._vllm_pool import attach
 from ._vllm_steps import Steps
 from .elastic import Elastic
@@ -66,21 +65,14 @@ class _Instead(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def _elastic(**options: Any) -> Elastic:
-    """With a guard, where this glake has one: a read of a hole is not a fault then."""
-    if "guard" in inspect.signature(Elastic).parameters:
-        options["guard"] = True
-    return Elastic(**options)
-
-
 class Arena:
     """The elastic range of one engine."""
 
     def __init__(self, plan: Plan, ordinal: int, n_warm_blocks: int) -> None:
         layout = plan.layout
         self.plan, self.ordinal = plan, ordinal
-        self.elastic = _elastic(chunk_bytes=layout.chunk_bytes, steps=layout.n_steps, lanes=plan.n_lanes,
-                                stride=plan.stride, floor=_FLOOR, device=ordinal)
+        # With a guard, a read of a hole by a padded or stale table is not a fault.
+        self.elastic = Elastic(layout.chunk_bytes, layout.n_steps, plan.n_lanes, plan.stride, _FLOOR, ordinal, guard=True)
         self._memories: "weakref.WeakSet[Any]" = weakref.WeakSet()
         self._steps: Optional[Steps] = None
         #: what vLLM has got, and whether its blocks are where they should be
@@ -160,7 +152,8 @@ class Arena:
 
     def adopt(self, scheduler: Any) -> None:
         self._steps = Steps(self.elastic)
-        attach(scheduler, self.plan.layout, _FLOOR, self._steps, self._mark)
+        n_ahead = n_ahead_blocks(scheduler.vllm_config, self.plan)
+        attach(scheduler, self.plan.layout, _FLOOR, n_ahead, self._steps, self._mark)
         step_mib = self.plan.n_lanes * self.plan.layout.chunk_bytes // _MIB
         logger.info("glake: KV memory is elastic: at most %d steps of %d MiB", self.elastic.steps, step_mib)
 

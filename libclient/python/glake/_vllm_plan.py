@@ -12,7 +12,7 @@ _MIB = 1 << 20
 _GRANULARITY = 2 * _MIB
 #: A step's chunk in a lane: a handle of the driver costs the same whatever its size, 0.12 ms to come on an H100.
 _CHUNK_BYTES = (2 * _MIB, 32 * _MIB)
-#: Small caches have about so many steps
+#: Small caches have about so many steps. One always stays.
 _N_STEPS = 16
 
 #: What vLLM keeps of a layer in a block of which nothing is read before it was written
@@ -48,7 +48,7 @@ def _chunk_bytes(lane_bytes: int, block_bytes: int) -> int:
     """A whole number of blocks, if that is possible."""
     wanted = min(max(lane_bytes // _N_STEPS, _CHUNK_BYTES[0]), _CHUNK_BYTES[1])
     unit = math.lcm(block_bytes, _GRANULARITY)
-    if unit > 2 * _CHUNK_BYTES[1]:
+    if unit > _CHUNK_BYTES[1]:
         unit = _GRANULARITY
     return -(-wanted // unit) * unit
 
@@ -122,3 +122,10 @@ def n_warm_blocks(config: Any, plan: Plan) -> int:
     per_request = math.ceil(n_tokens / block_size) + 1
     full = math.ceil(scheduler.max_num_batched_tokens / block_size) + 2 * per_request
     return min(1 + len(groups) * max(scheduler.max_num_seqs * per_request, full), plan.layout.n_blocks)
+
+
+def n_ahead_blocks(config: Any, plan: Plan) -> int:
+    """What one batch may need at most."""
+    groups = plan.config.kv_cache_groups
+    block_size = min(group.kv_cache_spec.block_size for group in groups)
+    return len(groups) * math.ceil(config.scheduler_config.max_num_batched_tokens / block_size)

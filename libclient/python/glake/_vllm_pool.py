@@ -4,8 +4,10 @@
 Invariant: a block that is in use, or that vLLM may be handed, or finds by its hash, lies in steps that the engine has;
 and a step leaves only when all work that was scheduled before its blocks became free has ended.
 
-* *Before vLLM looks for free blocks* it says how many it needs: memory comes first. If there is none, the pool says so by
-  the number of its free blocks, and vLLM evicts, queues and preempts as ever.
+* *Memory that is free* comes ahead of the need: as many empty blocks as the next batches may want, lent until then.
+* *Before vLLM looks for free blocks* it says how many it needs. What is lent is taken back; content that is not in use gives way
+  only then, the engine's own first; and what is still missing comes from glaked, from what others have lent. If there is none, the
+  pool says so by the number of its free blocks, and vLLM queues and preempts as ever.
 * *A hash leads to a block whose step was lent*: the step is taken back, or, if others have its memory, all hashes there are
   forgotten and the look-up goes on.
 * *After each output* idle steps are lent, when the GPU is done with what was queued by then.
@@ -14,30 +16,41 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Collection, Dict, List, Optional, Set
 
 from ._vllm_blocks import FreeBlocks, Layout
-from ._vllm_steps import HELD, HOLE, LENT, Steps
+from ._vllm_steps import COMING, HELD, HOLE, LENT, Steps, runs_of
 
 #: Idle steps that a working engine keeps
 _KEPT = 1
-#: So long does the scheduler wait for memory: while it could evict cached blocks instead, and while it would have to queue
-#: or preempt a request
-_WAIT_S = (0.01, 0.03)
+#: So long does the scheduler wait: for memory that is free, while it could evict cached blocks instead, and for memory of others,
+#: while it would have to queue or preempt a request
+_FREE_WAIT_S, _WAIT_S = 0.01, 0.03
+#: Between two looks at what came ahead; when nothing has come after so long, there is no free memory, and it is asked for later
+_LOOK_S, _PATIENCE_S, _NONE_FREE_S = 0.005, 0.003, 0.1
 
 
 class Cache:
     """The KV blocks of one engine. Its scheduler's thread calls all of it."""
 
-    def __init__(self, pool: Any, layout: Layout, floor: int, steps: Steps,
+    def __init__(self, pool: Any, layout: Layout, floor: int, n_ahead: int, steps: Steps,
                  mark: Callable[[], Callable[[], bool]]) -> None:
-        """`mark()`: how to ask later whether the GPU is done with what is queued now."""
+        """`mark()`: how to ask later whether the GPU is done with what is queued now. `n_ahead`: blocks that the next batches
+        may want."""
         self.pool, self.layout, self.floor, self.steps, self._mark = pool, layout, floor, steps, mark
         #: of steps that were scheduled, and of the last one whose output was processed
         self.n_scheduled = 0
         self.n_done = 0
         self._is_late = False
         self._low = max(1, layout.n_blocks // layout.n_steps // 4)
+        self._n_ahead = n_ahead + self._low
+        #: steps that were asked for ahead, and when; and before when none are any more
+        self._asked: Set[int] = set()
+        self._asked_at = self._looked_at = self._next_look = 0.0
+        #: Steps that came in another way while it was not known that asking for them ahead was over, and of those that are away, how
+        #: much had come ahead by then: their memory may have been replaced by empty memory since.
+        self._open: Set[int] = set()
+        self._doubtful: Dict[int, int] = {}
         # While a step is being scheduled it may use blocks that become free meanwhile.
         self._is_scheduling = False
         free = pool.free_block_queue.get_all_free_blocks()
@@ -66,12 +79,19 @@ class Cache:
 
     def _arrive(self, wait_s: float = 0.0) -> None:
         for step in self.steps.arrivals(wait_s):
+            if step in self._open:
+                self._doubtful[step] = 0
             self.queue.step_comes(step)
 
     def _take_back(self, step: int) -> bool:
+        """Whether it is there, with its content."""
         if not self.steps.take_back(step):
             return False
         self.queue.step_comes(step)
+        if step in self._doubtful and self._doubtful[step] != self.steps.n_ahead():
+            self._forget(step)
+            return False
+        self._open.discard(step)
         return True
 
     def is_here(self, block: Any) -> bool:
@@ -93,24 +113,65 @@ class Cache:
                 if is_enough():
                     return
 
-    def _want(self, n_blocks: int) -> bool:
+    def _holes(self, states: List[int], n_blocks: int, others: Collection[int] = ()) -> List[int]:
+        """So many steps, from the lowest on, as these blocks need. Nothing that was there before they come is found by a hash."""
         per_step = self.layout.n_blocks / self.layout.n_steps
-        states = self.steps.states()
-        holes = [step for step in self.queue.steps_away() if states[step] == HOLE][:math.ceil(n_blocks / per_step)]
-        if not self.steps.want(holes):
-            return False
+        holes = [step for step in self.queue.steps_away() if states[step] == HOLE and step not in others]
+        holes = holes[:max(0, math.ceil(n_blocks / per_step))]
         for step in holes:
             self._forget(step)
-        return True
+        return holes
 
-    def _grow(self, n: int, wait_s: float) -> None:
-        """Until n blocks are empty, but no longer than that; not at all for what has been waited for in vain."""
+    # ---- memory that is free ----
+
+    def _ask_ahead(self, n_blocks: int) -> bool:
+        """So many empty blocks are here, or lent, or are asked for ahead. Whether some are still to come."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return bool(self._asked)
+        states = self.steps.states()
+        asked = {step for step in self._asked if states[step] in (HOLE, COMING)}
+        if len(asked) < len(self._asked):
+            self._asked_at = now
+        self._asked = asked
+        if self._asked and now > self._asked_at + _PATIENCE_S and all(states[step] == HOLE for step in self._asked):
+            self._asked.clear()
+            self._next_look = now + _NONE_FREE_S
+            return False
+        n_missing = n_blocks - self.queue.n_empty - sum(
+            self.queue.n_empty_in[step] for step in self.queue.steps_away()
+            if states[step] == LENT or step in self._asked)
+        holes = self._holes(states, n_missing, self._asked)
+        for run in runs_of(holes):
+            self.steps.ahead(run)
+        if holes:
+            self._asked_at = now
+            self._asked.update(holes)
+            self._open.update(holes)
+        return bool(self._asked)
+
+    def _wait_ahead(self, n: int) -> None:
+        """Until n blocks are empty, as long as free memory comes for them."""
+        end = time.monotonic() + _FREE_WAIT_S
+        while self.queue.n_empty < n and time.monotonic() < end and self._ask_ahead(n):
+            time.sleep(0.0002)
+            self._take_lent(lambda: self.queue.n_empty >= n, False)
+
+    # ---- memory of others ----
+
+    def _want(self, n_blocks: int) -> bool:
+        holes = self._holes(self.steps.states(), n_blocks)
+        return self.steps.want(holes)
+
+    def _grow(self, n: int) -> None:
+        """Until n blocks are free, but not long; not at all for what has been waited for in vain."""
         self._is_late = self._is_late and self.steps.is_waiting
-        end = time.monotonic() + (0.0 if self._is_late else wait_s)
+        end = time.monotonic() + (0.0 if self._is_late else _WAIT_S)
         while True:
             was_waiting = self.steps.is_waiting
             self._arrive()
-            if self.queue.n_empty >= n or not (was_waiting or self._want(n - self.queue.n_empty)):
+            n_missing = n - self.queue.num_free_blocks
+            if n_missing <= 0 or not (was_waiting or self._want(n_missing)):
                 return
             left_s = end - time.monotonic()
             if left_s <= 0.0:
@@ -131,8 +192,10 @@ class Cache:
         if n_empty > queue.n_empty:
             self._take_lent(lambda: queue.n_empty >= n_empty, False)
             if n_empty > queue.n_empty:
-                self._grow(n_empty, _WAIT_S[queue.num_free_blocks < n])
-        self._take_lent(lambda: queue.num_free_blocks >= n, True)
+                self._wait_ahead(n_empty)
+        if n > queue.num_free_blocks:
+            self._take_lent(lambda: queue.num_free_blocks >= n, True)
+            self._grow(n)
 
     # ---- steps that go ----
 
@@ -153,6 +216,8 @@ class Cache:
             return
         has_ended = self._mark()
         for step in leaving:
+            if step in self._doubtful:
+                self._doubtful[step] = self.steps.n_ahead()
             queue.step_leaves(step)
         self.steps.leave(leaving, has_ended)
 
@@ -162,10 +227,12 @@ class Cache:
         self._is_scheduling = True
         self.steps.rest(False)
         self._arrive()
-        if is_working and self.queue.n_empty < self._low:
-            self._take_lent(lambda: self.queue.n_empty >= self._low, False)
+        if is_working:
             if self.queue.n_empty < self._low:
-                self._want(self._low)
+                self._take_lent(lambda: self.queue.n_empty >= self._low, False)
+            if time.monotonic() > self._looked_at + _LOOK_S:
+                self._looked_at = time.monotonic()
+                self._ask_ahead(self._n_ahead)
 
     def after_schedule(self) -> int:
         """The number of the step."""
@@ -211,11 +278,11 @@ class _ElasticPool:
         return done
 
 
-def attach(scheduler: Any, layout: Layout, floor: int, steps: Steps,
+def attach(scheduler: Any, layout: Layout, floor: int, n_ahead: int, steps: Steps,
            mark: Callable[[], Callable[[], bool]]) -> Cache:
     """All that one scheduler does with blocks goes by way of the cache from now on."""
     manager = scheduler.kv_cache_manager
-    cache = Cache(manager.block_pool, layout, floor, steps, mark)
+    cache = Cache(manager.block_pool, layout, floor, n_ahead, steps, mark)
     count, schedule, update = (manager.coordinator.get_num_blocks_to_allocate, scheduler.schedule,
                                scheduler.update_from_output)
     watermark = manager.watermark_blocks

@@ -12,7 +12,8 @@ import threading
 import time
 from typing import Callable, Dict, Iterable, List, Optional
 
-from .elastic import HELD, HOLE, LENT, Elastic
+from .elastic import COMING, HELD, HOLE, LENT, Elastic
+from .errors import Error
 
 logger = logging.getLogger("vllm.glake")
 
@@ -130,6 +131,17 @@ class Steps:
                 states[step] = LENT
         return states
 
+    def ahead(self, steps: range) -> None:
+        """Of memory that is free, if there is any, these holes become LENT."""
+        try:
+            self._elastic.ahead(steps.start, len(steps))
+        except (Error, OSError) as error:
+            logger.debug("glake: nothing comes ahead: %s", error)
+
+    def n_ahead(self) -> int:
+        """How many have come so, ever."""
+        return self._elastic.stats()["n_ahead"]
+
     def want(self, steps: Iterable[int]) -> bool:
         """Commit these holes, in order. False: others are wanted still, or it was in vain a moment ago."""
         with self._changed:
@@ -219,4 +231,4 @@ class Steps:
             return error
 
 
-__all__ = ["HELD", "HOLE", "LENT", "Steps", "runs_of"]
+__all__ = ["COMING", "HELD", "HOLE", "LENT", "Steps", "runs_of"]
