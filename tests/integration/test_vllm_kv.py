@@ -4,6 +4,7 @@ library, on the simulated GPU. Blocks are written and read by the CPU, and a nei
 
 Where the sources (tests/engines/fetch) are absent, what needs them is skipped.
 """
+import contextlib
 import importlib.util
 import math
 import os
@@ -293,6 +294,62 @@ def cache_grows_first(m):
         engine.add(prompt(seed, 40), [7])
         m.finish()
     assert engine.n_hit >= 4 * 36, engine.n_hit
+
+
+def own_first(m):
+    """New content displaces an engine's own cached content, and takes what a neighbour has lent for a need alone."""
+    import glake
+    engine = m.engine()
+    with glake.connect() as session:
+        neighbour = glake.Elastic(CHUNK, steps=32, lanes=LANES, session=session)
+        with contextlib.suppress(glake.OutOfMemoryError):
+            for step in range(32):
+                neighbour.commit(step, 1)
+        n_all = neighbour.stats()["n_held"]
+        neighbour.lend(0, 32)
+        # Four steps are free.
+        assert neighbour.give_back(n_all - 4, 4) == 4
+        for seed in range(10):
+            engine.add(prompt(seed, 40), [7])
+            m.finish()
+            m.check()
+        assert neighbour.stats()["n_lent"] == n_all - 4, neighbour.stats()
+        engine.add(prompt(20, 4 * 4 * 7), [7])
+        m.finish()
+        assert engine.n_done == 11 and neighbour.stats()["n_lent"] < n_all - 4
+        neighbour.close()
+
+
+def ahead(m):
+    """What a long answer needs comes before it does, of free memory; and where there is none, as ever."""
+    engine = m.engine()
+    engine.add(prompt(1, 4), [7] * 150)
+    m.run(3)
+    before = m.elastic.stats()
+    while engine.get_num_unfinished_requests():
+        engine.step()
+        time.sleep(0.01)
+    after = m.elastic.stats()
+    assert after["n_commits"] - before["n_commits"] >= 5
+    assert after["n_ahead"] - before["n_ahead"] == after["n_commits"] - before["n_commits"], (before, after)
+
+
+def ahead_too_late(m):
+    """A step that was asked for ahead, came in another way, went with content, and comes ahead then: nobody finds the content."""
+    engine, real, asked = m.engine(), m.elastic.ahead, []
+    m.elastic.ahead = lambda first, n: asked.append((first, n))
+    engine.add(prompt(1, 100), [7] * 8)
+    m.finish()
+    assert asked
+    m.elastic.give_back(1, 15)
+    for first, n in asked:
+        real(first, n)
+    m.wait_for(lambda: m.elastic.stats()["n_ahead"] > 0)
+    time.sleep(0.1)
+    engine.add(prompt(1, 100), [7] * 8)
+    m.finish()
+    m.check()
+    assert engine.n_done == 2 and engine.n_hit <= 12, engine.n_hit
 
 
 def watermark(m):
@@ -705,6 +762,15 @@ class Cache(Case):
 
     def test_the_cache_grows_before_it_evicts(self):
         self.each(cache_grows_first)
+
+    def test_own_content_gives_way_first(self):
+        self.each(own_first)
+
+    def test_free_memory_comes_ahead(self):
+        self.each(ahead)
+
+    def test_what_comes_ahead_too_late_is_empty(self):
+        self.each(ahead_too_late)
 
     def test_spare_blocks_are_no_condition(self):
         self.each(watermark)
