@@ -162,9 +162,10 @@ def main():
         before = [engine.do("fixed")["hash"] for engine in (a, b)]
         run.expect(before[0] == before[1], f"two engines, other tokens: {before}")
         # What is left is not enough for both.
-        ballast = glake.connect()
         free = glake.status()["devices"][0]["free_bytes"]
-        ptr = ballast.alloc((free - options.kv_mib * (1 << 20) * 5 // 4) >> 21 << 21)
+        # It answers when glaked asks: for who does not, requests that cannot be met wait a second.
+        ballast = glake.Elastic(64 << 20, (free - options.kv_mib * (1 << 20) * 5 // 4) // (64 << 20))
+        ballast.commit(0, ballast.steps)
         run.row("free for both", f"{glake.status()['devices'][0]['free_bytes'] / GIB:.2f} GiB, each may have "
                                  f"{options.kv_mib / 1024:.2f}")
         for busy in (False, True):
@@ -176,7 +177,6 @@ def main():
             lines = re.findall(r"glake: .*", engine.text())
             print(f"# {engine.name}:", *lines[:6], sep="\n#   ")
             engine.close()
-        ballast.free(ptr)
         ballast.close()
     daemon.stop()
     return 1 if run.failures else 0

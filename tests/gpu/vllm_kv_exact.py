@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Elastic KV memory of real vLLM engines gives the tokens of a plain one, whatever comes and goes.
 
-    KIT=FOLDER KIT_SITE=/tmp/vllm-site python3 tests/gpu/vllm_kv_exact.py [--rounds 40] [--kv-mib 256] [--seed 1]
+    KIT=FOLDER KIT_SITE=/tmp/vllm-site python3 tests/gpu/vllm_kv_exact.py [--rounds 40] [--kv-mib 512] [--seed 1]
 
 Two engines with prefix caching, on memory for little more than one of their caches, get random prompts in turns: with common
-beginnings, some of which are cached still, in memory that was lent or has gone meanwhile. vLLM's batch invariance
-(VLLM_BATCH_INVARIANT) makes the tokens of a prompt independent of what is cached and of its neighbours; so each prompt has to
-have those of an engine with a plain cache. vllm_forks.py says what it needs. Exit 1 when tokens differ, or no memory moved.
+beginnings, some of which are cached still, in memory that was lent or has gone meanwhile. Numbers of 32 bits make the tokens of a
+prompt independent of what is cached and of its neighbours, as far as rounding goes (with VLLM_BATCH_INVARIANT and bfloat16 6 of 48
+prompts differed in a plain engine, H100); so each prompt has to have those of an engine with a plain cache. vllm_forks.py says what
+it needs. Exit 1 when tokens differ.
 """
 import argparse
 import os
@@ -36,18 +37,17 @@ def prompts():
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--kv-mib", type=int, default=256)
+    parser.add_argument("--kv-mib", type=int, default=512)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     if not vllm_forks.is_there():
         print("# skipped: no vLLM in $KIT_SITE, or no kitlib.py in $KIT")
         return 0
-    os.environ["VLLM_BATCH_INVARIANT"] = "1"
     given, chance = prompts(), random.Random(options.seed)
     engine_options = {
-        "model": make("llama", PLACE), "dtype": "bfloat16", "max_model_len": 2048, "gpu_memory_utilization": 0.01,
+        "model": make("llama", PLACE), "dtype": "float32", "max_model_len": 2048, "gpu_memory_utilization": 0.01,
         "kv_cache_memory_bytes": options.kv_mib * MIB, "seed": 0, "skip_tokenizer_init": True, "disable_log_stats": True,
-        "attention_backend": "FLASH_ATTN", "enable_flashinfer_autotune": False, "max_num_seqs": 16, "enforce_eager": True,
+        "attention_backend": "TRITON_ATTN", "enable_flashinfer_autotune": False, "max_num_seqs": 16, "enforce_eager": True,
         "enable_prefix_caching": True}
     daemon = Daemon()
     with tempfile.TemporaryDirectory() as folder:
@@ -60,7 +60,7 @@ def main():
                 engine.ask("load", engine_options)
             want = [plain.ask("generate_each", [prompt], N_TOKENS)[0] for prompt in given]
             again = plain.ask("generate_each", given, N_TOKENS)
-            expect(want == again, f"vLLM itself is not invariant here: {sum(a != b for a, b in zip(want, again))} of {len(want)}")
+            expect(want == again, f"the plain engine differs from itself: {sum(a != b for a, b in zip(want, again))} of {len(want)}")
             plain.end()
             # What the two have, and little more than one cache.
             tenant = next(one for one in daemon.ctl("tenants")["tenants"] if one["name"] == "default")
