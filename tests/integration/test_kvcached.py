@@ -814,15 +814,89 @@ class Own(Case):
             self.skipTest(SOURCE.why or f"not installed: {', '.join(absent)}")
         super().setUp()
 
-    def test_kvcacheds_own_tests(self):
+    def install(self):
+        """A kvcached of its own, with glake in the place of its library. Returns what programs need to find it."""
         top = os.path.dirname(SOURCE.path)
         for part in ("kvcached", "tests"):
             shutil.copytree(os.path.join(top, part), os.path.join(self.folder, part))
         path = [self.folder, os.path.join(ROOT, "tests", "engines"), os.environ["PYTHONPATH"]]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "KVCACHED_LOG_LEVEL": "ERROR",
-                       "TMPDIR": self.folder}
+                       "KVCACHED_IPC_NAME": f"glake-test-{os.getpid()}", "TMPDIR": self.folder}
         subprocess.run([sys.executable, "-m", "glake.kvcached", "install"], env=environment, check=True,
                        stdout=subprocess.DEVNULL)
+        return environment
+
+    def program(self, environment, text):
+        begin = """
+            import kvcached_on_cudasim
+            from kvcached.integration.vllm import interfaces
+            """
+        process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(begin) + textwrap.dedent(text)], text=True,
+                                   env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        return process
+
+    def line(self, process, word=None):
+        """The next line, or the next that begins so."""
+        while True:
+            line = process.stdout.readline()
+            self.assertTrue(line)
+            if word is None or line.startswith(word):
+                return line.split()
+
+    def test_an_engine_and_its_worker(self):
+        """The allocator is in one process, and the memory in another, behind kvcached's sockets."""
+        environment = self.install()
+        worker = self.program(environment, """
+            import sys
+            from kvcached.vmm_ops import create_kv_tensors
+            from glake import _kvcached_pool as pools
+            interfaces.init_kvcached(is_worker=True, device="cuda:0")
+            create_kv_tensors(64 << 20, 2, "cuda:0", 4)
+            print("ready", flush=True)
+            for _ in sys.stdin:
+                stats = pools.find(0).stats()
+                print("stats", stats["n_held"], stats["n_lent"], flush=True)
+            """)
+        self.line(worker, "ready")
+        engine = self.program(environment, """
+            import sys
+            from kvcached.kv_cache_manager import KVCacheManager
+            interfaces.init_kvcached(is_worker=False, device="cuda:0")
+            manager = KVCacheManager(num_blocks=2048, block_size=16, cell_size=1024, num_layers=4)
+            for line in sys.stdin:
+                blocks = manager.alloc(1024)
+                print("blocks", len(set(blocks)), flush=True)
+                sys.stdin.readline()
+                manager.free(blocks)
+                manager.trim()
+                print("free", flush=True)
+            manager.shutdown()
+            """)
+
+        def stats():
+            worker.stdin.write("\n")
+            worker.stdin.flush()
+            return [int(word) for word in self.line(worker, "stats")[1:]]
+
+        for _ in range(2):
+            engine.stdin.write("\n")
+            engine.stdin.flush()
+            self.assertEqual(self.line(engine, "blocks"), ["blocks", "1024"])
+            # 1024 blocks of 16 KiB are 8 pages, and what is reserved is mapped there.
+            self.assertGreaterEqual(stats()[0], 8)
+            engine.stdin.write("\n")
+            engine.stdin.flush()
+            self.line(engine, "free")
+            n_held, n_lent = stats()
+            self.assertGreaterEqual(n_lent, 3)
+            self.assertLess(n_held, 8)
+        engine.communicate(timeout=60)
+        self.assertEqual(engine.returncode, 0)
+
+    def test_kvcacheds_own_tests(self):
+        environment = self.install()
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", "-p", "kvcached_on_cudasim",
              "-k", LEFT_OUT, *(f"tests/test_{name}.py" for name in OWN_TESTS)], cwd=self.folder, env=environment,

@@ -464,6 +464,19 @@ class Elastic(Case):
             self.assertEqual(elastic.take(0, 3), 2)
             self.assertEqual(elastic.stats()["n_ahead"], 2)
 
+    def test_what_is_lent_is_still_to_be_had(self):
+        session = glake.default_session()
+        before = session.device_view()
+        with glake.Elastic(self.CHUNK, steps=4) as elastic:
+            elastic.commit(0, 4)
+            self.assertEqual(session.device_view()["warm_bytes"], before["warm_bytes"])
+            elastic.lend(0, 3)
+            view = session.device_view()
+            self.assertEqual(view["warm_bytes"] - before["warm_bytes"], 3 * self.CHUNK)
+            self.assertEqual(view["used_bytes"] - before["used_bytes"], 4 * self.CHUNK)
+        with self.assertRaises(ValueError):
+            session.device_view(7)
+
     def test_the_session_ends_it(self):
         session = glake.connect()
         elastic = glake.Elastic(self.CHUNK, steps=2, floor=2, session=session)
