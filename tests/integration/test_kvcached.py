@@ -398,7 +398,7 @@ class Allocator(Case):
         pool.unmap(offsets)
         self.assertAlmostEqual(allocator.get_avail_physical_pages(), whole, delta=1)
         # What a neighbour has lent is to be had as well.
-        neighbour = subprocess.Popen([sys.executable, "-c", textwrap.dedent(f"""
+        neighbour = subprocess.Popen([sys.executable, "-c", textwrap.dedent("""
             import glake, sys
             elastic = glake.Elastic(16 << 20, steps=40)
             elastic.commit(0, 20)
