@@ -2,7 +2,9 @@
 """kvcached with its own library, and with glake in its place: its tests for a GPU, and what a page costs.
 
     python3 tests/gpu/kvcached_peer.py --pack FOLDER [--python PYTHON --torch SITE-PACKAGES]     where there are sources
-    KVCACHED=FOLDER python3 tests/gpu/kvcached_peer.py [--gib 8] [--only tests|pages|engines]    where there is a GPU
+    KVCACHED=FOLDER python3 tests/gpu/kvcached_peer.py [--gib 8] [--only PART ...]               where there is a GPU
+
+Parts: tests, pages (contiguous), layers (pages of the layout per layer), neighbour, engines.
 
 FOLDER gets kvcached's Python and tests of build/engines (tests/engines/fetch), its library, built for PYTHON with a C++ compiler,
 PyTorch's headers and those of CUDA, and ``site/``, for packages that the GPU's machine lacks (posix_ipc, wrapt). With a vLLM that
@@ -11,6 +13,7 @@ behind kvcached. Exit 1 when a test fails with glake that passes without, a page
 other tokens.
 """
 import argparse
+import concurrent.futures
 import glob
 import hashlib
 import json
@@ -27,6 +30,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 FOLDER = os.environ.get("KVCACHED", "")
 KIT = os.environ.get("KIT", "")
 SITE = os.environ.get("KIT_SITE", "/tmp/vllm-site")
+PARTS = ("tests", "pages", "layers", "neighbour", "engines")
 PAGE = 2 << 20
 LAYERS = 32
 
@@ -108,7 +112,7 @@ def run_tests(daemon, folder, kind, name):
     done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-rA", "--no-header", "-p", "no:cacheprovider", "--tb=short",
                            "-k", LEFT_OUT, f"tests/test_{name}.py"],
                           cwd=os.path.join(folder, kind), env=environment(daemon, folder, kind), capture_output=True,
-                          text=True, timeout=240, check=False)
+                          text=True, timeout=240, check=False, start_new_session=True)
     found = dict(reversed(pair) for pair in re.findall(r"^(PASSED|FAILED|ERROR) (\S+)", done.stdout, re.M))
     if any(outcome != "PASSED" for outcome in found.values()) or not found:
         print(done.stdout[-3000:], done.stderr[-1000:], flush=True)
@@ -116,15 +120,21 @@ def run_tests(daemon, folder, kind, name):
 
 
 def tests(daemon, folder):
-    sums = {kind: [0, 0] for kind in ("kvcached", "glake")}
-    for name in TESTS:
-        outcomes = {kind: run_tests(daemon, folder, kind, name) for kind in sums}
-        for kind, found in outcomes.items():
-            sums[kind][0] += sum(outcome == "PASSED" for outcome in found.values())
-            sums[kind][1] += sum(outcome != "PASSED" for outcome in found.values())
-        for test, outcome in outcomes["kvcached"].items():
-            if outcome == "PASSED":
-                expect(outcomes["glake"].get(test) == "PASSED", f"{test}: {outcomes['glake'].get(test)}")
+    # A process group each: kvcached names its files by that.
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        runs = {(kind, name): pool.submit(run_tests, daemon, folder, kind, name)
+                for name in TESTS for kind in ("kvcached", "glake")}
+    outcomes = {"kvcached": {}, "glake": {}}
+    for (kind, name), done in runs.items():
+        try:
+            outcomes[kind].update(done.result())
+        except subprocess.TimeoutExpired:
+            outcomes[kind][name] = "TIMEOUT"
+    for test, outcome in outcomes["kvcached"].items():
+        if outcome == "PASSED":
+            expect(outcomes["glake"].get(test) == "PASSED", f"{test}: {outcomes['glake'].get(test)}")
+    n_passed = {kind: sum(outcome == "PASSED" for outcome in found.values()) for kind, found in outcomes.items()}
+    sums = {kind: (n_passed[kind], len(found) - n_passed[kind]) for kind, found in outcomes.items()}
     for kind, (n_passed, n_failed) in sums.items():
         row(f"its tests with {kind}", f"{n_passed} passed, {n_failed} failed")
         expect(n_passed > 0, f"no test of {kind} passed")
@@ -301,20 +311,20 @@ def hand_over(daemon, folder, kind, held_gib, gib):
             f"mean {got['sum']:.2f})")
 
 
-def benches(daemon, folder, gib):
-    for is_contiguous, layout in (("true", "contiguous"), ("false", "per layer")):
-        for kind, guard in (("kvcached", True), ("glake", True), ("glake", False)) * 2:
-            name = kind if guard else kind + " without guard"
-            got = measure(daemon, folder, kind, "--bench", is_contiguous, str(gib), guard=guard)
-            expect(got.get("wrong") == 0, f"{name}, {layout}: {got.get('wrong')} wrong elements")
-            row(f"{name}: {layout}, ms/GiB", ", ".join(f"{what} {value:.3f}" for what, value in got.items()
-                                                       if what not in ("wrong", "create_ms")))
-        for kind in ("kvcached", "glake"):
-            got = measure(daemon, folder, kind, "--allocator", is_contiguous)
-            row(f"{kind}: {layout}, page allocator, us", ", ".join(
-                f"{what} {value['p50']:.1f} (p99 {value['p99']:.1f})" for what, value in got.items()))
-            got = measure(daemon, folder, kind, "--create", is_contiguous, str(total_gib()))
-            row(f"{kind}: {layout}, tensors as large as the GPU", f"{got.get('create_ms', 0):.0f} ms")
+def benches(daemon, folder, is_contiguous, gib):
+    layout = "contiguous" if is_contiguous == "true" else "per layer"
+    for kind, guard in (("kvcached", True), ("glake", True), ("glake", False)) * 2:
+        name = kind if guard else kind + " without guard"
+        got = measure(daemon, folder, kind, "--bench", is_contiguous, str(gib), guard=guard)
+        expect(got.get("wrong") == 0, f"{name}, {layout}: {got.get('wrong')} wrong elements")
+        row(f"{name}: {layout}, ms/GiB", ", ".join(f"{what} {value:.3f}" for what, value in got.items()
+                                                   if what not in ("wrong", "create_ms")))
+    for kind in ("kvcached", "glake"):
+        got = measure(daemon, folder, kind, "--allocator", is_contiguous)
+        row(f"{kind}: {layout}, page allocator, us", ", ".join(
+            f"{what} {value['p50']:.1f} (p99 {value['p99']:.1f})" for what, value in got.items()))
+        got = measure(daemon, folder, kind, "--create", is_contiguous, str(total_gib()))
+        row(f"{kind}: {layout}, tensors as large as the GPU", f"{got.get('create_ms', 0):.0f} ms")
 
 
 # ---- an engine ----
@@ -362,7 +372,7 @@ def main():
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--torch", help="site-packages with PyTorch and its CUDA headers")
     parser.add_argument("--gib", type=int, default=8)
-    parser.add_argument("--only", choices=["tests", "pages", "engines"])
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--bench", nargs=2)
     parser.add_argument("--allocator")
     parser.add_argument("--create", nargs=2)
@@ -396,15 +406,19 @@ def main():
                        env=environment(daemon, folder, "glake"), cwd=folder)
         row("kvcached's library", ", ".join(hashlib.sha256(open(path, "rb").read()).hexdigest()[:12] for path in
                                             glob.glob(os.path.join(FOLDER, "kvcached", "_C*.so"))) or "none")
-        if options.only in (None, "tests"):
+        if "tests" in options.only:
             tests(daemon, folder)
-        if options.only in (None, "pages"):
-            benches(daemon, folder, options.gib)
-            # More than what is free beside the neighbour.
+        if "pages" in options.only:
+            benches(daemon, folder, "true", options.gib)
+        if "layers" in options.only:
+            # 64 handles for each 128 MiB
+            benches(daemon, folder, "false", max(options.gib // 4, 1))
+        if "neighbour" in options.only:
+            # More than what is free beside it.
             held = int(total_gib() * 0.8)
             for kind in ("kvcached", "glake"):
                 hand_over(daemon, folder, kind, held, held // 2)
-        if options.only in (None, "engines"):
+        if "engines" in options.only:
             engines(daemon, folder)
     daemon.stop()
     for failure in failures:
