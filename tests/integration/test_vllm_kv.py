@@ -53,6 +53,11 @@ class Machine:
         engine.glake = attach(engine, layout, 1, 8, self.steps, engine.gpu.mark)
         return engine
 
+    def patient(self):
+        """A busy machine makes no difference: free memory comes, however late."""
+        import glake._vllm_pool as pool
+        pool._FREE_WAIT_S = pool._PATIENCE_S = 10.0
+
     def states(self):
         return self.elastic.states()
 
@@ -225,6 +230,46 @@ def late(m):
     m.check()
 
 
+def twice(m):
+    """A step that comes ahead while it is committed is the engine's once."""
+    engine = m.engine()
+    commit, go, ahead = m.elastic.commit, threading.Event(), m.elastic.ahead
+
+    def slow(first, n):
+        assert go.wait(20)
+        commit(first, n)
+    m.elastic.commit, m.elastic.ahead = slow, lambda first, n: None
+    engine.add(prompt(1, 60), [7] * 8)
+    m.run()
+    assert m.steps.is_waiting
+    ahead(1, 6)
+    m.wait_for(lambda: m.elastic.stats()["n_lent"] >= 4)
+    m.run()
+    assert engine.running
+    m.check()
+    go.set()
+    m.wait_for(lambda: not m.steps.is_waiting)
+    m.run()
+    m.check()
+    m.finish()
+    m.check()
+    # The same, and it falls idle first.
+    go.clear()
+    m.elastic.give_back(1, 15)
+    request = engine.add(prompt(2, 60), [7] * 8)
+    m.run()
+    assert m.steps.is_waiting
+    ahead(1, 6)
+    m.wait_for(lambda: m.elastic.stats()["n_lent"] >= 4)
+    m.run()
+    engine.drop(request)
+    engine.idle()
+    m.run()
+    go.set()
+    m.wait_for(lambda: not m.steps.is_waiting)
+    m.check()
+
+
 def no_memory(m):
     """Who has no memory queues and preempts, as vLLM ever did, and goes on when there is some."""
     import glake
@@ -286,6 +331,7 @@ def trim(session, wholly=False):
 
 def cache_grows_first(m):
     """While there is memory, new content does not take the place of cached content."""
+    m.patient()
     engine = m.engine()
     for seed in range(4):
         engine.add(prompt(seed, 40), [7])
@@ -322,6 +368,7 @@ def own_first(m):
 
 def ahead(m):
     """What a long answer needs comes before it does, of free memory; and where there is none, as ever."""
+    m.patient()
     engine = m.engine()
     engine.add(prompt(1, 4), [7] * 150)
     m.run(3)
@@ -753,6 +800,9 @@ class Cache(Case):
 
     def test_memory_that_comes_late_is_lent(self):
         self.each(late)
+
+    def test_what_comes_twice_is_there_once(self):
+        self.each(twice)
 
     def test_without_memory_requests_wait(self):
         self.each(no_memory)

@@ -81,14 +81,17 @@ class Cache:
         for step in self.steps.arrivals(wait_s):
             if step in self._open:
                 self._doubtful[step] = 0
+            # It may have come ahead, have been used, and have gone, while it was committed.
+            self._forget(step)
             self.queue.step_comes(step)
 
     def _take_back(self, step: int) -> bool:
         """Whether it is there, with its content."""
-        if not self.steps.take_back(step):
+        has_content = self.steps.take_back(step)
+        if has_content is None:
             return False
         self.queue.step_comes(step)
-        if step in self._doubtful and self._doubtful[step] != self.steps.n_ahead():
+        if not has_content or step in self._doubtful and self._doubtful[step] != self.steps.n_ahead():
             self._forget(step)
             return False
         self._open.discard(step)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import Callable, Dict, Iterable, List, Optional
+from typing import Callable, Dict, Iterable, List, Optional, Set
 
 from .elastic import COMING, HELD, HOLE, LENT, Elastic
 from .errors import Error
@@ -42,6 +42,8 @@ class Steps:
         self._elastic = elastic
         self._changed = threading.Condition()
         self._is_closed = False
+        #: the engine's: what else is HELD has come, and is not known to it, or is to be lent
+        self._has = {step for step, state in enumerate(elastic.states()) if state == HELD}
         #: steps to be lent: whether the work that may use them has ended
         self._leaving: Dict[int, Callable[[], bool]] = {}
         self._wanted: List[int] = []
@@ -49,6 +51,8 @@ class Steps:
         #: the thread is at them
         self._coming: List[int] = []
         self._came: List[int] = []
+        #: steps with memory that the engine does not know of
+        self._new: Set[int] = set()
         self._rests = False
         self._again_s = _AGAIN_S[0]
         self._not_before = 0.0
@@ -80,15 +84,20 @@ class Steps:
     def leave(self, steps: Iterable[int], has_ended: Callable[[], bool]) -> None:
         """Lend them when `has_ended()`, which is asked by a thread, again and again."""
         with self._changed:
-            self._leaving.update((step, has_ended) for step in steps)
+            for step in steps:
+                self._has.discard(step)
+                self._leaving[step] = has_ended
             self._changed.notify_all()
 
-    def take_back(self, step: int) -> bool:
-        """Whether it is there, with its content. It is the engine's again then."""
+    def take_back(self, step: int) -> Optional[bool]:
+        """Whether it is there with its content, or with empty memory; None: not at all. If it is, it is the engine's."""
         with self._changed:
-            if self._leaving.pop(step, None) is not None:
-                return True
-        return self._elastic.take(step, 1) == 1
+            if self._leaving.pop(step, None) is None and self._elastic.take(step, 1) != 1:
+                return None
+            self._has.add(step)
+            is_old = step not in self._new and step not in self._coming and step not in self._wanted
+            self._new.discard(step)
+            return is_old
 
     def _lend_loop(self) -> None:
         pause = _LOOK_S[0]
@@ -153,20 +162,28 @@ class Steps:
             return bool(self._wanted)
 
     def _arrived(self, steps: Iterable[int]) -> None:
-        """With the lock."""
-        self._came.extend(steps)
+        """With the lock. What came ahead while it was committed is the engine's already, or leaves already."""
+        new = [step for step in steps if step not in self._has and step not in self._leaving]
+        self._new.update(new)
+        self._came.extend(new)
         if self._rests:
-            for step in self._came:
+            for step in self._take_came():
                 self._elastic.lend(step, 1)
-            self._came = []
         self._changed.notify_all()
 
+    def _take_came(self) -> List[int]:
+        """Those that the engine has not taken, or even used and left, since."""
+        came, self._came = [step for step in self._came if step in self._new], []
+        return came
+
     def arrivals(self, wait_s: float = 0.0) -> List[int]:
-        """What has come since the last call. Waits for the first, if some are wanted."""
+        """What has come since the last call, empty; it is the engine's. Waits for the first, if some are wanted."""
         with self._changed:
             if wait_s > 0.0 and not self._came:
                 self._changed.wait_for(lambda: self._came or not (self._wanted or self._coming), wait_s)
-            came, self._came = self._came, []
+            came = self._take_came()
+            self._has.update(came)
+            self._new.difference_update(came)
             return came
 
     @property
