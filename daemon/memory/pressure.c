@@ -397,7 +397,7 @@ static enum status admit(struct pressure_request *request)
 	struct stats *stats = request->pressure->stats;
 	enum status status = pressure_check(request->pressure, request);
 	if (status != STATUS_OK) {
-		stats->quota_refusals += status != STATUS_NO_DEVICE_MEMORY;
+		stats->quota_refusals += status != STATUS_NO_DEVICE_MEMORY && !request->is_spare;
 		return refuse(request, status);
 	}
 	if (is_modest(request) && is_short(request->pressure, request->at)) {
@@ -411,7 +411,7 @@ static enum status admit(struct pressure_request *request)
 		                         : wait_in_line(request, is_next);
 	}
 	if (r != 0) {
-		stats->quota_refusals++;
+		stats->quota_refusals += !request->is_spare;
 		return refuse(request, STATUS_NO_FDS);
 	}
 	request->has_asked = false;

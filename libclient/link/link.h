@@ -49,9 +49,11 @@ struct glake__link {
 	uint64_t patience_end_ns; /* so long calls wait for glaked; 0: none has looked for it yet */
 	uint64_t retry_ns;        /* not before, by others */
 	uint64_t n_connections;   /* under both locks */
-	bool has_hosts; /* this connection's glaked has chunks in host memory, by its answer to Hello */
-	bool knows_spare; /* the same: it heeds ChunkAlloc.is_spare */
-	bool has_key;     /* set by the answer to Hello */
+	/* Others may read them while somebody connects. */
+	_Atomic bool
+		has_hosts; /* this connection's glaked has chunks in host memory, by its answer to Hello */
+	_Atomic bool knows_spare; /* the same: it heeds ChunkAlloc.is_spare */
+	bool has_key;             /* set by the answer to Hello */
 	uint8_t key[GLAKE_KEY_BYTES];
 	/* Requests that the lost connection took along. */
 	uint64_t unanswered[GLAKE_MAX_UNANSWERED];

@@ -192,10 +192,7 @@ int glake__promise_ensure(struct glake_session *session, uint32_t index)
 
 bool glake__rpc_knows_spare(struct glake_session *session)
 {
-	pthread_mutex_lock(&session->link.lock);
-	bool knows = session->link.knows_spare;
-	pthread_mutex_unlock(&session->link.lock);
-	return knows;
+	return session->link.knows_spare;
 }
 
 static void want_chunks(Glake__Wire__Request *request, Glake__Wire__ChunkAlloc *alloc,

@@ -777,12 +777,15 @@ END_TEST
 START_TEST(a_spare_request_does_not_stand_in_line)
 {
 	begin_with_quota(1000);
+	uint64_t n_refused = stats.quota_refusals;
 	want(40 * MIB);
 	expect_refused(spare_want(30 * MIB), STATUS_OVER_QUOTA);
 	struct want *waits = want(30 * MIB);
 	expect_state(waits, PRESSURE_IN_LINE);
 	/* It would fit, and somebody else is before it. */
 	expect_refused(spare_want(2 * MIB), STATUS_OVER_QUOTA);
+	expect_refused(spare_want(62 * MIB), STATUS_OVER_QUOTA);
+	ck_assert_uint_eq(stats.quota_refusals, n_refused);
 	end();
 }
 END_TEST
