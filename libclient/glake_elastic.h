@@ -52,7 +52,7 @@ enum glake_elastic_flags {
 	/*
 	 * Holes read zero: one chunk of chunk_bytes, which the session pays for, stands in all of them, read-only, and once
 	 * behind the last lane. So it does no harm if a kernel reads there by a stale table, or more than it needs. What
-	 * lies between two lanes is none. A read of a step in the moment in which it comes or goes, some 70 us for each lane,
+	 * lies between two lanes is none. A read of a step in the moment in which it comes or goes, tens of microseconds for each lane,
 	 * can still be a fault. It takes a driver call for each hole of each lane to open the range, and two more for each
 	 * chunk that comes or goes.
 	 */

@@ -131,12 +131,7 @@ static int fill(struct glake_elastic *elastic, uint32_t first, uint32_t n, bool 
 	}
 	if (r == 0) {
 		glake__lock();
-		if (is_spare) {
-			/* The program does not hold it yet. */
-			elastic->session->books.live_bytes += n * step_bytes(elastic);
-		} else {
-			glake__books_add_live(&elastic->session->books, n * step_bytes(elastic));
-		}
+		glake__books_add_live(&elastic->session->books, n * step_bytes(elastic));
 		glake__unlock();
 		elastic->n_commits += n;
 		elastic->n_ahead += is_spare ? n : 0;
@@ -393,11 +388,17 @@ static void want_nothing(struct glake_elastic *elastic)
 	}
 }
 
-/* Without memory, asleep, or without a glaked, there is nothing ahead until somebody asks once more. */
+/* What would wait: a sleeper for its wake, and who has no memory yet for what he is to be promised. */
+static bool would_wait(const struct glake_elastic *elastic)
+{
+	const struct glake__device *device = elastic->device;
+	return elastic->session->asleep || (device->promise_bytes > 0 && !device->is_promised);
+}
+
+/* Without memory, or without a glaked, there is nothing ahead until somebody asks once more. */
 static void make_ahead(struct glake_elastic *elastic, uint32_t step)
 {
-	struct glake_session *session = elastic->session;
-	if (session->asleep || !glake__rpc_knows_spare(session)) {
+	if (would_wait(elastic) || !glake__rpc_knows_spare(elastic->session)) {
 		want_nothing(elastic);
 		return;
 	}

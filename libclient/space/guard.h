@@ -11,7 +11,7 @@
  *   access   of what comes                           the unmapping above
  *
  * and the change is noted when all places have had theirs. If a step fails, all places are undone, the last one first. The
- * driver cannot exchange memory in one call: between unmap and access, some 70 us, a read of this one place is a fault.
+ * driver cannot exchange memory in one call: between unmap and access, tens of microseconds, a read of this one place is a fault.
  *
  * Other than memory of the program a guard is never asleep (asleep.h), and it may have any number of places.
  *

@@ -82,6 +82,15 @@ static inline uint32_t state_of(uint32_t step)
 	return __atomic_load_n(&glake_elastic_states(elastic)[step], __ATOMIC_ACQUIRE);
 }
 
+static inline bool are_states(const char *letters)
+{
+	uint32_t i = 0;
+	while (letters[i] && "-cHLgx"[state_of(i)] == letters[i]) {
+		i++;
+	}
+	return !letters[i];
+}
+
 /* The states of the first steps, a letter each. */
 static inline void expect_states(const char *letters)
 {
@@ -97,20 +106,6 @@ static inline struct glake_elastic_stats stats(void)
 	struct glake_elastic_stats now = {.size = sizeof(now)};
 	assert_ok(glake_elastic_stats(elastic, &now));
 	return now;
-}
-
-/* They become so, as others work. */
-static inline void await_states(const char *letters)
-{
-	for (uint32_t i = 0, ms = 0; letters[i] && ms < HARNESS_TIMEOUT_MS;) {
-		if ("-cHLgx"[state_of(i)] == letters[i]) {
-			i++;
-		} else {
-			usleep(1000);
-			ms++;
-		}
-	}
-	expect_states(letters);
 }
 
 static inline void commit(uint32_t first, uint32_t n)

@@ -317,7 +317,7 @@ static void work_at_random(uint32_t flags, bool works_ahead)
 	open_range(1, flags | GLAKE_ELASTIC_SERVE);
 	struct glake_session *other = world_connect();
 	ck_assert_int_eq(pthread_create(&thread, NULL, take_from_others, other), 0);
-	for (unsigned round = 1; round <= N_ROUNDS; round++) {
+	for (unsigned round = 1; round <= (ends_glaked ? N_ROUNDS / 3 : N_ROUNDS); round++) {
 		uint32_t step = 1 + rand_r(&dice) % (N_STEPS - 1);
 		if (works_ahead && rand_r(&dice) % 2) {
 			assert_ok(glake_elastic_ahead(elastic, 1, N_STEPS - 1));
