@@ -403,7 +403,7 @@ static void *end_glaked(void *user)
 {
 	unsigned seed = 3;
 	while (ends_glaked) {
-		usleep(5000 + rand_r(&seed) % 40000);
+		usleep(20000 + rand_r(&seed) % 50000);
 		harness_kill(&harness);
 		harness_restart(&harness);
 	}
@@ -432,6 +432,36 @@ START_TEST_WITH(glaked_may_end_at_any_time, .begin = begin_kept)
 	ck_assert_uint_eq(words_device_bytes(), 0);
 	world_reach(2);
 	pthread_join(thread, NULL);
+}
+END_TEST
+
+static void begin_blind(void)
+{
+	world_begin(.config = WORLD_CONFIG "warm_bytes = 0;", .devices = "1x96MiB");
+}
+
+static void work_to_the_end(void *user)
+{
+	words_open_driver();
+	work_at_random(GLAKE_ELASTIC_GUARD, true);
+	pause();
+}
+
+/* Whatever it has on its way. All is there for the next one, at once. */
+START_TEST_WITH(an_engine_may_end_at_any_time, .begin = begin_blind)
+{
+	unsigned seed = 5;
+	for (int i = 0; i < 12; i++) {
+		pid_t client = world_client(work_to_the_end, NULL);
+		usleep(10000 + rand_r(&seed) % 150000);
+		world_kill(client);
+	}
+	struct glake_session *next = world_connect_blind();
+	uint64_t id;
+	int fd;
+	assert_ok(glake_chunk_new(next, 0, 80 * MIB, &id, &fd));
+	close(fd);
+	world_disconnect(next);
 }
 END_TEST
 
