@@ -208,7 +208,7 @@ static void is_known(void)
 	for (int i = 0; i < 2; i++) {
 		expect_known(base, 2 * desc.lane_stride);
 		expect_known(info.base, info.mapped_bytes);
-		must(glake_sleep(session, 1000, NULL) == 0);
+		must(glake_sleep(session, 30000, NULL) == 0);
 	}
 	must(glake_wake(session, NULL) == 0);
 	must(glake_elastic_close(elastic) == 0);
