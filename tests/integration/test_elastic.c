@@ -395,43 +395,38 @@ static void begin_kept(void)
 {
 	world_begin(.config = WORLD_CONFIG "warm_bytes = 0;", .devices = "1x96MiB",
 	            .is_activated = true, .keeps_fds = true);
-	words_open_driver();
 }
 
-/* glaked ends with the thread that has started it. */
-static void *end_glaked(void *user)
+static void work_beside_ends(void *user)
 {
-	unsigned seed = 3;
-	while (ends_glaked) {
-		usleep(20000 + rand_r(&seed) % 50000);
-		harness_kill(&harness);
-		harness_restart(&harness);
-	}
+	words_open_driver();
+	ends_glaked = true;
+	work_at_random(GLAKE_ELASTIC_GUARD, true);
 	world_reach(1);
 	world_await(2);
-	return NULL;
-}
-
-/* In the middle of a commit, a lend, or whatever it is. */
-START_TEST_WITH(glaked_may_end_at_any_time, .begin = begin_kept)
-{
-	pthread_t thread;
-	ends_glaked = true;
-	ck_assert_int_eq(pthread_create(&thread, NULL, end_glaked, NULL), 0);
-	work_at_random(GLAKE_ELASTIC_GUARD, true);
-	ends_glaked = false;
-	world_await(1);
 	/* The session goes on. */
 	const struct glake_elastic_desc desc = desc_of(2, 0);
 	assert_ok(glake_elastic_open(session, &desc, &elastic, &base));
 	commit(2, 1);
 	assert_ok(glake_elastic_close(elastic));
 	world_disconnect(session);
+}
+
+/* In the middle of a commit, a lend, or whatever it is. By a process of one thread: it forks. */
+START_TEST_WITH(glaked_may_end_at_any_time, .begin = begin_kept)
+{
+	unsigned seed = 3;
+	pid_t client = world_client(work_beside_ends, NULL);
+	while (*world_stage < 1) {
+		usleep(5000 + rand_r(&seed) % 50000);
+		harness_kill(&harness);
+		harness_restart(&harness);
+	}
+	world_reach(2);
+	world_join(client);
 	harness_kill(&harness);
 	world_restart();
 	ck_assert_uint_eq(words_device_bytes(), 0);
-	world_reach(2);
-	pthread_join(thread, NULL);
 }
 END_TEST
 
