@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Elastic KV memory of real vLLM engines gives the tokens of a plain one, whatever comes and goes.
 
-    KIT=FOLDER KIT_SITE=/tmp/vllm-site python3 tests/gpu/vllm_kv_exact.py [--rounds 40] [--kv-mib 512] [--seed 1]
+    KIT=FOLDER KIT_SITE=/tmp/vllm-site python3 tests/gpu/vllm_kv_exact.py [--rounds 40] [--kv-mib 192] [--seed 1]
 
 Two engines with prefix caching, on memory for little more than one of their caches, get random prompts in turns: with common
 beginnings, some of which are cached still, in memory that was lent or has gone meanwhile. Numbers of 32 bits make the tokens of a
 prompt independent of what is cached and of its neighbours, as far as rounding goes (with VLLM_BATCH_INVARIANT and bfloat16 6 of 48
 prompts differed in a plain engine, H100); so each prompt has to have those of an engine with a plain cache. vllm_forks.py says what
-it needs. Exit 1 when tokens differ.
+it needs. Exit 1 when tokens differ, or no memory moved.
 """
 import argparse
 import os
@@ -37,7 +37,8 @@ def prompts():
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--kv-mib", type=int, default=512)
+    # 16 requests at a time need most of it: only a real need takes what the other has lent.
+    parser.add_argument("--kv-mib", type=int, default=192)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     if not vllm_forks.is_there():
@@ -83,7 +84,8 @@ def main():
             expect(False, str(error))
         shim.end()
     stats = {one["name"]: one["value"] for one in daemon.ctl("stats")["metrics"]}
-    row("requests that waited for a limit; reclaims", f"{stats.get('quota_waits')}; {stats.get('reclaims', '-')}")
+    row("requests that waited for what the other had lent", stats["quota_waits"])
+    expect(stats["quota_waits"] > 0, "no memory moved")
     daemon.stop()
     print("\n".join(failures) or "OK")
     return 1 if failures else 0
