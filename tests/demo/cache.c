@@ -11,7 +11,6 @@
  */
 #include <inttypes.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,6 +20,7 @@
 
 #include "glake_elastic.h"
 #include "proto/cudrv.h"
+#include "tests/demo/fail.h"
 
 #define CHUNK_BYTES (8u << 20)
 #define N_LANES 4u
@@ -31,17 +31,6 @@ static struct glake_session *session;
 static struct glake_elastic *elastic;
 static glake_ptr base;
 static uint8_t content[CHUNK_BYTES];
-
-static void __attribute__((noreturn, format(printf, 1, 2))) fail(const char *format, ...)
-{
-	va_list arguments;
-	va_start(arguments, format);
-	fputs("demo: ", stderr);
-	vfprintf(stderr, format, arguments);
-	fputc('\n', stderr);
-	va_end(arguments);
-	exit(1);
-}
 
 static void check(int err, const char *what)
 {

@@ -8,7 +8,6 @@
 
 #include <fcntl.h>
 #include <jansson.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,23 +15,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "tests/demo/fail.h"
+
 struct file {
 	const uint8_t *bytes; /* mapped */
 	uint64_t n_bytes;
 	const uint8_t *data; /* behind the header */
 	json_t *header;      /* owned */
 };
-
-static inline void __attribute__((noreturn, format(printf, 1, 2))) fail(const char *format, ...)
-{
-	va_list arguments;
-	va_start(arguments, format);
-	fputs("demo: ", stderr);
-	vfprintf(stderr, format, arguments);
-	fputc('\n', stderr);
-	va_end(arguments);
-	exit(1);
-}
 
 static inline void open_file(struct file *file, const char *path)
 {
