@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "libclient/elastic/thread.h"
+#include "libclient/link/call.h"
 #include "libclient/link/error.h"
 #include "libclient/space/space.h"
 #include "proto/clock.h"
@@ -29,7 +30,8 @@ static bool is_over(const struct glake__server *server, int wait_ms)
 		{.fd = glake_fd(server->session), .events = POLLIN},
 	};
 	poll(ready, 2, wait_ms);
-	if (ready[1].revents && !server->thread.is_over) {
+	if (ready[1].revents && !server->thread.is_over &&
+	    glake__link_is_awaited(&server->session->link)) {
 		clock_sleep_ns(LET_NS);
 	}
 	return server->thread.is_over;

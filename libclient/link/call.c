@@ -246,6 +246,14 @@ int glake__link_poll(struct glake__link *link)
 	return r ? glake__resume(link, false) : 0;
 }
 
+bool glake__link_is_awaited(struct glake__link *link)
+{
+	pthread_mutex_lock(&link->lock);
+	bool is_awaited = link->pending != NULL;
+	pthread_mutex_unlock(&link->lock);
+	return is_awaited;
+}
+
 /* ---- calls ------------------------------------------------------------------------------------ */
 
 /* Waits until it is sent. Returns 0 or an error of wire_send(); *why_out explains WIRE_E_EOF. */

@@ -82,6 +82,9 @@ void glake__call_forget(struct glake__link *link, Glake__Wire__Request *request)
  */
 int glake__link_poll(struct glake__link *link);
 
+/* Whether some call has no answer yet. */
+bool glake__link_is_awaited(struct glake__link *link);
+
 /*
  * Say Goodbye, without waiting for its answer, and let the peer see the end, though others may
  * hold the socket too.
