@@ -197,11 +197,12 @@ static int charge(struct pressure_request *request)
  */
 static bool catch_up(const struct alloc *alloc)
 {
-	size_t n = alloc->n_missing - alloc->n_made;
-	bool has_run = worker_catch_up(&alloc->request.at->worker);
-	for (size_t i = 1; has_run && i < n && worker_catch_up(&alloc->request.at->worker); i++) {
+	size_t n_run = 0;
+	while (n_run < alloc->n_missing - alloc->n_made &&
+	       worker_catch_up(&alloc->request.at->worker)) {
+		n_run++;
 	}
-	return has_run;
+	return n_run > 0;
 }
 
 /* Worker's thread. Memory released before this request counts as free, even if it is not closed yet. */

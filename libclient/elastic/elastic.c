@@ -247,10 +247,7 @@ static int unmap(struct glake_elastic *elastic, uint32_t step, struct glake__chu
 		offsets[i] = step_offset(elastic, step) + i * elastic->desc.lane_stride;
 	}
 	if (elastic->guard) {
-		cleanup_free struct glake__part *guards = calloc(n_lanes, sizeof(*guards));
-		return guards ? glake__guard_exchange(elastic->range, offsets, guards, n_lanes,
-		                                      false, dead)
-		              : -EBUSY;
+		return glake__guard_exchange(elastic->range, offsets, NULL, n_lanes, false, dead);
 	}
 	return glake__range_clear_all(elastic->range, offsets, n_lanes, elastic->desc.chunk_bytes,
 	                              dead);

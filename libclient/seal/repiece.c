@@ -14,7 +14,7 @@
 
 /* Fresh chunks on their way to a place. */
 static const struct glake__use scratch_use = {
-	.name = "scratch", .kind = GLAKE__OWN, .is_ours = true};
+	.name = "scratch", .kind = GLAKE__FREE, .is_ours = true};
 
 /* One request for each run of equal sizes. */
 static int fill_once(const struct glake__repiecing *repiecing, struct glake__range *scratch,

@@ -11,7 +11,7 @@
 #include "proto/cleanup.h"
 
 const struct glake__use glake__use_mirror = {
-	.name = "mirror", .kind = GLAKE__OWN, .is_ours = true, .is_worked_on = true};
+	.name = "mirror", .kind = GLAKE__FREE, .is_ours = true, .is_worked_on = true};
 
 /* The GPU is known to be idle, and the program is held back. */
 #define HELD_PATIENCE_NS 2000000000u

@@ -179,7 +179,7 @@ static void guard_lanes(struct glake__range *range, const struct glake__lanes *l
 {
 	for (uint64_t at = 0; at < n_bytes;) {
 		at += plan(some, lanes, at);
-		glake__guard_exchange(range, some->offsets, some->parts, some->n, true, dead);
+		glake__guard_exchange(range, some->offsets, NULL, some->n, true, dead);
 	}
 }
 

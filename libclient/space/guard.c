@@ -113,7 +113,7 @@ int glake__guard_exchange(struct glake__range *range, const uint64_t *offsets,
 	for (size_t i = 0; i < n; i++) {
 		sites[i] = (struct glake__site){
 			.range = range, .ptr = range->ptr + offsets[i], .waits = waits};
-		wanted[i] = parts[i].chunk ? parts[i] : guard_part(range);
+		wanted[i] = parts ? parts[i] : guard_part(range);
 	}
 	int r = glake__changes_begin(changes, sites, wanted, n);
 	if (r < 0) {

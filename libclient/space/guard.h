@@ -27,7 +27,7 @@
 int glake__guard_fill(struct glake__range *range, uint64_t offset, size_t n);
 
 /*
- * Put the guard, or parts[i] where that has a chunk, at offsets[i] of @range: in all @n places, or in none. Each is a place of
+ * Put parts[i], or without @parts the guard, at offsets[i] of @range: in all @n places, or in none. Each is a place of
  * one chunk, and so is what is there; both have a handle of the library's. @waits: for others that work on it. Chunks that
  * lost their last use are put onto @dead. 0; -EBUSY (pinned, too), -ENOMEM, GLAKE_E_CUDA, the text set. What the driver neither exchanged
  * nor gave back is a hole then.

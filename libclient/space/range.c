@@ -11,7 +11,7 @@
 #include "libclient/space/window.h"
 #include "proto/cleanup.h"
 
-const struct glake__use glake__use_lost = {.name = "lost", .kind = GLAKE__OWN, .is_ours = true};
+const struct glake__use glake__use_lost = {.name = "lost", .kind = GLAKE__FREE, .is_ours = true};
 
 /* ---- what is where --------------------------------------------------------------------------- */
 

@@ -12,11 +12,11 @@ import contextlib
 import os
 import sys
 import threading
-from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from ._kvcached_errors import MapQuarantinedError
 from .admin import sessions, status
-from .elastic import LOST, Elastic
+from .elastic import LOST, Elastic, runs_of
 from .errors import Error
 from .session import Session, default_session, parse_ordinal
 
@@ -53,20 +53,6 @@ def layout(page_bytes: int, size: int, n_layers: int, n_buffers: int, is_contigu
     if size % (2 * page_bytes):
         raise RuntimeError(f"{size} bytes of K and V are not a multiple of two pages of {page_bytes}")
     return Layout(size, n_layers, page_bytes, size // 2 // page_bytes, size // 2, 2 * n_layers)
-
-
-def _runs(pages: Iterable[int]) -> Iterator[Tuple[int, int]]:
-    """Neighbours among them, as first and number."""
-    first = n = 0
-    for page in sorted(pages):
-        if n and page == first + n:
-            n += 1
-            continue
-        if n:
-            yield first, n
-        first, n = page, 1
-    if n:
-        yield first, n
 
 
 class Pool:
@@ -115,8 +101,8 @@ class Pool:
                 self._is_mapped[page] = 1
         try:
             # Those that are mapped, too: they may rest.
-            for first, n in _runs(set(pages)):
-                self._range.commit(first, n)
+            for run in runs_of(set(pages)):
+                self._range.commit(run.start, len(run))
         except BaseException as error:
             with self._lock:
                 self._lend_locked(new)
@@ -138,8 +124,8 @@ class Pool:
         self._lend(pages)
 
     def _lend(self, pages: Iterable[int]) -> None:
-        for first, n in _runs(page for page in pages if page > 0):
-            self._range.lend(first, n)
+        for run in runs_of(page for page in pages if page > 0):
+            self._range.lend(run.start, len(run))
 
     def unmap(self, offsets: Sequence[int]) -> None:
         """Of those that are mapped. Work that uses them is waited for; none is submitted meanwhile."""
@@ -157,8 +143,8 @@ class Pool:
 
     def expect(self, pages: Sequence[int]) -> None:
         """They are mapped, and rest: their memory comes by and by, if it is free."""
-        for first, n in _runs(pages):
-            self._range.ahead(first, n)
+        for run in runs_of(pages):
+            self._range.ahead(run.start, len(run))
         with self._lock:
             for page in pages:
                 self._is_mapped[page] = 1

@@ -19,7 +19,8 @@ import time
 from typing import Any, Callable, Collection, Dict, List, Optional, Set
 
 from ._vllm_blocks import FreeBlocks, Layout
-from ._vllm_steps import COMING, HELD, HOLE, LENT, Steps, runs_of
+from ._vllm_steps import COMING, HELD, HOLE, LENT, Steps
+from .elastic import runs_of
 
 #: Idle steps that a working engine keeps
 _KEPT = 1

@@ -12,7 +12,7 @@ import threading
 import time
 from typing import Callable, Dict, Iterable, List, Optional, Set
 
-from .elastic import COMING, HELD, HOLE, LENT, Elastic
+from .elastic import COMING, HELD, HOLE, LENT, Elastic, runs_of
 from .errors import Error
 
 logger = logging.getLogger("vllm.glake")
@@ -23,16 +23,6 @@ _LOOK_S = (0.0005, 0.02)
 _AGAIN_S = (0.02, 0.25)
 #: So many steps are asked for at once; if there is no memory for all of them, one by one.
 _AT_ONCE = 4
-
-
-def runs_of(steps: Iterable[int]) -> List[range]:
-    runs: List[range] = []
-    for step in sorted(steps):
-        if runs and runs[-1].stop == step:
-            runs[-1] = range(runs[-1].start, step + 1)
-        else:
-            runs.append(range(step, step + 1))
-    return runs
 
 
 class Steps:
@@ -248,4 +238,4 @@ class Steps:
             return error
 
 
-__all__ = ["COMING", "HELD", "HOLE", "LENT", "Steps", "runs_of"]
+__all__ = ["COMING", "HELD", "HOLE", "LENT", "Steps"]

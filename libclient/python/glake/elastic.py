@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Iterable, List, Optional
 
 from . import _lib
 from .session import DeviceLike, Session, default_session, parse_ordinal
@@ -11,6 +11,17 @@ from .session import DeviceLike, Session, default_session, parse_ordinal
 #: What Elastic.states() has.
 HOLE, COMING, HELD, LENT, GOING, LOST = range(6)
 _SERVE, _GUARD = 1, 2
+
+
+def runs_of(steps: Iterable[int]) -> List[range]:
+    """Neighbours among them together: each is one call."""
+    runs: List[range] = []
+    for step in sorted(steps):
+        if runs and runs[-1].stop == step:
+            runs[-1] = range(runs[-1].start, step + 1)
+        else:
+            runs.append(range(step, step + 1))
+    return runs
 
 
 class Elastic:
