@@ -368,6 +368,14 @@ static bool find_fds(struct pressure_request *request)
 	return request->has_fds || request->fds != PRESSURE_FDS_MUST;
 }
 
+/* ---- making ----------------------------------------------------------------------------------- */
+
+static void make(struct pressure_request *request)
+{
+	request->had_room = location_has_room(request->at, request->missing_bytes);
+	request->ops->make(request);
+}
+
 /* ---- charging --------------------------------------------------------------------------------- */
 
 static enum status wait_in_line(struct pressure_request *request, bool is_next)
@@ -424,7 +432,7 @@ static enum status admit(struct pressure_request *request)
 	} else if (!has_found) {
 		return refuse(request, STATUS_NO_FDS);
 	} else if (!is_behind(request)) {
-		request->ops->make(request);
+		make(request);
 	} else if (!request->is_spare && may_wait(request, true)) {
 		park(request, PRESSURE_SHORT);
 	} else {
@@ -541,6 +549,11 @@ static void fall_short(struct pressure_request *request)
 		return;
 	}
 	keep_place(request);
+	if (!request->had_room && location_has_room(request->at, request->missing_bytes)) {
+		/* It came while the maker said no. The books are not wrong. */
+		make(request);
+		return;
+	}
 	if (fits_after_all_rounds(request)) {
 		bool has_room = take_back(request);
 		if (request->state == PRESSURE_CANCELLED) {
@@ -548,7 +561,7 @@ static void fall_short(struct pressure_request *request)
 			return;
 		}
 		if (has_room) {
-			request->ops->make(request);
+			make(request);
 			return;
 		}
 		is_late = ask(request, asked, NULL, shortfall(request));
@@ -598,7 +611,7 @@ static void try_again(struct pressure_request *request)
 	} else if (is_behind(request)) {
 		wait_on(request, true);
 	} else {
-		request->ops->make(request);
+		make(request);
 	}
 }
 

@@ -199,7 +199,8 @@ struct pressure_request {
 	uint64_t n_missing;
 
 	enum pressure_state state;
-	bool has_fds; /* what is missing has fds of the budget */
+	bool has_fds;  /* what is missing has fds of the budget */
+	bool had_room; /* by the books, when the maker began last */
 	struct pressure *pressure;
 	struct list link;    /* link: pressure.waiting, IN_LINE and SHORT */
 	struct list place;   /* link: the tenant's queue there, IN_LINE */

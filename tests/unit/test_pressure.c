@@ -235,6 +235,7 @@ static struct want {
 	struct thing thing;
 	bool is_started;
 	bool is_in_maker;
+	bool had_room; /* when it came there */
 	bool is_over;
 	enum status status;
 } wants[N_WANTS];
@@ -266,6 +267,7 @@ static void make(struct pressure_request *request)
 	struct want *want = want_of(request);
 	ck_assert(!want->is_in_maker);
 	want->is_in_maker = true;
+	want->had_room = location_has_room(request->at, request->missing_bytes);
 }
 
 static void done(struct pressure_request *request, enum status status)
@@ -297,7 +299,7 @@ static void run_maker(void)
 			}
 			want->is_in_maker = false;
 			again = true;
-			bool fits = !driver.is_full &&
+			bool fits = !driver.is_full && want->had_room &&
 			            location_has_room(want->request.at,
 			                              want->request.bytes + driver.other_bytes);
 			pressure_made(&want->request, driver.is_broken ? STATUS_INTERNAL
@@ -902,6 +904,25 @@ START_TEST(what_the_books_do_not_know_is_asked_for_in_the_end)
 	expect_refused(waits, STATUS_NO_DEVICE_MEMORY);
 	driver.is_full = false;
 	driver.other_bytes = 0;
+	end();
+}
+END_TEST
+
+START_TEST(room_that_comes_while_the_maker_says_no_is_enough)
+{
+	begin(0);
+	struct client *client = enter(0, 1, 70 * MIB);
+	struct want *waits = want(40 * MIB);
+	expect_asked_once('0');
+	ck_assert_uint_eq(client->asked_bytes, 10 * MIB);
+	now = wake_at;
+	pressure_look(&pressure);
+	ck_assert(waits->is_in_maker);
+	drop(&client->thing);
+	give_to(&client->thing, tenants[1], &places[0], CHUNK_PRIVATE, 60 * MIB);
+	pass(0);
+	expect_state(waits, PRESSURE_GRANTED);
+	ck_assert_str_eq(heard, "");
 	end();
 }
 END_TEST
