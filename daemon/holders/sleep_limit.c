@@ -5,11 +5,12 @@
 #include <stdio.h>
 
 #include "daemon/memory/location.h"
+#include "daemon/memory/promise.h"
 
 /* Named in an error; of the others the number. */
 #define MAX_NAMED 2u
 
-/* What it has there, which stays, and what would come. */
+/* What it has there, which stays, and what would come: all that it was promised, if that is more. */
 static uint64_t needs(const struct sleeper *sleeper, const struct location *at)
 {
 	const struct holder_location *has = &sleeper->holder->at[at->slot];
@@ -18,7 +19,7 @@ static uint64_t needs(const struct sleeper *sleeper, const struct location *at)
 	list_for_each (slept, &sleeper->slept, link) {
 		bytes += slept->at == at && slept->held->kind == HELD_SLEPT ? slept->bytes : 0;
 	}
-	return bytes;
+	return has->promise && has->promise->bytes > bytes ? has->promise->bytes : bytes;
 }
 
 bool sleep_limit_lets_wake(const struct holders *holders, const struct tenant *tenant,

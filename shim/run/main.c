@@ -127,17 +127,19 @@ static bool find_nvml(const char *shim_path, char path_out[PATH_MAX])
 	       has_real(&shim_library_nvml, path_out);
 }
 
-static int check_daemon(void)
+/* A promise that is no size is refused in any case. */
+static int check_daemon(bool is_optional)
 {
 	struct glake_connect_options options = {.size = sizeof(options), .no_cuda = 1};
 	struct glake_session *session;
 	int r = glake_connect(&options, &session);
-	if (r < 0) {
-		fprintf(stderr, "glake: %s (--optional starts the program without glaked)\n",
-		        glake_error());
+	if (r == 0) {
+		glake_disconnect(session);
+	} else if (!is_optional || r == -EINVAL) {
+		fprintf(stderr, "glake: %s%s\n", glake_error(),
+		        r == -EINVAL ? "" : " (--optional starts the program without glaked)");
 		return EXIT_REFUSED;
 	}
-	glake_disconnect(session);
 	return 0;
 }
 
@@ -318,8 +320,8 @@ static int run(const struct options *options, char **arguments)
 		status = refuse(EXIT_REFUSED, path ? path : shim_library_cuda.soname,
 		                "no CUDA driver library found");
 	}
-	if (status == 0 && !options->is_optional) {
-		status = check_daemon();
+	if (status == 0 && (!options->is_optional || options->promise)) {
+		status = check_daemon(options->is_optional);
 	}
 	if (status == 0) {
 		status = set_preload(shim_path);

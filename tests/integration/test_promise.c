@@ -5,6 +5,7 @@
  */
 #include <sys/mman.h>
 
+#include "glake_admin.h"
 #include "proto/limits.h"
 #include "tests/harness/models.h"
 #include "tests/harness/run.h"
@@ -419,6 +420,8 @@ static void fall_asleep_and_wake(void *user)
 	assert_ok(glake_alloc(session, 0, 100 * MIB, 0, &ptr));
 	assert_left(session, 256 * MIB, 156 * MIB);
 	assert_ok(glake_sleep(session, 10000, NULL));
+	assert_fails(GLAKE_E_BUSY, "sleeps and needs 268435456 bytes",
+	             glake_set_quota(session, "default", 0, 200 * MIB));
 	world_reach(1);
 	world_await(2);
 	/* Others have all there is: it waits until the whole promise is there. */
@@ -527,12 +530,13 @@ START_TEST(a_program_that_cannot_be_promised_anything_gets_nothing)
 }
 END_TEST
 
-START_TEST(glake_run_refuses_what_is_no_size)
+START_TEST_WITH(glake_run_refuses_what_is_no_size, .n = 2)
 {
 	static struct run run;
 	begin(WORLD_CONFIG);
-	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "--promise=much", "true",
-	          NULL);
+	/* Whoever does without glaked has not asked for something that is no size. */
+	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "--promise=much",
+	          _i == 0 ? "--" : "--optional", "true", NULL);
 	int status = run_end(&run);
 	ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == 125 &&
 	                      strstr(run.text, "a promise of \"much\""),
