@@ -65,7 +65,8 @@ static int zero_tails(struct glake__seal *seal, const struct glake__seal_part *p
 	int r = 0;
 	for (size_t i = 0; i < n; i++) {
 		if (has_tail(&parts[i])) {
-			readers |= glake__look_at(parts[i].held, parts[i].ptr, &seal->sessions)
+			readers |= glake__look_at(parts[i].held, parts[i].ptr,
+			                          &seal->spans.sessions)
 			                   .readers;
 			n_tails++;
 		}
@@ -288,18 +289,20 @@ static bool is_known(const struct glake__seal_part *part)
 }
 
 /* *old_out is what is there, with a use more. */
-static int plan_collapse(const struct glake__seal_part *part, struct glake__rebacking *rebacking,
-                         struct glake__chunk **old_out)
+static int plan_collapse(const struct glake__seal_part *part, struct glake__part *block_out,
+                         struct glake__rebacking *rebacking, struct glake__chunk **old_out)
 {
 	struct glake__chunk *chunk = glake__chunk_new(part->answer.block, part->n_bytes,
 	                                              part->device->handle, GLAKE__PAGE_BLOCK);
+	*block_out = (struct glake__part){.chunk = chunk,
+	                                  .n_bytes = part->n_bytes,
+	                                  .access = GLAKE__ACCESS_READ,
+	                                  .fd = part->answer.fd};
 	*rebacking = (struct glake__rebacking){
 		.hold = &part->hold,
 		.result = -ENOMEM, /* until it is tried */
-		.part = {.chunk = chunk,
-	                 .n_bytes = part->n_bytes,
-	                 .access = GLAKE__ACCESS_READ,
-	                 .fd = part->answer.fd},
+		.parts = block_out,
+		.n_parts = 1,
 	};
 	if (!chunk) {
 		return -ENOMEM;
@@ -347,6 +350,8 @@ static void collapse_all(struct glake__seal *seal, struct glake__publisher *publ
                          const struct glake__seal_part *parts, size_t n)
 {
 	struct glake__rebacking list[BATCH];
+	struct glake__part blocks[BATCH];
+	const struct glake__rebacking_way way = {.meanwhile = go_on, .user = publisher};
 	struct glake__chunk *olds[BATCH];
 	bool is_kept[BATCH];
 	uint64_t gone[BATCH];
@@ -354,25 +359,26 @@ static void collapse_all(struct glake__seal *seal, struct glake__publisher *publ
 	size_t n_gone = 0;
 	for (size_t i = 0; i < n; i++) {
 		if (is_known(&parts[i])) {
-			int r = plan_collapse(&parts[i], &list[n_known], &olds[n_known]);
+			int r = plan_collapse(&parts[i], &blocks[n_known], &list[n_known],
+			                      &olds[n_known]);
 			is_kept[n_known] = parts[i].answer.is_kept;
 			glake__seal_note(seal, r);
 			n_known += r == 0;
 		}
 	}
 	if (n_known > 0) {
-		glake__seal_note(seal, glake__hold_reback_all(list, n_known, go_on, publisher));
+		glake__seal_note(seal, glake__hold_reback_all(list, n_known, &way));
 	}
 	for (size_t i = 0; i < n_known; i++) {
 		if (list[i].result == 0) {
-			seal->sum.shared_bytes += list[i].part.n_bytes;
-			gone[n_gone] = list[i].part.chunk->id;
+			seal->sum.shared_bytes += blocks[i].n_bytes;
+			gone[n_gone] = blocks[i].chunk->id;
 			n_gone += is_kept[i];
 		}
 		end_use(olds[i], &list[i]);
 		/* With an error, the driver has mapped neither the block nor what was there: it is lost. */
 		glake__grant_return(publisher->session, list[i].dead);
-		glake__chunk_put(list[i].part.chunk);
+		glake__chunk_put(blocks[i].chunk);
 	}
 	confirm(publisher->session, gone, n_gone);
 }

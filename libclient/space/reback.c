@@ -537,20 +537,27 @@ int glake__hold_reback(const struct glake__hold *hold, const struct glake__part 
 	return reback(&site, parts, n_parts, dead, is_lost_out);
 }
 
-/* Of those that are prepared. */
-static void exchange_all(struct work *works, struct glake__rebacking *list, size_t n)
+static int exchange_one(struct work *work, const struct glake__rebacking_way *way, size_t i)
 {
-	uint64_t gated = 0;
+	bool is_lost;
+	int r = way->before ? way->before(way->user, i) : 0;
+	return r < 0 ? r : exchange(work, &is_lost);
+}
+
+/* Of those that are prepared. */
+static void exchange_all(struct work *works, struct glake__rebacking *list, size_t n,
+                         const struct glake__rebacking_way *way)
+{
+	uint64_t gated = way->readers;
 	for (size_t i = 0; i < n; i++) {
 		gated |= list[i].result == 0 ? works[i].gated : 0;
 	}
-	int closed = glake__gate_close_soon(gated);
+	int closed = (way->close ? way->close : glake__gate_close_soon)(gated);
 	for (size_t i = 0; i < n; i++) {
-		bool is_lost;
 		if (list[i].result == 0) {
-			list[i].result = closed < 0 ? closed : exchange(&works[i], &is_lost);
+			list[i].result = closed < 0 ? closed : exchange_one(&works[i], way, i);
 		}
-		if (closed == 0 && i + 1 < n) {
+		if (closed == 0 && !way->close && i + 1 < n) {
 			closed = glake__gate_pause(gated);
 		}
 	}
@@ -559,9 +566,17 @@ static void exchange_all(struct work *works, struct glake__rebacking *list, size
 	}
 }
 
-int glake__hold_reback_all(struct glake__rebacking *list, size_t n, void (*meanwhile)(void *user),
-                           void *user)
+static void go_on(const struct glake__rebacking_way *way)
 {
+	if (way->meanwhile) {
+		way->meanwhile(way->user);
+	}
+}
+
+int glake__hold_reback_all(struct glake__rebacking *list, size_t n,
+                           const struct glake__rebacking_way *way)
+{
+	cleanup_cancel int cancel = cancel_disable();
 	cleanup_free struct work *works = calloc(n, sizeof(*works));
 	int error = 0;
 	if (!works) {
@@ -570,19 +585,15 @@ int glake__hold_reback_all(struct glake__rebacking *list, size_t n, void (*meanw
 	for (size_t i = 0; i < n; i++) {
 		struct glake__site site = site_in(list[i].hold->range, list[i].hold->offset);
 		site.hold = list[i].hold;
-		list[i].result = prepare(&works[i], &site, &list[i].part, 1);
-		if (meanwhile) {
-			meanwhile(user);
-		}
+		list[i].result = prepare(&works[i], &site, list[i].parts, list[i].n_parts);
+		go_on(way);
 	}
-	exchange_all(works, list, n);
+	exchange_all(works, list, n, way);
 	char *text = glake__error_save();
 	for (size_t i = 0; i < n; i++) {
 		finish(&works[i], list[i].result, &list[i].dead);
 		error = error ? error : list[i].result;
-		if (meanwhile) {
-			meanwhile(user);
-		}
+		go_on(way);
 	}
 	glake__error_restore(text);
 	return error;

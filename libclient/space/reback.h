@@ -32,19 +32,29 @@ int glake__hold_reback(const struct glake__hold *hold, const struct glake__part 
                        size_t n_parts, struct glake__chunk **dead, bool *is_lost_out);
 
 /*
- * The same in place of all that holds have, each by one part; what is there now is held. The gate is closed once and
- * for a short time: handles are taken before and given back behind. @meanwhile (may be NULL) is called now and then
- * while the program goes on. Returns the first error; each has its own result, and those that failed are as they
- * were, unless *dead has what was there: then it is lost.
+ * The same in place of all that holds have; what is there now is held. The gate is closed once and
+ * for a short time: handles are taken before and given back behind. Returns the first error; each has its own result, and
+ * those that failed are as they were, unless *dead has what was there: then it is lost.
  */
 struct glake__rebacking {
 	const struct glake__hold *hold;
-	struct glake__part part;
+	const struct glake__part *parts; /* borrowed */
+	size_t n_parts;
 	int result;                /* out */
 	struct glake__chunk *dead; /* out: chunks that lost their last use; the caller's */
 };
-int glake__hold_reback_all(struct glake__rebacking *list, size_t n, void (*meanwhile)(void *user),
-                           void *user);
+/* How, all of it optional. */
+struct glake__rebacking_way {
+	glake__close_fn
+		*close; /* NULL: glake__gate_close_soon(), and the program has pauses in between */
+	uint64_t readers;              /* the gate is closed for them as well */
+	void (*meanwhile)(void *user); /* called now and then while the program goes on */
+	int (*before)(void *user,
+	              size_t i); /* each exchange, the gate closed; an error is its result */
+	void *user;
+};
+int glake__hold_reback_all(struct glake__rebacking *list, size_t n,
+                           const struct glake__rebacking_way *way);
 
 /* The same where nothing is yet: anything but holes is -EINVAL. */
 int glake__range_fill(struct glake__range *range, uint64_t offset, const struct glake__part *parts,

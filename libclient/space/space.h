@@ -72,6 +72,9 @@ static inline void glake__unlock(void)
 int glake__gate_close(uint64_t readers, uint64_t patience_ns);
 void glake__gate_open(void);
 
+/* One of the ways to close it that follow, for whoever calls that for others. */
+typedef int glake__close_fn(uint64_t readers);
+
 /*
  * The same for changes that can wait: the program is held back for a few milliseconds at a time and goes on
  * in between, until its work has ended or half a second is over (-EBUSY).

@@ -696,7 +696,7 @@ static void copy(const struct held *held, const struct glake__part *part)
 static bool exchange(const struct glake__hold *hold, const struct held *held,
                      const struct glake__part *part, struct glake__chunk **dead)
 {
-	struct glake__rebacking rebacking = {.hold = hold, .part = *part};
+	struct glake__rebacking rebacking = {.hold = hold, .parts = part, .n_parts = 1};
 	uint64_t patience_ns = held->ptr / held->n_bytes % 4 ? LONG_NS : SHORT_NS;
 	int r = glake__gate_close(glake__hold_readers(hold), patience_ns);
 	if (r < 0) {
@@ -708,7 +708,7 @@ static bool exchange(const struct glake__hold *hold, const struct held *held,
 	ck_assert_int_eq(glake__hold_access(hold, GLAKE__ACCESS_READ), 0);
 	copy(held, part);
 	ck_assert_int_eq(glake__hold_access(hold, GLAKE__ACCESS_WRITE), 0);
-	r = glake__hold_reback_all(&rebacking, 1, NULL, NULL);
+	r = glake__hold_reback_all(&rebacking, 1, &(struct glake__rebacking_way){0});
 	glake__gate_open();
 	ck_assert_msg(r == 0, "%d: %s", r, glake_error());
 	if (dead) {

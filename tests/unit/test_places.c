@@ -485,11 +485,11 @@ START_TEST(places_that_are_lost_are_held_by_nobody)
 	for (int nth = 1; nth <= 4; nth++) {
 		char rule[100];
 		struct glake__hold hold;
-		struct glake__rebacking rebacking = {.hold = &hold, .part = new};
+		struct glake__rebacking rebacking = {.hold = &hold, .parts = &new, .n_parts = 1};
 		ck_assert_int_eq(glake__hold_begin(&hold, ranges[0]->ptr, 1, false), 0);
 		snprintf(rule, sizeof(rule), "cuMemMap:%d+:fail=999\n", nth);
 		set_faults(rule);
-		int r = glake__hold_reback_all(&rebacking, 1, NULL, NULL);
+		int r = glake__hold_reback_all(&rebacking, 1, &(struct glake__rebacking_way){0});
 		set_faults("");
 		glake__hold_end(&hold);
 		ck_assert_int_eq(r, nth <= 2 ? GLAKE_E_CUDA : 0);
@@ -558,13 +558,15 @@ static void *replace(void *seed)
 		                 0);
 		struct glake__chunk *there = chunk_at(shared[0], k * 2 * MIB);
 		bool is_first = there == pool[k].chunk;
-		struct glake__rebacking rebacking = {.hold = &hold,
-		                                     .part = pool[is_first ? k + N_CHUNKS : k]};
+		struct glake__rebacking rebacking = {
+			.hold = &hold, .parts = &pool[is_first ? k + N_CHUNKS : k], .n_parts = 1};
 		if (rand_r(&state) % 2) {
 			ck_assert_int_eq(glake__hold_access(&hold, GLAKE__ACCESS_READ), 0);
 			ck_assert_int_eq(glake__hold_access(&hold, GLAKE__ACCESS_WRITE), 0);
 		}
-		ck_assert_int_eq(glake__hold_reback_all(&rebacking, 1, NULL, NULL), 0);
+		ck_assert_int_eq(
+			glake__hold_reback_all(&rebacking, 1, &(struct glake__rebacking_way){0}),
+			0);
 		ck_assert_uint_eq(there->n_mappings, 0);
 		glake__hold_end(&hold);
 	}

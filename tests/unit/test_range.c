@@ -385,7 +385,9 @@ START_TEST(what_finds_no_second_moment_stays_as_it_was)
 	begin("1GiB");
 	struct glake__range *range = reserve_range(4);
 	struct glake__part old[] = {make_part(2), make_part(2)};
-	struct glake__rebacking list[] = {{.part = make_part(2)}, {.part = make_part(2)}};
+	struct glake__part new[] = {make_part(2), make_part(2)};
+	struct glake__rebacking list[] = {{.parts = &new[0], .n_parts = 1},
+	                                  {.parts = &new[1], .n_parts = 1}};
 	struct glake__hold holds[2];
 	ck_assert_int_eq(glake__range_fill(range, 0, old, 2), 0);
 	for (size_t i = 0; i < 2; i++) {
@@ -396,19 +398,20 @@ START_TEST(what_finds_no_second_moment_stays_as_it_was)
 	glake__space.gate = (struct glake__gate){
 		.close = close_gate_once, .open = open_gate, .user = &drv};
 	set_faults("cuMemUnmap:1:slow=20");
-	ck_assert_int_eq(glake__hold_reback_all(list, 2, NULL, NULL), -EBUSY);
+	ck_assert_int_eq(glake__hold_reback_all(list, 2, &(struct glake__rebacking_way){0}),
+	                 -EBUSY);
 	set_faults("");
 	ck_assert_int_eq(list[0].result, 0);
 	ck_assert_int_eq(list[1].result, -EBUSY);
 	ck_assert_int_eq(n_closed, 2);
 	ck_assert_int_eq(n_opened, 1);
-	ck_assert_uint_eq(word_at(range->ptr), list[0].part.chunk->id);
+	ck_assert_uint_eq(word_at(range->ptr), new[0].chunk->id);
 	ck_assert_uint_eq(word_at(range->ptr + 2 * MIB), old[1].chunk->id);
 	for (size_t i = 0; i < 2; i++) {
 		glake__hold_end(&holds[i]);
 		glake__chunks_release(list[i].dead);
 		end_part(&old[i]);
-		end_part(&list[i].part);
+		end_part(&new[i]);
 	}
 	glake__space.gate = (struct glake__gate){.close = NULL};
 	ck_assert(glake__space_is_valid());
@@ -914,8 +917,9 @@ START_TEST(memory_that_is_held_is_changed_by_the_holder_only)
 	ck_assert_int_ne(drv.cuMemcpyHtoD(range->ptr, "x", 1), CUDA_SUCCESS);
 	usleep(20000);
 	ck_assert(!is_pinned);
-	struct glake__rebacking rebacking = {.hold = &hold, .part = new};
-	ck_assert_int_eq(glake__hold_reback_all(&rebacking, 1, NULL, NULL), 0);
+	struct glake__rebacking rebacking = {.hold = &hold, .parts = &new, .n_parts = 1};
+	ck_assert_int_eq(glake__hold_reback_all(&rebacking, 1, &(struct glake__rebacking_way){0}),
+	                 0);
 	glake__chunks_release(rebacking.dead);
 	ck_assert_uint_eq(word_at(range->ptr + 3 * MIB), new.chunk->id);
 	/* It is held still. */
@@ -948,8 +952,9 @@ START_TEST(holes_are_not_held)
 	ck_assert_int_eq(glake__hold_begin(&hold, range->ptr, 6 * MIB, false), 0);
 	/* What another thread maps there is not the holder's to replace. */
 	ck_assert_int_eq(glake__range_fill(range, 4 * MIB, &late, 1), 0);
-	struct glake__rebacking rebacking = {.hold = &hold, .part = new};
-	ck_assert_int_eq(glake__hold_reback_all(&rebacking, 1, NULL, NULL), -EBUSY);
+	struct glake__rebacking rebacking = {.hold = &hold, .parts = &new, .n_parts = 1};
+	ck_assert_int_eq(glake__hold_reback_all(&rebacking, 1, &(struct glake__rebacking_way){0}),
+	                 -EBUSY);
 	glake__hold_end(&hold);
 	ck_assert_uint_eq(word_at(range->ptr + 4 * MIB), late.chunk->id);
 	ck_assert_int_eq(glake__range_end(range, NULL), 0);
