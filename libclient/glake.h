@@ -697,6 +697,13 @@ GLAKE_API int glake_seal_idle(const struct glake_span *spans, size_t n_spans,
  */
 GLAKE_API int glake_unseal(glake_ptr ptr, uint64_t bytes);
 
+/*
+ * The same for many spans at once, in any order: under the shim, the program is held back once for up to 16 GiB and 256 blocks,
+ * as far as free memory allows. After an error some of it may be private; -EINVAL changes nothing.
+ * Errors: as glake_unseal().
+ */
+GLAKE_API int glake_unseal_spans(const struct glake_span *spans, size_t n_spans);
+
 /* ---- sleep ---------------------------------------------------------------------------------- */
 
 #define GLAKE_MAX_STAYS_SLEPT 16

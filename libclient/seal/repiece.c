@@ -5,12 +5,24 @@
 #include <stdlib.h>
 
 #include "libclient/link/error.h"
+#include "libclient/link/rpc.h"
 #include "libclient/link/session.h"
 #include "libclient/seal/look.h"
 #include "libclient/space/errand.h"
 #include "libclient/space/reback.h"
 #include "libclient/heap/supply.h"
 #include "proto/cleanup.h"
+
+/* One of those that change together. */
+struct exchange {
+	struct glake__repiecing *what;
+	uint64_t n_bytes;
+	struct glake__part *parts; /* owned: the fresh chunks */
+	struct glake__range
+		*scratch; /* owned: where they are until then; NULL: an errand has them */
+	struct glake__range *mirror; /* owned: of what is there */
+	struct glake__hold hold;
+};
 
 /* Fresh chunks on their way to a place. */
 static const struct glake__use scratch_use = {
@@ -83,7 +95,7 @@ static int fill(const struct glake__repiecing *repiecing, struct glake__range *s
 {
 	struct glake__device *device = repiecing->device;
 	int r = fill_once(repiecing, scratch, wait);
-	while (r < 0 && glake__supply_make_room(device, r, wait) &&
+	while (r < 0 && !wait->is_spare && glake__supply_make_room(device, r, wait) &&
 	       empty(device->session, scratch) == 0) {
 		r = fill_once(repiecing, scratch, wait);
 	}
@@ -96,11 +108,12 @@ static int fill(const struct glake__repiecing *repiecing, struct glake__range *s
 	return r;
 }
 
-/* All chunks of @scratch; nobody else changes it. */
-static void list_parts(const struct glake__range *scratch, struct glake__part *parts)
+/* All chunks of the scratch; nobody else changes it. */
+static void list_parts(const struct exchange *exchange)
 {
+	struct glake__part *parts = exchange->parts;
 	glake__lock();
-	for (const struct glake__piece *at = scratch->first; at; at = at->next) {
+	for (const struct glake__piece *at = exchange->scratch->first; at; at = at->next) {
 		*parts++ = (struct glake__part){
 			.chunk = at->chunk,
 			.n_bytes = at->n_bytes,
@@ -111,84 +124,210 @@ static void list_parts(const struct glake__range *scratch, struct glake__part *p
 	glake__unlock();
 }
 
-/* No work that reads what is there is under way, so the copy is done soon, and nobody writes meanwhile. */
-static int copy_and_put(const struct glake__device *device, const struct glake__hold *hold,
-                        struct glake__range **scratch, struct glake__range **mirror,
-                        const struct glake__part *parts, size_t n_parts, struct glake__chunk **dead)
+/* ---- fresh memory ------------------------------------------------------------------------------ */
+
+static void end_exchange(struct exchange *exchange)
 {
-	int r = glake__errand_copy(device, scratch, mirror);
-	return r < 0 ? r : glake__hold_reback(hold, parts, n_parts, dead, NULL);
+	struct glake_session *session = exchange->what->device->session;
+	glake__errand_end(session, &exchange->mirror);
+	glake__errand_end(session, &exchange->scratch);
+	free(exchange->parts);
+	exchange->parts = NULL;
 }
 
-/* After -EBUSY *scratch may be NULL, and its memory another's. */
-static int exchange(const struct glake__repiecing *repiecing, const struct glake__hold *hold,
-                    struct glake__range **scratch, const struct glake__part *parts)
+static int begin_exchange(struct exchange *exchange, struct glake__repiecing *what,
+                          struct glake__wait *wait)
 {
-	struct glake__device *device = repiecing->device;
-	struct glake__range *mirror;
-	struct glake__chunk *dead = NULL;
-	const uint64_t readers = glake__hold_readers(hold);
-	const uint64_t last = glake__errands_last();
-	int r = glake__errand_mirror(device, hold->range, hold->offset, hold->n_bytes,
-	                             GLAKE__ACCESS_READ, &mirror);
-	if (r == 0) {
-		r = repiecing->close(readers);
+	*exchange = (struct exchange){.what = what};
+	for (size_t i = 0; i < what->n_sizes; i++) {
+		exchange->n_bytes += what->sizes[i];
 	}
-	if (r == 0) {
-		glake__errands_drained(last, readers);
-		r = copy_and_put(device, hold, scratch, &mirror, parts, repiecing->n_sizes, &dead);
-		glake__gate_open();
-	}
-	glake__errand_end(device->session, &mirror);
-	glake__grant_return(device->session, dead);
-	return r;
-}
-
-/* What is there is held first: nobody else changes, names or pins it from then on. */
-static int exchange_held(const struct glake__repiecing *repiecing, uint64_t n_bytes,
-                         struct glake__range **scratch, const struct glake__part *parts)
-{
-	const glake_ptr ptr = repiecing->ptr;
-	enum glake__pin pin;
-	struct glake__hold hold;
-	int r = glake__hold_begin(&hold, ptr, n_bytes, true);
+	exchange->parts = calloc(what->n_sizes, sizeof(*exchange->parts));
+	int r = exchange->parts ? glake__range_reserve(&scratch_use, NULL, what->device->handle,
+	                                               exchange->n_bytes, 0, 0, &exchange->scratch)
+	                        : glake__fail(-ENOMEM, "out of memory");
+	r = r < 0 ? r : fill(what, exchange->scratch, wait);
 	if (r < 0) {
-		return glake__fail(-ESTALE, "0x%llx: unmapped meanwhile", (unsigned long long)ptr);
-	}
-	if (!glake__look_is_still(&hold, ptr, n_bytes, repiecing->last, &pin)) {
-		r = glake__fail(-ESTALE, "0x%llx: mapped anew meanwhile", (unsigned long long)ptr);
-	} else if (pin) {
-		r = glake__fail(-EBUSY, "the memory at 0x%llx is pinned: %s",
-		                (unsigned long long)ptr, glake__pin_text(pin));
+		end_exchange(exchange);
 	} else {
-		r = exchange(repiecing, &hold, scratch, parts);
+		list_parts(exchange);
 	}
-	glake__hold_end(&hold);
 	return r;
 }
 
-int glake__repiece(const struct glake__repiecing *repiecing, struct glake__wait *wait)
+/* The first, and as many more as are free. Returns how many have memory; 0: the first has an error. */
+static size_t begin_all(struct exchange *list, struct glake__repiecing *whats, size_t n,
+                        struct glake__wait *wait)
 {
-	struct glake__device *device = repiecing->device;
-	uint64_t n_bytes = 0;
-	struct glake__range *scratch;
-	cleanup_free struct glake__part *parts = calloc(repiecing->n_sizes, sizeof(*parts));
-	if (!parts) {
-		return glake__fail(-ENOMEM, "out of memory");
+	struct glake__wait spare = {.is_spare = true};
+	whats[0].result = begin_exchange(&list[0], &whats[0], wait);
+	if (whats[0].result < 0) {
+		return 0;
 	}
-	for (size_t i = 0; i < repiecing->n_sizes; i++) {
-		n_bytes += repiecing->sizes[i];
+	char *text = glake__error_save();
+	size_t i = 1;
+	while (i < n && glake__rpc_knows_spare(whats[i].device->session) &&
+	       begin_exchange(&list[i], &whats[i], &spare) == 0) {
+		whats[i].result = 0;
+		i++;
 	}
-	int r = glake__range_reserve(&scratch_use, NULL, device->handle, n_bytes, 0, 0, &scratch);
-	if (r < 0) {
-		return r;
+	glake__error_restore(text);
+	return i;
+}
+
+/* ---- what is there ----------------------------------------------------------------------------- */
+
+/* Nobody else changes, names or pins it from now on. */
+static int check_held(const struct exchange *exchange)
+{
+	const struct glake__repiecing *what = exchange->what;
+	enum glake__pin pin;
+	if (!glake__look_is_still(&exchange->hold, what->ptr, exchange->n_bytes, what->last,
+	                          &pin)) {
+		return glake__fail(-ESTALE, "0x%llx: mapped anew meanwhile",
+		                   (unsigned long long)what->ptr);
 	}
-	r = fill(repiecing, scratch, wait);
-	if (r == 0) {
-		list_parts(scratch, parts);
-		r = exchange_held(repiecing, n_bytes, &scratch, parts);
+	return pin ? glake__fail(-EBUSY, "the memory at 0x%llx is pinned: %s",
+	                         (unsigned long long)what->ptr, glake__pin_text(pin))
+	           : 0;
+}
+
+/* @holding has its result. */
+static int see_held(struct exchange *exchange, const struct glake__holding *holding)
+{
+	const struct glake__repiecing *what = exchange->what;
+	if (holding->result < 0) {
+		return glake__fail(-ESTALE, "0x%llx: unmapped meanwhile",
+		                   (unsigned long long)what->ptr);
 	}
-	glake__errand_end(device->session, &scratch);
+	int r = check_held(exchange);
+	return r < 0 ? r
+	             : glake__errand_mirror(what->device, exchange->hold.range,
+	                                    exchange->hold.offset, exchange->n_bytes,
+	                                    GLAKE__ACCESS_READ, &exchange->mirror);
+}
+
+/*
+ * What is there is held, all at once. Returns how many have a result: those before the first whose memory one of them has
+ * already, at another place.
+ */
+static size_t hold_all(struct exchange *list, size_t n, struct glake__holding *holdings)
+{
+	size_t n_held = 0;
+	for (size_t i = 0; i < n; i++) {
+		holdings[i] = (struct glake__holding){.hold = &list[i].hold,
+		                                      .ptr = list[i].what->ptr,
+		                                      .n_bytes = list[i].n_bytes};
+	}
+	glake__holds_begin(holdings, n, true);
+	while (n_held < n && holdings[n_held].result != -EALREADY) {
+		n_held++;
+	}
+	for (size_t i = 0; i < n_held; i++) {
+		list[i].what->result = see_held(&list[i], &holdings[i]);
+	}
+	return n_held;
+}
+
+/* ---- the exchange ------------------------------------------------------------------------------ */
+
+/* What happens while the gate is closed. */
+struct turn {
+	struct exchange **list; /* borrowed: in the order of their turns */
+	uint64_t readers;
+	uint64_t last; /* errand before it was closed */
+	bool is_drained;
+};
+
+/* No work that reads what is there is under way, so the copy is done soon, and nobody writes meanwhile. */
+static int copy(void *user, size_t i)
+{
+	struct turn *turn = user;
+	struct exchange *exchange = turn->list[i];
+	if (!turn->is_drained) {
+		turn->is_drained = true;
+		glake__errands_drained(turn->last, turn->readers);
+	}
+	return glake__errand_copy(exchange->what->device, &exchange->scratch, &exchange->mirror);
+}
+
+/* All @turns, which have no error so far. */
+static void exchange_all(struct exchange **turns, size_t n, struct glake__rebacking *rebackings,
+                         glake__close_fn *close)
+{
+	struct turn turn = {.list = turns, .last = glake__errands_last()};
+	for (size_t i = 0; i < n; i++) {
+		rebackings[i] = (struct glake__rebacking){
+			.hold = &turns[i]->hold,
+			.parts = turns[i]->parts,
+			.n_parts = turns[i]->what->n_sizes,
+		};
+		turn.readers |= glake__hold_readers(&turns[i]->hold);
+	}
+	const struct glake__rebacking_way way = {
+		.close = close, .readers = turn.readers, .before = copy, .user = &turn};
+	glake__hold_reback_all(rebackings, n, &way);
+	for (size_t i = 0; i < n; i++) {
+		struct glake_session *session = turns[i]->what->device->session;
+		turns[i]->what->result = rebackings[i].result;
+		glake__errand_end(session, &turns[i]->mirror);
+		glake__grant_return(session, rebackings[i].dead);
+	}
+}
+
+/* ---- all of it --------------------------------------------------------------------------------- */
+
+/* Of those that have memory. */
+static size_t exchange_held(struct exchange *list, size_t n, glake__close_fn *close)
+{
+	cleanup_free struct glake__holding *holdings = calloc(n, sizeof(*holdings));
+	cleanup_free struct glake__rebacking *rebackings = calloc(n, sizeof(*rebackings));
+	cleanup_free struct exchange **turns = calloc(n, sizeof(struct exchange *));
+	size_t n_turns = 0;
+	if (!holdings || !rebackings || !turns) {
+		list[0].what->result = glake__fail(-ENOMEM, "out of memory");
+		return 1;
+	}
+	size_t n_held = hold_all(list, n, holdings);
+	for (size_t i = 0; i < n_held; i++) {
+		if (list[i].what->result == 0) {
+			turns[n_turns++] = &list[i];
+		}
+	}
+	if (n_turns > 0) {
+		exchange_all(turns, n_turns, rebackings, close);
+	}
+	for (size_t i = 0; i < n; i++) {
+		glake__hold_end(&list[i].hold);
+	}
+	return n_held;
+}
+
+static int first_error(const struct glake__repiecing *list, size_t n)
+{
+	size_t i = 0;
+	while (i < n && (list[i].result == 0 || list[i].result == -ESTALE)) {
+		i++;
+	}
+	return i < n ? list[i].result : 0;
+}
+
+int glake__repiece(struct glake__repiecing *list, size_t n, glake__close_fn *close,
+                   struct glake__wait *wait, size_t *n_out)
+{
+	cleanup_free struct exchange *exchanges = calloc(n, sizeof(*exchanges));
+	*n_out = 1;
+	if (!exchanges) {
+		list[0].result = glake__fail(-ENOMEM, "out of memory");
+		return list[0].result;
+	}
+	size_t n_begun = begin_all(exchanges, list, n, wait);
+	if (n_begun > 0) {
+		*n_out = exchange_held(exchanges, n_begun, close);
+	}
+	for (size_t i = 0; i < n_begun; i++) {
+		end_exchange(&exchanges[i]);
+	}
 	glake__errands_collect();
-	return r;
+	return first_error(list, *n_out);
 }

@@ -15,24 +15,27 @@
 
 #include "libclient/space/grant.h"
 
-typedef int glake__close_fn(uint64_t readers);
-
 struct glake__repiecing {
 	glake_ptr ptr;                /* whole pieces from here on */
 	struct glake__device *device; /* whose memory they are */
-	const uint64_t *sizes;        /* that they are to have */
+	const uint64_t *sizes;        /* that they are to have; borrowed */
 	size_t n_sizes;
 	uint64_t last; /* the number of the last mapping when they were looked at (look.h) */
-	glake__close_fn *close;
+	int result;    /* out */
 };
 
 /*
  * Get fresh chunks of those sizes, copy what is there to them, and put them in its place, writable, wherever it is
  * mapped. The chunks and blocks that were there go back to glaked. It is copied while the gate is closed: no work of
  * the program keeps the GPU from it. After an error all is as it was.
- * Returns 0; -ESTALE: something else is there now; -EBUSY: it is pinned, or another thread works on it; the errors of
+ * Result: 0; -ESTALE: something else is there now; -EBUSY: it is pinned, or another thread works on it; the errors of
  * glake__grant_fill(), close, glake__errand_copy() and glake__hold_reback().
+ *
+ * Of the list, which must not overlap, it begins with as many as there is memory for, the first in any case, and closes the
+ * gate once for all of them: only for the first is memory of others wanted. *n_out is how many have a result; the rest
+ * is as it was, and asked for again. Returns the first error but -ESTALE, its text set.
  */
-int glake__repiece(const struct glake__repiecing *repiecing, struct glake__wait *wait);
+int glake__repiece(struct glake__repiecing *list, size_t n, glake__close_fn *close,
+                   struct glake__wait *wait, size_t *n_out);
 
 #endif

@@ -31,68 +31,11 @@
 #include "proto/cleanup.h"
 #include "proto/clock.h"
 
-static void let_all(struct glake__seal *seal)
+/* Of what is held. */
+static int run(struct glake__seal *seal)
 {
-	for (size_t i = 0; i < seal->n_helds; i++) {
-		glake__held_end(&seal->helds[i]);
-	}
-}
-
-static int by_address(const void *a, const void *b)
-{
-	const struct glake__seal_span *left = a;
-	const struct glake__seal_span *right = b;
-	return (left->ptr > right->ptr) - (left->ptr < right->ptr);
-}
-
-/* Nobody frees it meanwhile, so its session stays. */
-static void enter(struct glake__seal *seal, const struct glake__held *held)
-{
-	seal->n_helds++;
-	glake__lock();
-	if (held->device) {
-		glake__sessions_enter_locked(&seal->sessions, held->device->session);
-	}
-	glake__unlock();
-}
-
-/* In the allocation that was held last, or in the next one. */
-static int hold(struct glake__seal *seal, struct glake__seal_span *span)
-{
-	const struct glake__held *last = seal->n_helds ? &seal->helds[seal->n_helds - 1] : NULL;
-	if (last && span->n_bytes > 0 && span->ptr < last->end) {
-		return glake__seal_hold_in(span, last);
-	}
-	int r = glake__seal_hold(span, &seal->helds[seal->n_helds]);
-	if (span->held) {
-		enter(seal, span->held);
-	}
-	return r;
-}
-
-/* Spans that are no more what they were when they were found are left out. */
-static int hold_all(struct glake__seal *seal, glake__is_still_fn *is_still)
-{
-	int r = 0;
-	for (size_t i = 0; r == 0 && i < seal->n_spans; i++) {
-		struct glake__seal_span *span = &seal->spans[i];
-		r = hold(seal, span);
-		if (is_still && (r < 0 || !is_still(span->ptr, span->n_bytes))) {
-			span->n_bytes = 0;
-			r = 0;
-		}
-	}
-	return r;
-}
-
-static int run(struct glake__seal *seal, glake__is_still_fn *is_still)
-{
-	int r = hold_all(seal, is_still);
-	if (r < 0) {
-		return r;
-	}
 	seal->last = glake__look_last();
-	r = glake__seal_plan(seal);
+	int r = glake__seal_plan(seal);
 	if (r < 0) {
 		return r;
 	}
@@ -102,29 +45,11 @@ static int run(struct glake__seal *seal, glake__is_still_fn *is_still)
 	return r;
 }
 
-static int seal_new(struct glake__seal *seal, const struct glake_span *spans, size_t n_spans)
-{
-	*seal = (struct glake__seal){.n_spans = n_spans};
-	seal->spans = calloc(n_spans ? n_spans : 1, sizeof(*seal->spans));
-	seal->helds = calloc(n_spans ? n_spans : 1, sizeof(*seal->helds));
-	if (!seal->spans || !seal->helds) {
-		free(seal->spans);
-		free(seal->helds);
-		return glake__fail(-ENOMEM, "out of memory");
-	}
-	for (size_t i = 0; i < n_spans; i++) {
-		seal->spans[i].ptr = spans[i].ptr;
-		seal->spans[i].n_bytes = spans[i].bytes;
-	}
-	qsort(seal->spans, n_spans, sizeof(*seal->spans), by_address);
-	return 0;
-}
-
 static void count_seal(struct glake__seal *seal, uint64_t since_ns)
 {
 	glake__lock();
-	for (size_t i = 0; i < seal->sessions.n; i++) {
-		struct glake__books *books = &seal->sessions.list[i]->books;
+	for (size_t i = 0; i < seal->spans.sessions.n; i++) {
+		struct glake__books *books = &seal->spans.sessions.list[i]->books;
 		books->n_seals++;
 		books->seal_ns += clock_now_ns() - since_ns;
 	}
@@ -136,7 +61,7 @@ int glake__seal_still(const struct glake_span *spans, size_t n_spans, glake__is_
 {
 	cleanup_cancel int cancel = cancel_disable();
 	uint64_t since_ns = clock_now_ns();
-	struct glake__seal seal;
+	struct glake__seal seal = {.n_parts = 0};
 	struct glake_sealed nothing = {0};
 	int r = sealed_out ? glake__sized_out(sealed_out, &nothing, sizeof(nothing)) : 0;
 	if (r < 0) {
@@ -146,20 +71,14 @@ int glake__seal_still(const struct glake_span *spans, size_t n_spans, glake__is_
 		return glake__fail(-EPERM, "GLAKE_DEDUP=off: nothing is sealed");
 	}
 	glake__gate_take_time();
-	r = seal_new(&seal, spans, n_spans);
-	if (r < 0) {
-		return r;
-	}
-	r = run(&seal, is_still);
+	r = glake__spans_hold(&seal.spans, spans, n_spans, is_still);
+	r = r < 0 ? r : run(&seal);
 	struct glake__held_back held = glake__gate_take_time();
 	seal.sum.held_ns = held.sum_ns;
 	seal.sum.longest_held_ns = held.longest_ns;
-	if (seal.sessions.n > 0) {
+	if (seal.spans.sessions.n > 0) {
 		count_seal(&seal, since_ns);
 	}
-	let_all(&seal);
-	free(seal.spans);
-	free(seal.helds);
 	free(seal.parts);
 	if (seal.error) {
 		glake__error_restore(seal.text);
@@ -168,7 +87,7 @@ int glake__seal_still(const struct glake_span *spans, size_t n_spans, glake__is_
 	if (sealed_out) {
 		glake__sized_out(sealed_out, &seal.sum, sizeof(seal.sum));
 	}
-	return glake__sessions_leave(&seal.sessions, r);
+	return glake__spans_let(&seal.spans, r);
 }
 
 int glake_seal(const struct glake_span *spans, size_t n_spans, struct glake_sealed *sealed_out)

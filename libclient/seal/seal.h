@@ -8,15 +8,9 @@
 #ifndef GLAKE_LIBCLIENT_SEAL_H
 #define GLAKE_LIBCLIENT_SEAL_H
 
-#include <stdbool.h>
+#include "libclient/seal/spans.h"
 
-#include "libclient/glake.h"
-
-/*
- * glake_seal() of memory that somebody else uses: what is freed meanwhile is left out, and so is a span that
- * @is_still refuses, which is asked once nobody can free it any more.
- */
-typedef bool glake__is_still_fn(glake_ptr ptr, uint64_t n_bytes);
+/* glake_seal() of memory that somebody else uses: what is freed meanwhile is left out, and so is what @is_still refuses. */
 int glake__seal_still(const struct glake_span *spans, size_t n_spans, glake__is_still_fn *is_still,
                       struct glake_sealed *sealed_out);
 

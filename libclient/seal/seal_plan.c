@@ -64,7 +64,7 @@ static int add_parts(struct glake__seal *seal, const struct glake__held *held,
  * Private pages [begin, end), of pieces like @piece. Parts start and end where the pages of a span do, whatever chunks
  * the memory came in: two programs may have one tensor in common, and neither its neighbours nor its place.
  */
-static int cut(struct glake__seal *seal, const struct glake__seal_span *spans, size_t n_spans,
+static int cut(struct glake__seal *seal, const struct glake__span *spans, size_t n_spans,
                const struct glake__look *piece, glake_ptr begin, glake_ptr end)
 {
 	const struct glake__held *held = spans[0].held;
@@ -99,7 +99,7 @@ static glake_ptr end_of_open(struct glake__seal *seal, const struct glake__held 
 	glake_ptr at = piece->ptr + piece->n_bytes;
 	bool is_alike = glake__look_is_open(piece);
 	while (at < end && is_alike) {
-		struct glake__look next = glake__look_at(held, at, &seal->sessions);
+		struct glake__look next = glake__look_at(held, at, &seal->spans.sessions);
 		is_alike = are_alike(held, piece, &next);
 		at = is_alike ? next.ptr + next.n_bytes : at;
 	}
@@ -126,7 +126,7 @@ static struct glake_session *session_of(const struct glake__look *piece)
 static void note(struct glake__seal *seal, const struct glake__held *held, glake_ptr begin,
                  glake_ptr end, enum glake__unsealed why)
 {
-	const struct glake__look piece = glake__look_at(held, begin, &seal->sessions);
+	const struct glake__look piece = glake__look_at(held, begin, &seal->spans.sessions);
 	if (begin < end && session_of(&piece)) {
 		glake__unsealed_note(session_of(&piece), begin, end, why);
 	}
@@ -154,8 +154,8 @@ static void leave_out(struct glake__seal *seal, const struct glake__held *held,
 }
 
 /* @spans touch, in one allocation, and end at @end. */
-static int plan_region(struct glake__seal *seal, const struct glake__seal_span *spans,
-                       size_t n_spans, glake_ptr end)
+static int plan_region(struct glake__seal *seal, const struct glake__span *spans, size_t n_spans,
+                       glake_ptr end)
 {
 	const struct glake__held *held = spans[0].held;
 	const glake_ptr asked_end = end;
@@ -169,7 +169,7 @@ static int plan_region(struct glake__seal *seal, const struct glake__seal_span *
 	note(seal, held, spans[0].ptr, begin < asked_end ? begin : asked_end, GLAKE__UNSEALED_EDGE);
 	note(seal, held, end, asked_end, GLAKE__UNSEALED_EDGE);
 	while (r == 0 && begin < end) {
-		const struct glake__look piece = glake__look_at(held, begin, &seal->sessions);
+		const struct glake__look piece = glake__look_at(held, begin, &seal->spans.sessions);
 		const glake_ptr stop = end_of_open(seal, held, &piece, end);
 		if (glake__look_is_open(&piece)) {
 			r = cut(seal, spans, n_spans, &piece, begin, stop);
@@ -186,11 +186,11 @@ static int plan_region(struct glake__seal *seal, const struct glake__seal_span *
 int glake__seal_plan(struct glake__seal *seal)
 {
 	int r = 0;
-	for (size_t i = 0; r == 0 && i < seal->n_spans;) {
-		const struct glake__seal_span *first = &seal->spans[i];
+	for (size_t i = 0; r == 0 && i < seal->spans.n;) {
+		const struct glake__span *first = &seal->spans.list[i];
 		glake_ptr end = first->ptr + first->n_bytes;
 		size_t n = 1;
-		while (first->held && i + n < seal->n_spans && first[n].held == first->held &&
+		while (first->held && i + n < seal->spans.n && first[n].held == first->held &&
 		       first[n].ptr < end + GAP_BYTES) {
 			glake_ptr next = first[n].ptr + first[n].n_bytes;
 			end = next > end ? next : end;

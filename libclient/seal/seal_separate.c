@@ -37,15 +37,17 @@ static int separate(const struct glake__seal *seal, struct glake__seal_part *par
 		at = parts[i].ptr + parts[i].n_bytes;
 	}
 	add_size(sizes, &n, end - at);
-	const struct glake__repiecing repiecing = {
+	struct glake__repiecing repiecing = {
 		.ptr = begin,
 		.device = parts[0].device,
 		.sizes = sizes,
 		.n_sizes = n,
 		.last = seal->last,
-		.close = glake__gate_close_in_a_hurry,
 	};
-	return n == 1 && is_one ? 0 : glake__repiece(&repiecing, &wait);
+	if (n > 1 || !is_one) {
+		glake__repiece(&repiecing, 1, glake__gate_close_in_a_hurry, &wait, &n);
+	}
+	return repiecing.result;
 }
 
 /*
@@ -56,7 +58,7 @@ static size_t separate_first(struct glake__seal *seal, struct glake__seal_part *
                              size_t n_left, int *result_out)
 {
 	const struct glake__held *held = parts[0].held;
-	struct glake__look piece = glake__look_at(held, parts[0].ptr, &seal->sessions);
+	struct glake__look piece = glake__look_at(held, parts[0].ptr, &seal->spans.sessions);
 	const glake_ptr begin = piece.ptr;
 	glake_ptr end = piece.ptr + piece.n_bytes;
 	bool is_one = true;
@@ -65,7 +67,7 @@ static size_t separate_first(struct glake__seal *seal, struct glake__seal_part *
 		n++;
 	}
 	while (end < parts[n - 1].ptr + parts[n - 1].n_bytes) {
-		piece = glake__look_at(held, end, &seal->sessions);
+		piece = glake__look_at(held, end, &seal->spans.sessions);
 		end = piece.ptr + piece.n_bytes;
 		is_one = false;
 	}

@@ -11,13 +11,7 @@
 
 #include "libclient/link/rpc.h"
 #include "libclient/seal/look.h"
-#include "libclient/space/held.h"
-
-struct glake__seal_span {
-	glake_ptr ptr;
-	uint64_t n_bytes;
-	const struct glake__held *held; /* borrowed; NULL: it is of no memory that can be sealed */
-};
+#include "libclient/seal/spans.h"
 
 /* Pages that are one block when all is done: of one piece, once they are separated. */
 struct glake__seal_part {
@@ -37,15 +31,11 @@ struct glake__seal_part {
 };
 
 struct glake__seal {
-	struct glake__seal_span *spans; /* owned; by address */
-	struct glake__held *helds;      /* owned: the allocations that they lie in */
-	size_t n_helds;
-	size_t n_spans;
+	struct glake__spans spans;
 	struct glake__seal_part *parts; /* owned; by address */
 	size_t n_parts;
 	size_t capacity;
 	uint64_t last; /* the number of the last mapping when it was planned (look.h) */
-	struct glake__sessions sessions; /* whose memory it is */
 	struct glake_sealed sum;
 	bool is_stopped; /* what is not sealed yet stays private */
 	int error;       /* the first */
@@ -54,14 +44,6 @@ struct glake__seal {
 
 /* Keep @r if it is the first error, with its text; the rest goes on. */
 void glake__seal_note(struct glake__seal *seal, int r);
-
-/*
- * Hold the allocation that @span lies in, as *held_out, if it can be held. Whether it returns 0 or an error, the text
- * set: span->held is that then.
- */
-int glake__seal_hold(struct glake__seal_span *span, struct glake__held *held_out);
-/* It lies in @held, or begins there and is too long: then -EINVAL, the text set. */
-int glake__seal_hold_in(struct glake__seal_span *span, const struct glake__held *held);
 
 /* For listings (unsealed.h): parts are blocks now, or private for good. */
 void glake__seal_note_causes(const struct glake__seal_part *parts, size_t n);

@@ -34,7 +34,7 @@ HUGE = 1 << 30  # more than the simulated device has
 EVERY = None
 OPEN = {"glake_model_open", "glake_model_open_shards", "glake_model_open_fds"}
 SEALS = {"glake_seal", "glake_seal_idle", "glake_weights_publish"}
-SEAL = SEALS | {"glake_unseal"}
+SEAL = SEALS | {"glake_unseal", "glake_unseal_spans"}
 ASYNC = {"glake_alloc_async", "glake_free_async", "glake_stream_ends"}
 SLEEPS = {"glake_sleep", "glake_wake", "glake_sleep_session"}
 # Listed errors that no call here returns: the test that meets them or why none does, the functions.
@@ -448,6 +448,7 @@ CALLS = {
     "glake_weights_publish": (World.tensor, lambda w, x: (w.session, b"new", x, 1, None, None)),
     "glake_weights_attach": (World.key, lambda w, x: (w.session, x, None, out())),
     "glake_unseal": (World.sealed, lambda w, x: tuple(x)),
+    "glake_unseal_spans": (World.sealed, lambda w, x: (x, 1)),
     "glake_dispatch": (nothing, dispatched),
     "glake_usage": (nothing, lambda w, x: (w.session, sized())),
     "glake_pool_stats": (nothing, lambda w, x: (w.session, 0, sized())),
@@ -594,6 +595,9 @@ WRONG = [
     ("glake_unseal", "-EINVAL", nothing, lambda w, x: (8, CHUNK)),
     ("glake_unseal", "GLAKE_E_NO_DEVICE_MEMORY", lambda w: (w.sealed(), w.full_device())[0],
      lambda w, x: tuple(x)),
+    ("glake_unseal_spans", "-EINVAL", nothing, lambda w, x: ((c_uint64 * 2)(8, CHUNK), 1)),
+    ("glake_unseal_spans", "GLAKE_E_NO_DEVICE_MEMORY",
+     lambda w: (w.sealed(), w.full_device())[0], lambda w, x: (x, 1)),
     ("glake_usage", "-EINVAL", nothing, lambda w, x: (w.session, sized(size=0))),
     ("glake_pool_stats", "-EINVAL", nothing, lambda w, x: (w.session, 0, sized(size=0))),
     ("glake_pool_stats", "-ENODEV", nothing, lambda w, x: (w.session, 99, sized())),

@@ -839,6 +839,13 @@ static void numbers(void)
 	must(seal(ptr) == N_BYTES);
 	expect(ptr, bytes, "sealed");
 	expect(ptr + N_BYTES, bytes, "its alias");
+	const struct glake_span both[] = {{ptr, N_BYTES}, {ptr + N_BYTES, N_BYTES}};
+	must(glake_unseal_spans(both, 2) == 0);
+	must_ok(cuMemsetD8(ptr + N_BYTES, bytes[0], 1));
+	expect(ptr, bytes, "unsealed");
+	expect(ptr + N_BYTES, bytes, "unsealed by its alias");
+	must(n_copies() == 0);
+	must(seal(ptr) == N_BYTES);
 	/* A write by either address is a private copy in both. */
 	must_ok(cuMemsetD8(ptr + N_BYTES, 2, PAGE));
 	must(n_copies() == 1);

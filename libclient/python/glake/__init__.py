@@ -9,7 +9,7 @@ from .errors import (BadFileError, BusyError, DriverError, Error, ForkedError, G
                      NotFoundError, OutOfMemoryError, PermissionDeniedError, QuotaError)
 from .model import Model
 from .publishing import Published, Weight, publish
-from .sealing import Sealed, seal, unseal
+from .sealing import Sealed, seal, unseal, unseal_spans
 from .session import Session, connect, default_session
 from .tensor import Tensor
 
@@ -19,5 +19,5 @@ __all__ = [
     "Sealed", "Session", "Tensor", "Weight", "__version__", "blocks", "connect",
     "default_session", "events", "evict", "models", "pin", "publish", "seal", "seal_session",
     "sessions", "set_host_quota", "set_manifest_quota", "set_max_sessions", "set_quota", "sleep_session",
-    "sleepers", "stats", "status", "tenants", "unpin", "unseal",
+    "sleepers", "stats", "status", "tenants", "unpin", "unseal", "unseal_spans",
 ]

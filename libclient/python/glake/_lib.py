@@ -306,6 +306,7 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("glake_seal", c_int, [POINTER(Span), c_size_t, POINTER(Sealed)]),
     ("glake_seal_idle", c_int, [POINTER(Span), c_size_t, POINTER(Sealed)]),
     ("glake_unseal", c_int, [c_uint64, c_uint64]),
+    ("glake_unseal_spans", c_int, [POINTER(Span), c_size_t]),
     ("glake_weights_publish", c_int, [c_void_p, c_char_p, POINTER(TensorInfo), c_size_t,
                                       POINTER(PublishOptions), POINTER(Published)]),
     ("glake_weights_attach", c_int, [c_void_p, c_char_p, POINTER(AttachOptions),

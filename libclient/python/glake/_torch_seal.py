@@ -23,7 +23,7 @@ from ._torch_tensors import mapped_storages
 from .errors import OutOfMemoryError, QuotaError
 from .sealing import PAGE_BYTES, Sealed
 from .sealing import seal as seal_spans
-from .sealing import unseal as unseal_span
+from .sealing import unseal_spans
 from .session import Session, default_session
 from .tensor import DELETER, KDL_CUDA, DLManagedTensor, keep_forever, new_capsule
 
@@ -493,17 +493,23 @@ def seal(module: torch.nn.Module, *, move: bool = True) -> Sealed:
     return sealed
 
 
+def _unseal_units(units: List[_Unit]) -> None:
+    try:
+        unseal_spans((unit.ptr, unit.n_bytes) for unit in units)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        if len(units) > 1:
+            # Some is not memory of glake, which was never sealed.
+            for unit in units:
+                _unseal_units([unit])
+
+
 def unseal(module: torch.nn.Module) -> None:
     """Make the parameters and buffers of ``module`` private and writable again, where they are.
     Tensors of ``load_file()`` stay read-only. Waits for the devices."""
     units = _units_of(module, {})
     _wait(units)
-    for unit in units:
-        try:
-            unseal_span(unit.ptr, unit.n_bytes)
-        except OSError as error:
-            # Not memory of glake: never sealed.
-            if error.errno != errno.EINVAL:
-                raise
+    _unseal_units(units)
     for unit in units:
         _kept.pop(unit.storage.data_ptr(), None)

@@ -79,3 +79,10 @@ def unseal(ptr: int, n_bytes: int) -> None:
     touches is replaced by a copy. Memory that is not sealed stays as it is. First wait for all
     that uses it on the GPU; under ``glake run`` that is done here."""
     _lib.check(_lib.library().glake_unseal(ptr, n_bytes))
+
+
+def unseal_spans(spans: Iterable[Tuple[int, int]]) -> None:
+    """unseal() of many spans, (address, bytes), at once: under ``glake run`` the program is held
+    back once for all of them, as far as memory is free. After an error some may be private."""
+    rows = [_lib.Span(ptr, n_bytes) for ptr, n_bytes in spans]
+    _lib.check(_lib.library().glake_unseal_spans((_lib.Span * len(rows))(*rows), len(rows)))
