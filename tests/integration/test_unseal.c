@@ -202,30 +202,30 @@ static void unseal_with_faults(void *user)
 	words_open_driver();
 	struct glake_session *one = world_connect();
 	struct glake_session *two = world_connect();
-	glake_ptr first = words_alloc(one, 3 * BLOCK, 1);
-	words_seal(first, 3 * BLOCK);
+	glake_ptr first = words_alloc(one, 2 * BLOCK, 1);
+	words_seal(first, 2 * BLOCK);
 	unsigned n_failed = 0;
 	for (unsigned n = 1; n < 60 || (n_failed <= 20 && n < 1000); n++) {
-		struct glake_span spans[3];
+		struct glake_span spans[2];
 		char rule[64];
-		for (unsigned i = 0; i < 3; i++) {
-			spans[i] = (struct glake_span){words_alloc(two, 3 * BLOCK, 1), 3 * BLOCK};
+		for (unsigned i = 0; i < 2; i++) {
+			spans[i] = (struct glake_span){words_alloc(two, 2 * BLOCK, 1), 2 * BLOCK};
 		}
-		assert_ok(glake_seal(spans, 3, NULL));
+		assert_ok(glake_seal(spans, 2, NULL));
 		snprintf(rule, sizeof(rule), "*:%u:fail=1", n);
 		world_set_own_faults(rule);
-		n_failed += glake_unseal_spans(spans, 3) < 0;
+		n_failed += glake_unseal_spans(spans, 2) < 0;
 		world_set_own_faults(NULL);
-		for (unsigned i = 0; i < 3; i++) {
-			words_check(spans[i].ptr, 3 * BLOCK, 1);
+		for (unsigned i = 0; i < 2; i++) {
+			words_check(spans[i].ptr, 2 * BLOCK, 1);
 		}
-		words_check(first, 3 * BLOCK, 1);
-		assert_ok(glake_unseal_spans(spans, 3));
-		for (unsigned i = 0; i < 3; i++) {
-			words_write(spans[i].ptr, 3 * BLOCK, 3);
+		words_check(first, 2 * BLOCK, 1);
+		assert_ok(glake_unseal_spans(spans, 2));
+		for (unsigned i = 0; i < 2; i++) {
+			words_write(spans[i].ptr, 2 * BLOCK, 3);
 		}
-		words_check(first, 3 * BLOCK, 1);
-		for (unsigned i = 0; i < 3; i++) {
+		words_check(first, 2 * BLOCK, 1);
+		for (unsigned i = 0; i < 2; i++) {
 			assert_ok(glake_free(two, spans[i].ptr));
 		}
 		assert_ok(glake_trim(two, 0, 0));
