@@ -70,11 +70,13 @@ def kv(daemon, same):
         engines.append(("elastic, no shim", smoke(daemon, path, *same, *cached, shim=False, kv="elastic")))
         engines.append(("elastic, asleep and awake",
                         smoke(daemon, path, *same, *cached, "--sleep-mode", kv="elastic")))
-    for name, result, log in those_with_results(engines):
+    there = those_with_results(engines)
+    for name, result, log in there:
         row(name, f"{result['tok_s']} tokens/s, {result['batch_tok_s']} in a batch; {result['mib_loaded']} MiB loaded, "
                   f"{result['mib_after']} after; " + " ".join(re.findall(r"glake: KV memory .*", log)[-1:]))
         expect(name == "plain" or "glake: KV memory is elastic" in log, f"{name}: KV memory is plain")
-        expect(result["hash2"] == result["hash"], f"{name}: other tokens the second time")
+        # With a cached prefix the shapes of the work are others: a plain engine's tokens differ as well.
+        expect(result["hash2"] == there[0][1]["hash2"], f"{name}: other tokens the second time than the plain one's")
         expect(result.get("hash_woken", result["hash"]) == result["hash"], f"{name}: other tokens after the wake")
 
 

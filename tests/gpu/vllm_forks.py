@@ -61,6 +61,29 @@ class Engine:
             rows += [list(one.outputs[0].token_ids) for one in out]
         return rows, time.monotonic() - start
 
+    def cache_tokens(self):
+        cache = self.llm.llm_engine.vllm_config.cache_config
+        return cache.num_gpu_blocks * cache.block_size
+
+    def serve(self, start, requests):
+        """Requests (seconds behind @start of the monotonic clock, prompt, tokens to follow), in order. Seconds to the first
+        token of each, from when it was due."""
+        from vllm import SamplingParams
+        engine, first, n_done, due = self.llm.llm_engine, {}, 0, 0
+        while n_done < len(requests):
+            while due < len(requests) and requests[due][0] <= time.monotonic() - start:
+                _, prompt, n_tokens = requests[due]
+                engine.add_request(str(due), {"prompt_token_ids": prompt},
+                                   SamplingParams(temperature=0.0, max_tokens=n_tokens, ignore_eos=True, detokenize=False))
+                due += 1
+            if not engine.has_unfinished_requests():
+                time.sleep(0.001)
+                continue
+            for out in engine.step():
+                first.setdefault(int(out.request_id), time.monotonic() - start)
+                n_done += out.finished
+        return [first[i] - requests[i][0] for i in range(len(requests))]
+
     def sleep(self, level=1):
         start = time.monotonic()
         self.llm.sleep(level=level)
@@ -101,7 +124,7 @@ def serve():
     sys.path.insert(0, KIT)
     import kitlib
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    kitlib.environment(log="INFO")
+    kitlib.environment(log=os.environ.get("VLLM_LOGGING_LEVEL", "INFO"))
     import vllm.entrypoints.llm  # noqa: F401
     import vllm.v1.engine.llm_engine  # noqa: F401
     print("ready", flush=True)
@@ -165,7 +188,7 @@ class Handle:
 class Forks:
     """The process that has imported vLLM, under `glake run` with @options, or without the shim (None)."""
 
-    def __init__(self, daemon, path, folder, name, options=()):
+    def __init__(self, daemon, path, folder, name, options=(), environment=None):
         from run import ROOT
         prefix = [] if options is None else [os.path.join(ROOT, "bin", "glake"), "run", "--socket", daemon.socket,
                                              *options, "--"]
@@ -173,7 +196,8 @@ class Forks:
         self.log = open(os.path.join(folder, name + ".log"), "w+", encoding="utf-8")
         self.process = subprocess.Popen(
             [*prefix, sys.executable, os.path.abspath(__file__)],
-            env={**os.environ, "GLAKE_SOCKET": daemon.socket, "PYTHONPATH": os.pathsep.join([SITE, path])},
+            env={**os.environ, "GLAKE_SOCKET": daemon.socket, "PYTHONPATH": os.pathsep.join([SITE, path]),
+                 **(environment or {})},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True)
         self.is_ready = False
 
