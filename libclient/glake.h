@@ -128,10 +128,11 @@ struct glake_session;
 struct glake_connect_options {
 	size_t size;             /* sizeof(struct glake_connect_options) */
 	const char *socket_path; /* NULL: $GLAKE_SOCKET, then /run/glake/glaked.sock */
-	const char *program;     /* label for listings; NULL: the program's name */
-	const char *libcuda;     /* NULL: $GLAKE_LIBCUDA, then libcuda.so.1 */
-	int no_cuda;             /* nonzero: never open the driver. Calls that map then fail */
-	int stitch;              /* nonzero: as with GLAKE_ALLOC=stitch: free memory is stitched */
+	const char *
+		program; /* label for listings; NULL: the program's name, and what its interpreter runs */
+	const char *libcuda;  /* NULL: $GLAKE_LIBCUDA, then libcuda.so.1 */
+	int no_cuda;          /* nonzero: never open the driver. Calls that map then fail */
+	int stitch;           /* nonzero: as with GLAKE_ALLOC=stitch: free memory is stitched */
 	int sleep_when_asked; /* nonzero: glake_dispatch() may put it to sleep; not under the shim */
 	/*
 	 * "SIZE" or "NUMBER=SIZE,...", with glaked's numbers of devices: so much of each that it sees is promised to this process before

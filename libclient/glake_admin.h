@@ -199,6 +199,14 @@ struct glake_session_row {
 	uint32_t n_pools;                      /* devices where it stitches */
 	const struct glake_session_pool *pools;
 	uint64_t host_bytes; /* private chunks in host memory; no part of reserved_bytes */
+	/* What the process says of itself, as program does: labels, never trusted. "" = nothing. */
+	const char *name;      /* that it was given: $GLAKE_NAME, glake run --name */
+	const char *script;    /* what its interpreter runs: "serve.py", "-m vllm" */
+	const char *arguments; /* separated by blanks; "" unless root asks, or the session's user */
+	/* When it connected, by the kernel. "" = not to be found out; in no pod; no container. */
+	const char *cgroup;       /* path in the unified hierarchy */
+	const char *pod_uid;      /* by the cgroup's name, as the kubelet writes it; so the next */
+	const char *container_id; /* 64 hexadecimal digits */
 };
 
 typedef int (*glake_session_fn)(void *user, const struct glake_session_row *row);
@@ -422,6 +430,8 @@ struct glake_sleeper_row {
 		gpu_bytes; /* of shared_bytes: of blocks that are on the GPU, for others or as cache */
 	uint32_t n_models;         /* 16 at most */
 	const char *const *models; /* names of those that it has open */
+	const char *name;          /* as in glake_session_row; so the next */
+	const char *script;
 };
 
 typedef int (*glake_sleeper_fn)(void *user, const struct glake_sleeper_row *row);

@@ -75,6 +75,8 @@ static inline uint64_t glake_chunk_bytes(uint64_t content_bytes)
 
 /* Names of tensors, models, programs: longer ones are refused. */
 #define GLAKE_MAX_NAME_BYTES 1024u
+/* Other labels of a process: its name and its script. Clients cut them, and its arguments to GLAKE_MAX_NAME_BYTES. */
+#define GLAKE_MAX_LABEL_BYTES 256u
 #define GLAKE_MAX_TENSORS 1000000u
 #define GLAKE_MAX_BLOCKS 1000000u
 #define GLAKE_MAX_DIMS 32u

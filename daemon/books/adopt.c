@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/text.h"
 #include "daemon/books/kinds.h"
 #include "proto/cleanup.h"
 #include "proto/limits.h"
@@ -511,7 +512,12 @@ static struct holder *make_holder(struct adoption *adoption, uint64_t id,
 	holder->is_admin = is_admin;
 	holder->follows_seals = body->follows_seals;
 	holder->follows_sleeps = body->follows_sleeps;
-	holder->program = body->has_program ? strdup(body->program) : NULL;
+	holder->labels = (struct holder_labels){
+		.program = body->has_program ? strdup(body->program) : NULL,
+		.name = strdup(body->name),
+		.script = strdup(body->script),
+		.cgroup = holder->peer.cgroup ? text_clean_copy(holder->peer.cgroup) : NULL,
+	};
 	holder->since_ms = body->since_ms;
 	return holder;
 }

@@ -284,10 +284,10 @@ static void write_holder(void *user, const struct holder *holder)
 	body.tenant = holder->tenant->name;
 	body.follows_seals = holder->follows_seals;
 	body.follows_sleeps = holder->follows_sleeps;
-	body.has_program = holder->program != NULL;
-	if (holder->program) {
-		body.program = holder->program;
-	}
+	body.has_program = holder->labels.program != NULL;
+	body.program = holder->labels.program ? holder->labels.program : body.program;
+	body.name = holder->labels.name ? holder->labels.name : body.name;
+	body.script = holder->labels.script ? holder->labels.script : body.script;
 	body.since_ms = holder->since_ms;
 	Glake__State__Promise rows[WRITE_MAX_PROMISES];
 	Glake__State__Promise *list[WRITE_MAX_PROMISES];

@@ -70,7 +70,11 @@ void holder_unref(struct holder *holder)
 	peer_deinit(&holder->peer);
 	user_unref(holder->user);
 	realm_unref(holder->realm);
-	free(holder->program);
+	free(holder->labels.program);
+	free(holder->labels.name);
+	free(holder->labels.script);
+	free(holder->labels.arguments);
+	free(holder->labels.cgroup);
 	free(holder);
 }
 
@@ -133,10 +137,10 @@ void holders_note_all(const struct holders *holders)
 	}
 }
 
-int holder_attach(struct holder *holder, int socket, char *program, uint64_t image,
-                  const uint8_t *key)
+int holder_attach(struct holder *holder, int socket, const struct holder_labels *labels,
+                  uint64_t image, const uint8_t *key)
 {
-	holder->program = program;
+	holder->labels = *labels;
 	holder->image = image;
 	if (key) {
 		memcpy(holder->key, key, sizeof(holder->key));

@@ -229,6 +229,18 @@ struct holders {
 	struct log_limits log_limits; /* by owner: of lines about holders without a tenant */
 };
 
+/*
+ * How lists name a process: safe to show, never trusted. All owned; NULL: unknown, or there was no memory. The client says
+ * all but the cgroup, whose name may be anything, too.
+ */
+struct holder_labels {
+	char *program;   /* its name for itself */
+	char *name;      /* that it was given */
+	char *script;    /* that its interpreter runs */
+	char *arguments; /* in no book: they may hold secrets */
+	char *cgroup;    /* peer.cgroup */
+};
+
 struct holder {
 	struct list link;    /* link: holders.list, until it has ended */
 	struct holders *all; /* borrowed */
@@ -246,8 +258,8 @@ struct holder {
 	bool is_admin;
 	bool follows_seals; /* it has said so, and so the next */
 	bool follows_sleeps;
-	const char *refusal; /* static: the limit that refuses it; NULL: it is let in */
-	char *program;       /* owned; the client's name for itself; NULL before Hello */
+	const char *refusal;         /* static: the limit that refuses it; NULL: it is let in */
+	struct holder_labels labels; /* empty before Hello */
 	uint64_t since_ms;
 	uint64_t n_requests;
 	struct held *held;
@@ -277,12 +289,12 @@ struct holder *holder_ref(struct holder *holder);
 void holder_unref(struct holder *holder);
 
 /*
- * Hello is accepted, on @socket. @program (taken over; may be NULL) is the client's name for itself. Detached
+ * Hello is accepted, on @socket. @labels are taken over. Detached
  * holders of the same process with another @image end: the process has replaced its program. @key NULL: a new one.
  * Returns 0, or -errno: no random numbers.
  */
-int holder_attach(struct holder *holder, int socket, char *program, uint64_t image,
-                  const uint8_t *key);
+int holder_attach(struct holder *holder, int socket, const struct holder_labels *labels,
+                  uint64_t image, const uint8_t *key);
 
 /*
  * @ticket permits others to open the chunks from now on, and after a restart as well: that is on record when this

@@ -222,9 +222,10 @@ int session_new(struct sessions *sessions, int fd, uid_t owner)
 	return 0;
 }
 
-int session_greet(struct session *session, char *program, uint64_t image, const uint8_t *key)
+int session_greet(struct session *session, const struct holder_labels *labels, uint64_t image,
+                  const uint8_t *key)
 {
-	int r = holder_attach(session->holder, session->conn.fd, program, image, key);
+	int r = holder_attach(session->holder, session->conn.fd, labels, image, key);
 	if (r == 0) {
 		session_set_state(session, SESSION_OPEN);
 	}

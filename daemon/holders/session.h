@@ -87,7 +87,8 @@ struct session {
 int session_new(struct sessions *sessions, int fd, uid_t owner);
 
 /* Its Hello is accepted: see holder_attach(). */
-int session_greet(struct session *session, char *program, uint64_t image, const uint8_t *key);
+int session_greet(struct session *session, const struct holder_labels *labels, uint64_t image,
+                  const uint8_t *key);
 
 /*
  * Its Hello has the @key of a holder of the same process: the session resumes that holder. If the

@@ -88,7 +88,13 @@ static int find_cgroup(struct peer *peer, int socket)
 		return pidfd;
 	}
 	peer->cgroup = read_cgroup(peer->pid);
-	return is_over(pidfd) ? -ESRCH : 0;
+	if (is_over(pidfd)) {
+		/* It may be that of another process with the same pid. */
+		free(peer->cgroup);
+		peer->cgroup = NULL;
+		return -ESRCH;
+	}
+	return 0;
 }
 
 int peer_init(struct peer *peer, int socket, bool needs_cgroup)
@@ -107,10 +113,10 @@ int peer_init(struct peer *peer, int socket, bool needs_cgroup)
 		return r;
 	}
 	/* Without a visible pid, it is not in our cgroup hierarchy either. */
-	if (needs_cgroup && peer->pid > 0) {
+	if (peer->pid > 0) {
 		r = find_cgroup(peer, socket);
 	}
-	return r;
+	return needs_cgroup ? r : 0;
 }
 
 int peer_open_process(const struct peer *peer, int socket)

@@ -19,13 +19,13 @@ struct peer {
 	uid_t owner; /* the user that it counts as: uid, until the caller sets it (owner.h) */
 	gid_t *gids; /* owned: the primary group first, then the supplementary ones */
 	size_t n_gids;
-	char *cgroup; /* owned; path in the unified hierarchy; NULL: none, or not requested */
+	char *cgroup; /* owned; path in the unified hierarchy; NULL: none, or not to be found out */
 };
 
 /*
  * Returns 0 or -errno; call peer_deinit() in any case. Only a living process has a cgroup. So with
  * @needs_cgroup the answer is -ESRCH if the connecting process has ended: it may have passed the
- * socket on.
+ * socket on. Without, such a process has none, and that is no error.
  */
 int peer_init(struct peer *peer, int socket, bool needs_cgroup);
 void peer_deinit(struct peer *peer);

@@ -93,6 +93,19 @@ static void resume(struct session *session, const request_t *request)
 	}
 }
 
+static int greet_as(struct session *session, const Glake__Wire__Hello *hello, const uint8_t *key)
+{
+	const char *cgroup = session->holder->peer.cgroup;
+	const struct holder_labels labels = {
+		.program = text_clean_copy(hello->program),
+		.name = text_clean_copy(hello->name),
+		.script = text_clean_copy(hello->script),
+		.arguments = text_clean_copy(hello->arguments),
+		.cgroup = cgroup ? text_clean_copy(cgroup) : NULL,
+	};
+	return session_greet(session, &labels, hello->image, key);
+}
+
 static void begin(struct session *session, const request_t *request)
 {
 	const Glake__Wire__Hello *hello = request->hello;
@@ -104,12 +117,17 @@ static void begin(struct session *session, const request_t *request)
 		turn_away(session, request, STATUS_OVER_QUOTA, session->holder->refusal);
 	} else if (!session->holder->is_admin && !store_has_room(rpc_of(session)->store)) {
 		turn_away(session, request, STATUS_NO_HOST_MEMORY, STORE_NO_ROOM);
+	} else if (strlen(hello->name) > GLAKE_MAX_LABEL_BYTES ||
+	           strlen(hello->script) > GLAKE_MAX_LABEL_BYTES ||
+	           strlen(hello->arguments) > GLAKE_MAX_NAME_BYTES) {
+		turn_away(session, request, STATUS_BAD_REQUEST,
+		          "the process's name, script or arguments are too long");
 	} else if (strlen(hello->program) > GLAKE_MAX_NAME_BYTES) {
 		/* A row of a listing must fit a page. */
 		rpc_refuse(session, request->id, STATUS_BAD_REQUEST,
 		           "the program's name is longer than %u bytes", GLAKE_MAX_NAME_BYTES);
 		session_close(session);
-	} else if (session_greet(session, text_clean_copy(hello->program), hello->image, key) < 0) {
+	} else if (greet_as(session, hello, key) < 0) {
 		turn_away(session, request, STATUS_INTERNAL, "no random numbers");
 	} else {
 		greet(session, request->id);

@@ -317,7 +317,8 @@ static void ask_session(struct session *session, uint64_t request, uint64_t id,
 		           "session %" PRIu64
 		           " (pid %d, %s) is not under glake run, or its glake is "
 		           "older than glaked",
-		           id, (int)holder->peer.pid, holder->program ? holder->program : "");
+		           id, (int)holder->peer.pid,
+		           holder->labels.program ? holder->labels.program : "");
 	} else if (find_ask(rpc, holder)) {
 		rpc_refuse(session, request, STATUS_BUSY,
 		           "session %" PRIu64 " (pid %d) is being asked to %s already", id,

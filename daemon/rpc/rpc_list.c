@@ -313,15 +313,36 @@ static void describe_seals(const struct holder *holder, const struct row_place *
 	}
 }
 
-static void describe_holder(const struct rpc_context *rpc, const struct holder *holder,
+/* Arguments hold keys and passwords: they are for the user himself, and for root. */
+static bool may_see_arguments(const struct session *asker, const struct holder *holder)
+{
+	uid_t uid = asker->holder->peer.uid;
+	return uid == 0 || uid == holder->peer.uid;
+}
+
+static void describe_process(const struct session *asker, const struct holder *holder,
+                             Glake__Wire__SessionInfo *row)
+{
+	const struct holder_labels *labels = &holder->labels;
+	row->program = labels->program ? labels->program : row->program;
+	row->name = labels->name ? labels->name : row->name;
+	row->script = labels->script ? labels->script : row->script;
+	row->cgroup = labels->cgroup ? labels->cgroup : row->cgroup;
+	if (labels->arguments && may_see_arguments(asker, holder)) {
+		row->arguments = labels->arguments;
+	}
+}
+
+static void describe_holder(const struct session *asker, const struct holder *holder,
                             const struct row_place *place, Glake__Wire__SessionInfo *row)
 {
+	const struct rpc_context *rpc = rpc_of(asker);
 	const struct holder_sharing *sharing = &holder->sharing;
 	glake__wire__session_info__init(row);
 	row->session = holder->id;
 	row->pid = (uint32_t)holder->peer.pid;
 	row->uid = holder->peer.uid;
-	row->program = holder->program;
+	describe_process(asker, holder, row);
 	row->tenant = holder->tenant->name;
 	row->realm = holder->realm->name;
 	row->live_bytes = holder->usage.live_bytes;
@@ -399,7 +420,7 @@ void rpc_session_list(struct session *session, const request_t *request, struct 
 			page.next = page.last;
 			break;
 		}
-		describe_holder(rpc, holder, &place, &next);
+		describe_holder(session, holder, &place, &next);
 		if (!rpc_page_add(&page, holder->id, &next.base)) {
 			break;
 		}

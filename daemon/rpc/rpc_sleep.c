@@ -235,11 +235,14 @@ static void describe(const struct sleeper *sleeper, struct sleeper_row *place,
                      Glake__Wire__SleeperInfo *row)
 {
 	struct holder *holder = sleeper->holder;
+	const struct holder_labels *labels = &holder->labels;
 	glake__wire__sleeper_info__init(row);
 	row->session = holder->id;
 	row->pid = (uint32_t)holder->peer.pid;
 	row->uid = holder->peer.uid;
-	row->program = holder->program ? holder->program : row->program;
+	row->program = labels->program ? labels->program : row->program;
+	row->name = labels->name ? labels->name : row->name;
+	row->script = labels->script ? labels->script : row->script;
 	row->tenant = holder->tenant->name;
 	row->realm = holder->realm->name;
 	row->state = (char *)(sleeper->wake ? "waking" : "asleep");

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "proto/cleanup.h"
+#include "libclient/admin/pod.h"
 #include "libclient/link/why.h"
 #include "libclient/link/call.h"
 #include "libclient/link/dispatch.h"
@@ -360,6 +361,8 @@ static int show_session(const Glake__Wire__SessionInfo *from, const struct list 
 			.bytes = from->unsealed[i]->bytes,
 		};
 	}
+	struct glake__pod pod;
+	glake__pod_of_cgroup(TEXT(from->cgroup), &pod);
 	struct glake_session_row row = {
 		.session = from->session,
 		.pid = from->pid,
@@ -392,6 +395,12 @@ static int show_session(const Glake__Wire__SessionInfo *from, const struct list 
 		.n_pools = (uint32_t)from->n_pools,
 		.pools = pools,
 		.host_bytes = from->host_bytes,
+		.name = TEXT(from->name),
+		.script = TEXT(from->script),
+		.arguments = TEXT(from->arguments),
+		.cgroup = TEXT(from->cgroup),
+		.pod_uid = pod.uid,
+		.container_id = pod.container,
 	};
 	return list->row.session(list->user, &row);
 }
@@ -660,6 +669,8 @@ static int show_sleeper(const Glake__Wire__SleeperInfo *from, const struct list 
 		.gpu_bytes = from->gpu_bytes,
 		.n_models = (uint32_t)from->n_models,
 		.models = (const char *const *)from->models,
+		.name = TEXT(from->name),
+		.script = TEXT(from->script),
 		.n_stays = (uint32_t)from->n_stays,
 		.stays = stays,
 	};

@@ -13,6 +13,7 @@
 
 #include "ctl/ctl.h"
 #include "ctl/field.h"
+#include "ctl/identity.h"
 #include "ctl/rows.h"
 #include "glake_admin.h"
 
@@ -73,6 +74,7 @@ struct session {
 	uint64_t session;
 	uint32_t pid;
 	const char *program;
+	const char *label; /* identity_label() */
 	const char *realm;
 	uint64_t private_bytes;
 	uint64_t logical_bytes;
@@ -89,7 +91,8 @@ static const struct field session_fields[] = {
 	FIELD(ROW, session, U64, PLAIN, NULL),
 	FIELD(ROW, pid, U32, PLAIN, "PID"),
 	FIELD(ROW, realm, TEXT, PLAIN, NULL),
-	FIELD(ROW, program, TEXT, PLAIN, "PROGRAM"),
+	FIELD(ROW, label, TEXT, NAME, "PROGRAM"),
+	FIELD(ROW, program, TEXT, PLAIN, NULL),
 	FIELD(ROW, private_bytes, U64, BYTES, "PRIVATE"),
 	FIELD(ROW, logical_bytes, U64, BYTES, "LOGICAL"),
 	FIELD(ROW, physical_bytes, U64, BYTES, "PHYSICAL"),
@@ -256,6 +259,7 @@ static int add_session(void *user, const struct glake_session_row *row)
 		.session = row->session,
 		.pid = row->pid,
 		.program = keep(dedup, row->program),
+		.label = keep(dedup, identity_label(row->name, row->script, row->program)),
 		.realm = keep(dedup, row->realm),
 		.private_bytes = row->reserved_bytes,
 		.logical_bytes = row->shared_bytes,

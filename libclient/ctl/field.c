@@ -13,6 +13,8 @@
 /* Long enough for a UUID and a digest; names have no bound and are not formatted here. */
 #define CELL_BYTES 64u
 
+#define NAME_COLUMNS 40u
+
 static const void *member(const struct field *field, const void *row)
 {
 	return (const char *)row + field->offset;
@@ -101,6 +103,7 @@ static void format_number(uint64_t value, enum field_style style, bool exact, ch
 	case FIELD_PLAIN:
 	case FIELD_BYTES:
 	case FIELD_PERCENT:
+	case FIELD_NAME:
 		break;
 	}
 	bool is_plain = style == FIELD_PLAIN || style == FIELD_LIMIT;
@@ -163,9 +166,12 @@ void field_columns(struct table *table, const struct field *fields, size_t n_fie
 	}
 }
 
-static void text_cell(struct table *table, const char *text)
+static void text_cell(struct table *table, const char *text, enum field_style style)
 {
 	char *escaped = text_escape(text);
+	if (escaped && style == FIELD_NAME) {
+		text_shorten(escaped, NAME_COLUMNS);
+	}
 	table->is_lost |= !escaped;
 	table_cell(table, escaped ? escaped : "");
 	free(escaped);
@@ -179,7 +185,7 @@ void field_cells(struct table *table, const struct field *fields, size_t n_field
 			continue;
 		}
 		if (fields[i].type == FIELD_TEXT) {
-			text_cell(table, text_of(&fields[i], row));
+			text_cell(table, text_of(&fields[i], row), fields[i].style);
 			continue;
 		}
 		char cell[CELL_BYTES] = "";
@@ -239,7 +245,8 @@ json_t *field_object(const struct field *fields, size_t n_fields, const void *ro
 {
 	json_t *object = json_object();
 	for (size_t i = 0; i < n_fields; i++) {
-		if (json_object_set_new(object, fields[i].key, field_value(&fields[i], row)) < 0) {
+		if (fields[i].key &&
+		    json_object_set_new(object, fields[i].key, field_value(&fields[i], row)) < 0) {
 			json_decref(object);
 			return NULL;
 		}

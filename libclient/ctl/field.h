@@ -37,12 +37,13 @@ enum field_style {
 	FIELD_MS,
 	FIELD_TIME,    /* milliseconds since 1970 */
 	FIELD_PERCENT, /* of a ratio */
+	FIELD_NAME,    /* of a text: a long one ends in the middle */
 };
 
 #define FIELD_NONE UINT64_MAX
 
 struct field {
-	const char *key;
+	const char *key; /* NULL: only in tables */
 	size_t offset;
 	enum field_type type;
 	enum field_style style;

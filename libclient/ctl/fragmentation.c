@@ -41,7 +41,8 @@ static const struct field memory_fields[] = {
 	FIELD(ROW, n_vmm_calls, MAYBE, PLAIN, NULL),
 	OF_POOL(n_kept, MAYBE, PLAIN, NULL),
 	OF_POOL(kept_bytes, MAYBE, BYTES, NULL),
-	FIELD(ROW, program, TEXT, PLAIN, "PROGRAM"),
+	FIELD(ROW, label, TEXT, NAME, "PROGRAM"),
+	FIELD(ROW, program, TEXT, PLAIN, NULL),
 };
 
 /* In a table of its own: all of it would not fit a terminal. */

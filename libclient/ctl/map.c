@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "ctl/html.h"
+#include "ctl/identity.h"
 #include "ctl/memory.h"
 #include "ctl/text.h"
 
@@ -205,7 +206,7 @@ static void add_sessions(struct parts *parts)
 		const struct glake_session_row *session = rows_at(&parts->snapshot->sessions, i);
 		const struct part part = {
 			.class = "private",
-			.name = session->program,
+			.name = identity_label(session->name, session->script, session->program),
 			.pid = session->pid,
 			.bytes = reserved_on(session, parts->device->index),
 			.live = memory_utilization(session->live_bytes, session->reserved_bytes),
@@ -327,7 +328,8 @@ static void put_sharers(const struct snapshot *snapshot, const struct glake_mode
 		const struct glake_session_row *session = snapshot_session(snapshot, use->session);
 		if (session && ++n <= MAX_SHARERS) {
 			fputs(n == 1 ? "; open in " : ", ", out);
-			html_text(out, session->program);
+			html_text(out,
+			          identity_label(session->name, session->script, session->program));
 			fprintf(out, " (%" PRIu32 ")", session->pid);
 		}
 	}
@@ -525,7 +527,8 @@ static void end_row(FILE *out, uint64_t bytes, const char *state)
 static void put_sleeper(const struct glake_sleeper_row *sleeper, FILE *out)
 {
 	bool is_waiting = sleeper->place > 0;
-	put_row(out, "asleep", sleeper->program, sleeper->pid);
+	put_row(out, "asleep", identity_label(sleeper->name, sleeper->script, sleeper->program),
+	        sleeper->pid);
 	fputs("tenant ", out);
 	html_text(out, sleeper->tenant);
 	put_ms(out, "; for ", sleeper->asleep_ms);

@@ -6,12 +6,14 @@
 #include <string.h>
 
 #include "ctl/field.h"
+#include "ctl/identity.h"
 
 void memory_deinit(struct memory *memory)
 {
 	for (size_t i = 0; i < memory->list.n; i++) {
 		struct memory_row *row = rows_at(&memory->list, i);
 		free((char *)row->program);
+		free((char *)row->label);
 	}
 	rows_deinit(&memory->list);
 	rows_deinit(&memory->devices);
@@ -23,14 +25,18 @@ double memory_utilization(uint64_t live_bytes, uint64_t reserved_bytes)
 	return reserved_bytes > 0 ? (double)n_bytes / (double)reserved_bytes : -1;
 }
 
+uint64_t memory_device_driver_bytes(const struct glake_session_device *device)
+{
+	return device->process_bytes > 0
+	               ? device->process_bytes
+	               : device->array_bytes + device->graph_bytes + device->other_bytes;
+}
+
 uint64_t memory_driver_bytes(const struct glake_session_row *row)
 {
 	uint64_t n_bytes = 0;
 	for (uint32_t i = 0; i < row->n_devices; i++) {
-		const struct glake_session_device *device = &row->devices[i];
-		n_bytes += device->process_bytes > 0 ? device->process_bytes
-		                                     : device->array_bytes + device->graph_bytes +
-		                                               device->other_bytes;
+		n_bytes += memory_device_driver_bytes(&row->devices[i]);
 	}
 	return n_bytes;
 }
@@ -83,9 +89,10 @@ static int add_row(struct memory *memory, const struct glake_session_row *of,
 	row->session = of->session;
 	row->pid = of->pid;
 	row->program = strdup(of->program);
+	row->label = strdup(identity_label(of->name, of->script, of->program));
 	row->utilization = memory_utilization(row->live_bytes, row->reserved_bytes);
 	row->fragmentation = row->utilization < 0 ? -1 : 1 - row->utilization;
-	return row->program ? 0 : -ENOMEM;
+	return row->program && row->label ? 0 : -ENOMEM;
 }
 
 static int add_pool(struct memory *memory, const struct glake_session_row *of,

@@ -22,6 +22,7 @@ struct memory_row {
 	uint64_t session; /* known, as the next */
 	uint32_t pid;
 	const char *program; /* owned */
+	const char *label;   /* owned; identity_label() */
 	uint64_t device;     /* FIELD_NONE: several */
 	int stitches;
 	uint64_t live_bytes;     /* known */
@@ -58,6 +59,8 @@ int memory_gather(struct ctl *ctl, uint64_t number, struct memory *memory);
 
 /* Of the process, on all devices, without managed memory: by NVML, or as it reports if NVML does not know it. */
 uint64_t memory_driver_bytes(const struct glake_session_row *row);
+/* The same on one device. */
+uint64_t memory_device_driver_bytes(const struct glake_session_device *device);
 
 /* Live over reserved, where what is live beyond it does not count; -1: nothing is reserved. */
 double memory_utilization(uint64_t live_bytes, uint64_t reserved_bytes);

@@ -26,7 +26,7 @@ struct point {
 struct series {
 	uint64_t session;
 	uint32_t pid;
-	char *program;        /* owned */
+	char *program;        /* owned: its label */
 	struct point *points; /* owned, by sample */
 };
 
@@ -69,7 +69,7 @@ static struct series *series_of(struct picture *picture, const struct memory_row
 	struct series made = {
 		.session = row->session,
 		.pid = row->pid,
-		.program = strdup(row->program),
+		.program = strdup(row->label),
 		.points = calloc(picture->max_samples, sizeof(*made.points)),
 	};
 	struct series *series = made.program && made.points

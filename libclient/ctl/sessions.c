@@ -1,18 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sessions: their processes, and the memory of each. */
+#include <stdlib.h>
+
 #include "ctl/ctl.h"
 #include "ctl/field.h"
+#include "ctl/identity.h"
 #include "ctl/memory.h"
 #include "glake_admin.h"
 
 #define ROW struct shown
 
-/* A session as `sessions` shows it. */
+/*
+ * A session as `sessions` shows it: in JSON as a whole, with a list of devices; in a table on one of its devices. What
+ * is not known by device stands in the first line of a session: FIELD_NONE in others, so that a column adds up.
+ */
 struct shown {
 	struct glake_session_row row; /* its texts and devices borrowed */
-	double utilization;           /* live / reserved; -1 with nothing reserved */
-	uint64_t promise_bytes;       /* on all devices */
-	uint64_t driver_bytes;        /* of its process beside managed memory, on all devices */
+	struct identity identity;
+	const char *pod; /* of the table: NAMESPACE/POD, or the UID */
+	uint64_t device; /* FIELD_NONE: none, or several */
+	uint64_t reserved_bytes;
+	uint64_t shared_bytes;
+	uint64_t promise_bytes;
+	uint64_t driver_bytes; /* of its process beside managed memory */
+	double utilization;    /* live / reserved; -1 with nothing reserved */
+	uint64_t live_bytes;
+	uint64_t peak_bytes;
+	uint64_t warm_bytes;
+	uint64_t n_owned;
+	uint64_t n_passed;
 };
 
 #define OF_ROW(member, type_, style_, title_) \
@@ -21,28 +37,48 @@ struct shown {
 		.style = FIELD_##style_, .title = title_ \
 	}
 
+#define OF_IDENTITY(member, style_, title_) \
+	{ \
+		.key = #member, .offset = offsetof(ROW, identity.member), .type = FIELD_TEXT, \
+		.style = FIELD_##style_, .title = title_ \
+	}
+
 static const struct field session_fields[] = {
 	OF_ROW(session, U64, PLAIN, "SESSION"),
 	OF_ROW(pid, U32, PLAIN, "PID"),
-	OF_ROW(uid, U32, PLAIN, "UID"),
-	OF_ROW(program, TEXT, PLAIN, "PROGRAM"),
-	OF_ROW(tenant, TEXT, PLAIN, "TENANT"),
-	OF_ROW(realm, TEXT, PLAIN, "REALM"),
+	OF_ROW(uid, U32, PLAIN, NULL),
+	OF_IDENTITY(user, NAME, "USER"),
+	OF_IDENTITY(label, NAME, "PROGRAM"),
+	OF_ROW(program, TEXT, PLAIN, NULL),
+	OF_ROW(name, TEXT, PLAIN, NULL),
+	OF_ROW(script, TEXT, PLAIN, NULL),
+	OF_ROW(arguments, TEXT, PLAIN, NULL),
+	OF_ROW(tenant, TEXT, NAME, "TENANT"),
+	OF_ROW(realm, TEXT, NAME, "REALM"),
+	FIELD(ROW, device, MAYBE, PLAIN, "GPU"),
 	FIELD(ROW, promise_bytes, U64, BYTES, "PROMISE"),
-	OF_ROW(reserved_bytes, U64, BYTES, "RESERVED"),
-	OF_ROW(live_bytes, U64, BYTES, "LIVE"),
-	OF_ROW(peak_bytes, U64, BYTES, "PEAK"),
-	OF_ROW(warm_bytes, U64, BYTES, "WARM"),
+	FIELD(ROW, reserved_bytes, U64, BYTES, "RESERVED"),
+	FIELD(ROW, live_bytes, MAYBE, BYTES, "LIVE"),
+	FIELD(ROW, peak_bytes, MAYBE, BYTES, "PEAK"),
+	FIELD(ROW, warm_bytes, MAYBE, BYTES, "WARM"),
 	FIELD(ROW, utilization, RATIO, PERCENT, "UTIL"),
-	OF_ROW(shared_bytes, U64, BYTES, "SHARED"),
+	FIELD(ROW, shared_bytes, U64, BYTES, "SHARED"),
 	FIELD(ROW, driver_bytes, U64, BYTES, "DRIVER"),
-	OF_ROW(n_owned, U64, PLAIN, "OWNED"),
-	OF_ROW(n_passed, U64, PLAIN, "PASSED"),
+	FIELD(ROW, n_owned, MAYBE, PLAIN, "OWNED"),
+	FIELD(ROW, n_passed, MAYBE, PLAIN, "PASSED"),
 	OF_ROW(n_chunks, U32, PLAIN, NULL),
 	OF_ROW(n_models, U32, PLAIN, NULL),
 	OF_ROW(age_ms, U64, MS, "AGE"),
 	OF_ROW(n_requests, U64, PLAIN, NULL),
 	OF_ROW(detached, BOOL, PLAIN, "DETACHED"),
+	OF_ROW(cgroup, TEXT, PLAIN, NULL),
+	OF_ROW(pod_uid, TEXT, PLAIN, NULL),
+	OF_ROW(container_id, TEXT, PLAIN, NULL),
+	OF_IDENTITY(namespace, PLAIN, NULL),
+	OF_IDENTITY(pod, PLAIN, NULL),
+	OF_IDENTITY(container, PLAIN, NULL),
+	/* Last, since a table may be without it. */
+	{.offset = offsetof(ROW, pod), .type = FIELD_TEXT, .style = FIELD_NAME, .title = "POD"},
 };
 
 #undef ROW
@@ -58,6 +94,14 @@ static const struct field device_fields[] = {
 
 #undef ROW
 
+#define N_FIELDS (sizeof(session_fields) / sizeof(session_fields[0]))
+
+struct listing {
+	struct ctl *ctl;
+	struct ctl_list *list;
+	struct identities identities;
+};
+
 static json_t *device_list(const struct glake_session_row *row)
 {
 	json_t *devices = json_array();
@@ -70,41 +114,99 @@ static json_t *device_list(const struct glake_session_row *row)
 	return devices;
 }
 
-static uint64_t promise_bytes(const struct glake_session_row *row)
-{
-	uint64_t bytes = 0;
-	for (uint32_t i = 0; i < row->n_devices; i++) {
-		bytes += row->devices[i].promise_bytes;
-	}
-	return bytes;
-}
-
-static int add_session(void *list, const struct glake_session_row *row)
+/* As a whole. */
+static struct shown show(const struct glake_session_row *row)
 {
 	struct shown shown = {
 		.row = *row,
-		.utilization = memory_utilization(row->live_bytes, row->reserved_bytes),
-		.promise_bytes = promise_bytes(row),
+		.device = row->n_devices == 1 ? row->devices[0].device : FIELD_NONE,
+		.reserved_bytes = row->reserved_bytes,
+		.shared_bytes = row->shared_bytes,
 		.driver_bytes = memory_driver_bytes(row),
+		.utilization = memory_utilization(row->live_bytes, row->reserved_bytes),
+		.live_bytes = row->live_bytes,
+		.peak_bytes = row->peak_bytes,
+		.warm_bytes = row->warm_bytes,
+		.n_owned = row->n_owned,
+		.n_passed = row->n_passed,
 	};
-	return ctl_list_add_more(list, &shown, "devices", device_list(row));
+	for (uint32_t i = 0; i < row->n_devices; i++) {
+		shown.promise_bytes += row->devices[i].promise_bytes;
+	}
+	return shown;
+}
+
+static void narrow(struct shown *shown, const struct glake_session_device *device, bool is_first)
+{
+	shown->device = device->device;
+	shown->reserved_bytes = device->reserved_bytes;
+	shown->shared_bytes = device->shared_bytes;
+	shown->promise_bytes = device->promise_bytes;
+	shown->driver_bytes = memory_device_driver_bytes(device);
+	if (!is_first) {
+		shown->utilization = -1;
+		shown->live_bytes = FIELD_NONE;
+		shown->peak_bytes = FIELD_NONE;
+		shown->warm_bytes = FIELD_NONE;
+		shown->n_owned = FIELD_NONE;
+		shown->n_passed = FIELD_NONE;
+	}
+}
+
+static int add_lines(struct listing *listing, struct shown *shown)
+{
+	const struct glake_session_row *row = &shown->row;
+	int err = row->n_devices == 0 ? ctl_list_add(listing->list, shown) : 0;
+	for (uint32_t i = 0; err == 0 && i < row->n_devices; i++) {
+		struct shown line = *shown;
+		narrow(&line, &row->devices[i], i == 0);
+		err = ctl_list_add(listing->list, &line);
+	}
+	return err;
+}
+
+static int add_session(void *user, const struct glake_session_row *row)
+{
+	struct listing *listing = user;
+	struct shown shown = show(row);
+	char pod[512];
+	shown.identity = identity_of(&listing->identities, row);
+	identity_pod(&shown.identity, row, pod, sizeof(pod));
+	shown.pod = pod;
+	return listing->ctl->json
+	               ? ctl_list_add_more(listing->list, &shown, "devices", device_list(row))
+	               : add_lines(listing, &shown);
 }
 
 static int fill_sessions(struct ctl *ctl, struct ctl_list *list)
 {
-	return glake_list_sessions(ctl->session, add_session, list);
+	struct listing listing = {.ctl = ctl, .list = list};
+	identities_init(&listing.identities);
+	int err = glake_list_sessions(ctl->session, add_session, &listing);
+	identities_deinit(&listing.identities);
+	return err;
+}
+
+static int look_for_pods(void *user, const struct glake_session_row *row)
+{
+	bool *has_pods = user;
+	*has_pods |= row->pod_uid && *row->pod_uid;
+	return 0;
 }
 
 static int run_sessions(struct ctl *ctl)
 {
-	return ctl_print_list(ctl, "sessions", session_fields,
-	                      sizeof(session_fields) / sizeof(session_fields[0]), fill_sessions);
+	bool has_pods = false;
+	int err = ctl->json ? 0 : glake_list_sessions(ctl->session, look_for_pods, &has_pods);
+	return err ? err
+	           : ctl_print_list(ctl, "sessions", session_fields,
+	                            has_pods ? N_FIELDS : N_FIELDS - 1, fill_sessions);
 }
 
 const struct ctl_command ctl_sessions = {
 	.name = "sessions",
 	.operands = "",
-	.summary = "Processes that are connected, and the memory each has",
+	.summary = "Processes that are connected, and the memory each has, by GPU",
 	.options = CTL_OPTION_EXACT,
 	.run = run_sessions,
 };

@@ -6,6 +6,7 @@
 
 #include "ctl/ctl.h"
 #include "ctl/field.h"
+#include "ctl/identity.h"
 #include "ctl/progress.h"
 #include "ctl/rows.h"
 #include "ctl/text.h"
@@ -344,7 +345,8 @@ const struct ctl_command ctl_wake = {
 
 struct sleeper {
 	struct glake_sleeper_row of;
-	uint64_t woke_ms; /* FIELD_NONE: it has not woken yet; the same holds for the next */
+	const char *label; /* identity_label() */
+	uint64_t woke_ms;  /* FIELD_NONE: it has not woken yet; the same holds for the next */
 	uint64_t waited_ms;
 };
 
@@ -358,7 +360,10 @@ static const struct field sleeper_fields[] = {
 	OF(session, U64, PLAIN, "SESSION"),
 	OF(pid, U32, PLAIN, "PID"),
 	OF(uid, U32, PLAIN, NULL),
-	OF(program, TEXT, PLAIN, "PROGRAM"),
+	FIELD(ROW, label, TEXT, NAME, "PROGRAM"),
+	OF(program, TEXT, PLAIN, NULL),
+	OF(name, TEXT, PLAIN, NULL),
+	OF(script, TEXT, PLAIN, NULL),
 	OF(tenant, TEXT, PLAIN, "TENANT"),
 	OF(realm, TEXT, PLAIN, NULL),
 	OF(state, TEXT, PLAIN, "STATE"),
@@ -401,6 +406,7 @@ static int add_sleeper(void *list, const struct glake_sleeper_row *row)
 	}
 	const struct sleeper sleeper = {
 		.of = *row,
+		.label = identity_label(row->name, row->script, row->program),
 		.woke_ms = row->woke_ns > 0 ? row->woke_ns / 1000000 : FIELD_NONE,
 		.waited_ms = row->woke_ns > 0 ? row->woke_waited_ms : FIELD_NONE,
 	};

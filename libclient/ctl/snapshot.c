@@ -86,7 +86,14 @@ static int take_session(void *user, const struct glake_session_row *of)
 	row->n_pools = 0;
 	row->pools = NULL;
 	return row->devices && keep_text(snapshot, &row->program) &&
-	                       keep_text(snapshot, &row->tenant) && keep_text(snapshot, &row->realm)
+	                       keep_text(snapshot, &row->tenant) &&
+	                       keep_text(snapshot, &row->realm) &&
+	                       keep_text(snapshot, &row->name) &&
+	                       keep_text(snapshot, &row->script) &&
+	                       keep_text(snapshot, &row->arguments) &&
+	                       keep_text(snapshot, &row->cgroup) &&
+	                       keep_text(snapshot, &row->pod_uid) &&
+	                       keep_text(snapshot, &row->container_id)
 	               ? 0
 	               : -ENOMEM;
 }
@@ -125,7 +132,8 @@ static int take_sleeper(void *user, const struct glake_sleeper_row *of)
 	row->stays = NULL;
 	return keep_text(snapshot, &row->program) && keep_text(snapshot, &row->tenant) &&
 	                       keep_text(snapshot, &row->realm) &&
-	                       keep_text(snapshot, &row->state) && keep_text(snapshot, &row->why)
+	                       keep_text(snapshot, &row->state) && keep_text(snapshot, &row->why) &&
+	                       keep_text(snapshot, &row->name) && keep_text(snapshot, &row->script)
 	               ? 0
 	               : -ENOMEM;
 }

@@ -174,6 +174,32 @@ size_t text_width(const char *text)
 	return width;
 }
 
+/* Where the code point with that number begins. */
+static char *text_at(char *text, size_t column)
+{
+	for (; *text; text++) {
+		if (((unsigned char)*text & 0xc0) != 0x80 && column-- == 0) {
+			break;
+		}
+	}
+	return text;
+}
+
+void text_shorten(char *text, size_t columns)
+{
+	static const char gap[] = {'.', '.', '.'};
+	size_t width = text_width(text);
+	if (width <= columns) {
+		return;
+	}
+	size_t n_last = (columns - sizeof(gap)) / 2;
+	const char *last = text_at(text, width - n_last);
+	char *at = text_at(text, columns - sizeof(gap) - n_last);
+	/* What is left out is at least one column more than the gap, so the gap never reaches the end. */
+	memmove(at + sizeof(gap), last, strlen(last) + 1);
+	memcpy(at, gap, sizeof(gap));
+}
+
 int text_is_utf8(const char *text)
 {
 	const unsigned char *from = (const unsigned char *)text;

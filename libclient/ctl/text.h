@@ -37,6 +37,12 @@ char *text_escape(const char *text);
 /* Code points of UTF-8 text: its width in columns, as long as no character is a wide one. */
 size_t text_width(const char *text);
 
+/*
+ * Cut UTF-8 text to @columns code points, 5 at least, as long as it is longer: "..." stands for its middle, since
+ * beginning and end tell names apart.
+ */
+void text_shorten(char *text, size_t columns);
+
 /* Is it UTF-8 throughout? */
 int text_is_utf8(const char *text);
 

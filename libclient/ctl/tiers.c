@@ -10,6 +10,7 @@
 
 #include "ctl/ctl.h"
 #include "ctl/field.h"
+#include "ctl/identity.h"
 #include "ctl/rows.h"
 #include "ctl/snapshot.h"
 
@@ -85,6 +86,7 @@ struct program_tiers {
 	uint64_t session;
 	uint32_t pid;
 	const char *program;
+	const char *label; /* identity_label() */
 	const char *tenant;
 	const char *state; /* "awake", and those of glake_sleeper_row */
 	uint64_t gpu_bytes;
@@ -93,10 +95,11 @@ struct program_tiers {
 };
 
 static const struct field program_fields[] = {
-	FIELD(ROW, session, U64, PLAIN, NULL),           FIELD(ROW, pid, U32, PLAIN, "PID"),
-	FIELD(ROW, program, TEXT, PLAIN, "PROGRAM"),     FIELD(ROW, tenant, TEXT, PLAIN, "TENANT"),
-	FIELD(ROW, state, TEXT, PLAIN, "STATE"),         FIELD(ROW, gpu_bytes, U64, BYTES, "GPU"),
-	FIELD(ROW, host_bytes, U64, BYTES, "HOST ONLY"), FIELD(ROW, both_bytes, U64, BYTES, "BOTH"),
+	FIELD(ROW, session, U64, PLAIN, NULL),      FIELD(ROW, pid, U32, PLAIN, "PID"),
+	FIELD(ROW, label, TEXT, NAME, "PROGRAM"),   FIELD(ROW, program, TEXT, PLAIN, NULL),
+	FIELD(ROW, tenant, TEXT, PLAIN, "TENANT"),  FIELD(ROW, state, TEXT, PLAIN, "STATE"),
+	FIELD(ROW, gpu_bytes, U64, BYTES, "GPU"),   FIELD(ROW, host_bytes, U64, BYTES, "HOST ONLY"),
+	FIELD(ROW, both_bytes, U64, BYTES, "BOTH"),
 };
 
 #undef ROW
@@ -232,6 +235,7 @@ static int add_program(struct tiers *tiers, const struct snapshot *snapshot,
 		.session = of->session,
 		.pid = of->pid,
 		.program = of->program,
+		.label = identity_label(of->name, of->script, of->program),
 		.tenant = of->tenant,
 		.state = sleeper ? sleeper->state : "awake",
 		.gpu_bytes = of->reserved_bytes + of->shared_bytes,

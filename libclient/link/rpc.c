@@ -9,6 +9,7 @@
 #include "proto/cleanup.h"
 #include "proto/clock.h"
 #include "libclient/link/call.h"
+#include "libclient/link/process.h"
 #include "libclient/link/resume.h"
 #include "libclient/link/socket.h"
 
@@ -105,10 +106,18 @@ static uint64_t image(void)
 int glake__rpc_hello(struct glake_session *session, const char *program)
 {
 	char label[GLAKE_MAX_NAME_BYTES];
-	copy_text(label, sizeof(label), program);
+	char name[GLAKE_MAX_LABEL_BYTES];
+	struct glake__process process;
+	copy_text(label, sizeof(label), program ? program : program_invocation_short_name);
+	copy_text(name, sizeof(name), secure_getenv("GLAKE_NAME"));
+	glake__process_describe(&process);
 	Glake__Wire__Hello hello = GLAKE__WIRE__HELLO__INIT;
 	hello.version = GLAKE_WIRE_VERSION;
 	hello.program = label;
+	hello.name = name;
+	/* Who has given itself a label is not called after its file. */
+	hello.script = program ? (char *)"" : process.script;
+	hello.arguments = process.arguments;
 	hello.image = image();
 	hello.new_key.data = session->link.key;
 	hello.new_key.len = sizeof(session->link.key);

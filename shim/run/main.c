@@ -18,6 +18,7 @@
 
 #include "glake.h"
 #include "proto/cleanup.h"
+#include "proto/limits.h"
 #include "shim/library.h"
 #include "shim/policy.h"
 #include "shim/run/program.h"
@@ -45,6 +46,7 @@ static const char usage_text[] =
 	"                  plain (default)\n"
 	"  --promise=LIST  SIZE, or NUMBER=SIZE,... with glaked's numbers of devices: the\n"
 	"                  program gets so much of each, whatever others do, and no more\n"
+	"  --name=NAME     what lists of processes call the program\n"
 	"  --record=FILE   write a trace of allocations to FILE.PID, for glake replay\n"
 	"  --libcuda=PATH  the real driver library, instead of the loader's\n"
 	"  --shim=PATH     the preload library, instead of the installed one\n"
@@ -59,6 +61,7 @@ struct options {
 	const char *alloc;
 	const char *promise;
 	const char *record;
+	const char *name;
 	const char *shim_path;
 	bool is_strict;
 	bool is_optional;
@@ -190,6 +193,14 @@ static int check_alloc(const char *how)
 	               : 0;
 }
 
+static int check_name(const char *name)
+{
+	size_t n_bytes = strlen(name);
+	return n_bytes == 0 || n_bytes >= GLAKE_MAX_LABEL_BYTES
+	               ? refuse(EXIT_REFUSED, "--name", "must have 1 to 255 bytes")
+	               : 0;
+}
+
 /* The environment that the shim will see, with the options in it. */
 static int check_environment(const struct options *options)
 {
@@ -198,6 +209,9 @@ static int check_environment(const struct options *options)
 	int status = own ? check_own(own) : 0;
 	if (status == 0 && alloc) {
 		status = check_alloc(alloc);
+	}
+	if (status == 0 && options->name) {
+		status = check_name(options->name);
 	}
 	/* With --strict it is an error that the environment turns the shim off. */
 	if (status == 0 && options->is_strict && shim_policy()->is_off) {
@@ -258,6 +272,9 @@ static void set_environment(const struct options *options)
 	}
 	if (options->alloc) {
 		setenv("GLAKE_ALLOC", options->alloc, 1);
+	}
+	if (options->name) {
+		setenv("GLAKE_NAME", options->name, 1);
 	}
 	if (options->promise) {
 		setenv("GLAKE_PROMISE", options->promise, 1);
@@ -358,6 +375,7 @@ static int parse(int argc, char **argv, struct options *options, int *status_out
 		{"alloc", required_argument, NULL, 'a'},
 		{"libcuda", required_argument, NULL, 'l'},
 		{"promise", required_argument, NULL, 'P'},
+		{"name", required_argument, NULL, 'n'},
 		{"record", required_argument, NULL, 'r'},
 		{"shim", required_argument, NULL, 'p'},
 		{"help", no_argument, NULL, 'h'},
@@ -387,6 +405,9 @@ static int parse(int argc, char **argv, struct options *options, int *status_out
 			break;
 		case 'P':
 			options->promise = optarg;
+			break;
+		case 'n':
+			options->name = optarg;
 			break;
 		case 'r':
 			options->record = optarg;

@@ -352,6 +352,8 @@ static void holder_record(struct input *input)
 	body.tenant = take_name(input);
 	body.has_program = choice & 2;
 	body.program = take_name(input);
+	body.name = take_name(input);
+	body.script = take_name(input);
 	put(BOOKS_HOLDER, id, &body.base);
 }
 

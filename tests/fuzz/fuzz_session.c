@@ -252,6 +252,9 @@ static bool hello(struct client *client, uint32_t version, char *program)
 	Glake__Wire__Hello body = GLAKE__WIRE__HELLO__INIT;
 	body.version = version;
 	body.program = program;
+	body.name = program;
+	body.script = program;
+	body.arguments = program;
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_HELLO;
 	request.hello = &body;
 	return call(client, &request, NULL, 0);

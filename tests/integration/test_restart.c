@@ -69,13 +69,14 @@ __attribute__((format(printf, 2, 3))) static int add_line(struct listing *listin
 
 static int add_session(void *user, const struct glake_session_row *row)
 {
-	return add_line(
-		user,
-		"session %llu pid %u uid %u '%s' %s %s: reserved %llu shared %llu chunks %u "
-		"models %u sealed %llu part %llu\n",
-		U(row->session), row->pid, row->uid, row->program, row->tenant, row->realm,
-		U(row->reserved_bytes), U(row->shared_bytes), row->n_chunks, row->n_models,
-		U(row->sealed_bytes), U(row->part_bytes));
+	return add_line(user,
+	                "session %llu pid %u uid %u '%s' '%s' '%s' %s %s %s: reserved %llu shared "
+	                "%llu chunks %u "
+	                "models %u sealed %llu part %llu\n",
+	                U(row->session), row->pid, row->uid, row->program, row->name, row->script,
+	                row->cgroup, row->tenant, row->realm, U(row->reserved_bytes),
+	                U(row->shared_bytes), row->n_chunks, row->n_models, U(row->sealed_bytes),
+	                U(row->part_bytes));
 }
 
 static int add_tenant(void *user, const struct glake_tenant_row *row)
@@ -119,10 +120,17 @@ static int add_device(void *user, const struct glake_status *status)
 	                U(device->used_block_bytes), U(device->logical_bytes));
 }
 
+/* The sessions of this program, the eye's among them, have a name, which stays, too. */
+__attribute__((constructor)) static void give_name(void)
+{
+	setenv("GLAKE_NAME", "restarter", 1);
+}
+
 static struct listing list(void)
 {
 	struct listing listing = {.n_bytes = 0};
 	assert_ok(glake_list_sessions(eye, add_session, &listing));
+	ck_assert_ptr_nonnull(strstr(listing.text, "'restarter'"));
 	assert_ok(glake_list_tenants(eye, add_tenant, &listing));
 	assert_ok(glake_list_models(eye, add_model, &listing));
 	assert_ok(glake_list_blocks(eye, add_block, &listing));

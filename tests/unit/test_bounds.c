@@ -216,6 +216,9 @@ START_TEST(what_is_cut_is_refused)
 	Glake__Wire__Hello hello = GLAKE__WIRE__HELLO__INIT;
 	hello.version = 1;
 	hello.program = (char *)"program";
+	hello.name = (char *)"name";
+	hello.script = (char *)"script";
+	hello.arguments = (char *)"arguments";
 	request.id = 300;
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_HELLO;
 	request.hello = &hello;

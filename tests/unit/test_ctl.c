@@ -215,7 +215,8 @@ int glake_list_sessions(struct glake_session *session, glake_session_fn row, voi
 	         .managed_bytes = GIB,
 	         .process_bytes = 2 * GIB,
 	         .promise_bytes = 24 * GIB,
-	         .left_bytes = 20 * GIB},
+	         .left_bytes = 20 * GIB,
+	         .shared_bytes = 16 * GIB},
 		{.device = 3, .array_bytes = GIB / 4, .graph_bytes = GIB / 4},
 	};
 	const struct glake_unsealed unsealed[] = {
@@ -1630,12 +1631,16 @@ END_TEST
 START_TEST(sessions_show_what_each_process_has)
 {
 	ck_assert_int_eq(run("sessions"), 0);
+	assert_contains(
+		out_text,
+		"  GPU   PROMISE  RESERVED     LIVE     PEAK     WARM    UTIL    SHARED     "
+		"DRIVER  OWNED  PASSED   AGE");
+	/* Driver usage by NVML on one device, by its own word on the other. What is known of the session alone stands once. */
+	assert_contains(out_text, "    0  24.0 GiB   4.0 GiB  3.0 GiB  3.5 GiB  1.0 GiB  75.0 %  "
+	                          "16.0 GiB    2.0 GiB  12345      67");
 	assert_contains(out_text,
-	                " PROMISE  RESERVED     LIVE     PEAK     WARM    UTIL    SHARED   DRIVER  "
-	                "OWNED  PASSED   AGE");
-	/* By NVML on one device, by its own word on the other. */
-	assert_contains(out_text, " 24.0 GiB   4.0 GiB  3.0 GiB  3.5 GiB  1.0 GiB  75.0 %  16.0 "
-	                          "GiB  2.5 GiB  12345      67");
+	                "    3         0         0        -        -        -       -         "
+	                "0  512.0 MiB      -       -");
 	json_t *document = run_json("sessions --json");
 	json_t *row = json_array_get(json_object_get(document, "sessions"), 0);
 	json_t *none = json_array_get(json_object_get(document, "sessions"), 1);

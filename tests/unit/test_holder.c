@@ -55,7 +55,7 @@ static struct holder *attach(int connection, uint64_t image)
 	ck_assert_int_eq(tenant_session_enter(payer), 0);
 	holder->tenant = payer;
 	holder->realm = realm_ref(realm);
-	ck_assert_int_eq(holder_attach(holder, -1, NULL, image, NULL), 0);
+	ck_assert_int_eq(holder_attach(holder, -1, &(struct holder_labels){0}, image, NULL), 0);
 	holder_unref(holder);
 	return holder;
 }

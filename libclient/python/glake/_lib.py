@@ -186,7 +186,9 @@ class SessionRow(Structure):
                 ("sealed_bytes", c_uint64), ("sealed_common_bytes", c_uint64),
                 ("part_bytes", c_uint64), ("n_seals", c_uint64), ("seal_ns", c_uint64),
                 ("held_ns", c_uint64), ("n_unsealed", c_uint32), ("unsealed", POINTER(Unsealed)),
-                ("n_pools", c_uint32), ("pools", POINTER(SessionPool)), ("host_bytes", c_uint64)]
+                ("n_pools", c_uint32), ("pools", POINTER(SessionPool)), ("host_bytes", c_uint64),
+                ("name", c_char_p), ("script", c_char_p), ("arguments", c_char_p),
+                ("cgroup", c_char_p), ("pod_uid", c_char_p), ("container_id", c_char_p)]
 
 
 class TenantDevice(Structure):
@@ -260,7 +262,8 @@ class SleeperRow(Structure):
                 ("stays_bytes", c_uint64), ("place", c_uint32), ("waiting_ms", c_uint64),
                 ("n_sleeps", c_uint64), ("slept_ns", c_uint64), ("woke_ns", c_uint64),
                 ("n_stays", c_uint32), ("stays", POINTER(Stay)), ("woke_waited_ms", c_uint64),
-                ("gpu_bytes", c_uint64), ("n_models", c_uint32), ("models", POINTER(c_char_p))]
+                ("gpu_bytes", c_uint64), ("n_models", c_uint32), ("models", POINTER(c_char_p)),
+                ("name", c_char_p), ("script", c_char_p)]
 
 
 class ElasticDesc(Structure):
