@@ -28,6 +28,7 @@ enum {
 	OPTION_HELP = 'h',
 	OPTION_VERSION = 'V',
 	OPTION_SOCKET = 's',
+	OPTION_VERBOSE = 'v', /* of commands that have it */
 	OPTION_JSON = 256,
 	OPTION_OF_COMMAND,
 };
@@ -65,6 +66,7 @@ const struct ctl_option_text ctl_options[] = {
 	{CTL_OPTION_SECONDS, "seconds", "N", "watch, follow or gather for so long"},
 	{CTL_OPTION_FOLLOW, "follow", NULL,
          "then each new one as it comes, until it is interrupted"},
+	{CTL_OPTION_VERBOSE, "verbose", NULL, "each number, with the words that name it (-v)"},
 	{CTL_OPTION_ONCE, "once", NULL, "once, as plain lines"},
 	{CTL_OPTION_SERVE, "serve", "ADDRESS",
          "over HTTP at unix:PATH, 127.0.0.1:PORT or [::1]:PORT"},
@@ -175,6 +177,7 @@ static int set_command_option(struct ctl *ctl, enum ctl_option bit, const char *
 	case CTL_OPTION_WATCH:
 	case CTL_OPTION_FOLLOW:
 	case CTL_OPTION_ONCE:
+	case CTL_OPTION_VERBOSE:
 		return GO_ON;
 	}
 	return GO_ON;
@@ -199,6 +202,8 @@ static int set_option(struct ctl *ctl, int option, char **argv)
 	case OPTION_JSON:
 		ctl->json = true;
 		return GO_ON;
+	case OPTION_VERBOSE:
+		return set_command_option(ctl, CTL_OPTION_VERBOSE, NULL);
 	case ':':
 		return ctl_usage(ctl, "%s needs a value", argv[optind - 1]);
 	case '?':
@@ -238,8 +243,11 @@ static int read_options(struct ctl *ctl, int argc, char **argv)
 	/* 0, not 1: glibc then forgets all of an earlier run. */
 	optind = 0;
 	for (;;) {
-		int option = getopt_long(argc, argv, ctl->command ? ":hVs:" : "+:hVs:", options,
-		                         NULL);
+		int option = getopt_long(argc, argv,
+		                         !ctl->command                ? "+:hVs:"
+		                         : taken & CTL_OPTION_VERBOSE ? ":hVs:v"
+		                                                      : ":hVs:",
+		                         options, NULL);
 		if (option == -1) {
 			return GO_ON;
 		}

@@ -60,6 +60,7 @@ enum ctl_option {
 	CTL_OPTION_SERVE = 1 << 13,
 	CTL_OPTION_ONCE = 1 << 14,
 	CTL_OPTION_FORCE = 1 << 15,
+	CTL_OPTION_VERBOSE = 1 << 16,
 };
 
 struct ctl_values {

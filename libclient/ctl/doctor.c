@@ -20,6 +20,8 @@ static const struct field finding_fields[] = {
 
 #undef ROW
 
+static const char *const levels[] = {"ok", "note", "warning", "error"};
+
 void findings_deinit(struct findings *findings)
 {
 	for (size_t i = 0; i < findings->list.n; i++) {
@@ -31,7 +33,6 @@ void findings_deinit(struct findings *findings)
 void finding_add(struct findings *findings, const char *check, enum finding_level level,
                  const char *remedy, const char *format, ...)
 {
-	static const char *const levels[] = {"ok", "note", "warning", "error"};
 	struct finding *finding = rows_add(&findings->list, sizeof(*finding));
 	if (!finding) {
 		findings->is_lost = true;
@@ -51,18 +52,35 @@ void finding_add(struct findings *findings, const char *check, enum finding_leve
 	findings->n_errors += level == FINDING_ERROR;
 }
 
-static void print_text(const struct ctl *ctl, const struct findings *findings)
+static void print_finding(const struct finding *finding, FILE *out)
+{
+	/* It may quote what others have written. */
+	char *text = text_escape(finding->text);
+	fprintf(out, "%-8s %-8s %s\n", finding->level, finding->check, text ? text : "");
+	free(text);
+	if (*finding->remedy) {
+		fprintf(out, "%17s -> %s\n", "", finding->remedy);
+	}
+}
+
+void findings_print_wrong(const struct findings *findings, FILE *out)
 {
 	for (size_t i = 0; i < findings->list.n; i++) {
 		const struct finding *finding = rows_at(&findings->list, i);
-		/* It may quote what others have written. */
-		char *text = text_escape(finding->text);
-		fprintf(ctl->out, "%-8s %-8s %s\n", finding->level, finding->check,
-		        text ? text : "");
-		free(text);
-		if (*finding->remedy) {
-			fprintf(ctl->out, "%17s -> %s\n", "", finding->remedy);
+		if (finding->level == levels[FINDING_WARNING] ||
+		    finding->level == levels[FINDING_ERROR]) {
+			print_finding(finding, out);
 		}
+	}
+	if (findings->n_warnings + findings->n_errors == 0) {
+		fputs("Nothing is wrong that glaked knows of.\n", out);
+	}
+}
+
+static void print_text(const struct ctl *ctl, const struct findings *findings)
+{
+	for (size_t i = 0; i < findings->list.n; i++) {
+		print_finding(rows_at(&findings->list, i), ctl->out);
 	}
 	fprintf(ctl->out, "\n%" PRIu32 " error%s, %" PRIu32 " warning%s\n", findings->n_errors,
 	        findings->n_errors == 1 ? "" : "s", findings->n_warnings,

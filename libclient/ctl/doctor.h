@@ -33,6 +33,9 @@ struct findings {
 
 void findings_deinit(struct findings *findings);
 
+/* Warnings and errors with what helps, or that there is none. */
+void findings_print_wrong(const struct findings *findings, FILE *out);
+
 /* @check and @remedy are static; @remedy may be NULL. */
 void finding_add(struct findings *findings, const char *check, enum finding_level level,
                  const char *remedy, const char *format, ...) __attribute__((format(printf, 5, 6)));
@@ -64,5 +67,7 @@ void doctor_check_memory(struct findings *findings, const char *cgroup, const ch
 
 /* Returns 0, or the code of glake.h that a connection failed with. */
 int doctor_check_daemon(struct ctl *ctl, struct findings *findings);
+/* The same over the connection that there is, and without looking at the socket's file. */
+int doctor_check_connected(struct ctl *ctl, struct findings *findings);
 
 #endif

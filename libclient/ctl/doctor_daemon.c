@@ -270,6 +270,19 @@ static void check_session(struct ctl *ctl, struct findings *findings)
 	            info.is_admin ? ", an admin" : "; other realms are not shown");
 }
 
+int doctor_check_connected(struct ctl *ctl, struct findings *findings)
+{
+	int err = glake_get_status(ctl->session, check_status, findings);
+	if (err < 0) {
+		finding_add(findings, "daemon", FINDING_ERROR, "glaked's log: journalctl -u glaked",
+		            "it does not tell its status: %s", glake_strerror(err));
+	} else {
+		check_session(ctl, findings);
+		check_events(ctl, findings);
+	}
+	return err;
+}
+
 int doctor_check_daemon(struct ctl *ctl, struct findings *findings)
 {
 	const char *path = socket_path(ctl);
@@ -281,14 +294,7 @@ int doctor_check_daemon(struct ctl *ctl, struct findings *findings)
 		return err;
 	}
 	check_rights(findings, path);
-	err = glake_get_status(ctl->session, check_status, findings);
-	if (err < 0) {
-		finding_add(findings, "daemon", FINDING_ERROR, "glaked's log: journalctl -u glaked",
-		            "it does not tell its status: %s", glake_strerror(err));
-	} else {
-		check_session(ctl, findings);
-		check_events(ctl, findings);
-	}
+	err = doctor_check_connected(ctl, findings);
 	ctl_disconnect(ctl);
 	return err;
 }

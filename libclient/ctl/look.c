@@ -9,6 +9,7 @@
 
 #include "ctl/ctl.h"
 #include "ctl/field.h"
+#include "ctl/glance.h"
 #include "ctl/rows.h"
 #include "ctl/text.h"
 #include "glake_admin.h"
@@ -288,7 +289,8 @@ static int print_status(void *user, const struct glake_status *status)
 
 static int run_status(struct ctl *ctl)
 {
-	return glake_get_status(ctl->session, print_status, ctl);
+	bool is_full = ctl->json || ctl->values.given & CTL_OPTION_VERBOSE;
+	return is_full ? glake_get_status(ctl->session, print_status, ctl) : glance_print(ctl);
 }
 
 /* ---- counters and times ----------------------------------------------------------------------- */
@@ -443,8 +445,8 @@ static int run_stats(struct ctl *ctl)
 const struct ctl_command ctl_status = {
 	.name = "status",
 	.operands = "",
-	.summary = "The daemon, its devices and host memory, and what they are used for",
-	.options = CTL_OPTION_EXACT,
+	.summary = "GPUs and tenants at a glance, and what is wrong",
+	.options = CTL_OPTION_EXACT | CTL_OPTION_VERBOSE,
 	.run = run_status,
 };
 

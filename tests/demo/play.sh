@@ -107,7 +107,7 @@ program, under 'glake run', has loaded the base by itself. Try:
   glakectl load --pin base.safetensors
   glakectl quota default --bytes 1G
   python3 -c 'import glake; print(glake.Model("base.safetensors"))'
-  kill -KILL \$(glakectl status | awk '/^pid/ { print +\$2 }')    the next glaked has all that this one had
+  kill -KILL \$(glakectl status -v | awk '/^pid/ { print +\$2 }')    the next glaked has all that this one had
 
 Its configuration is \$GLAKE_CONFIG, its log is glaked.log, here. The end of this shell ends all of it.
 

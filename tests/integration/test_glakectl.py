@@ -482,7 +482,7 @@ class Glakectl(WithGlaked):
         (device,) = self.ask("status")["devices"]
         for key in ("free_bytes", "unaccounted_bytes", "foreign_bytes", "n_foreign"):
             self.assertIsNone(device[key], key)
-        text = self.ctl("status").stdout
+        text = self.ctl("status", "-v").stdout
         self.assertRegex(text, r"free \?\n")
         self.assertRegex(text, r"\n  others +\?\n")
         self.assertRegex(text, r"\n  unaccounted +\?\n")

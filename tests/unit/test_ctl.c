@@ -960,9 +960,38 @@ START_TEST(errors_are_told_once_with_their_cause)
 }
 END_TEST
 
-START_TEST(status_shows_all_words)
+START_TEST(status_at_a_glance)
 {
 	ck_assert_int_eq(run("status"), 0);
+	assert_contains(out_text, "glaked 0.1.0, up 1m 01s: 3 sessions, ");
+	assert_contains(out_text,
+	                "GPU  NAME       USED     TOTAL      FREE  USE                       "
+	                "SAVED  MOST\n");
+	/* 12 of 24 GiB, of it 1 GiB of cache. */
+	assert_contains(out_text, "12.0 GiB  24.0 GiB  12.0 GiB  [#########+..........]  4.0 GiB  "
+	                          "23.0 GiB plain (");
+	/* Nobody knows what of it is free. */
+	assert_contains(out_text, "  1  idle  ");
+	assert_contains(out_text,
+	                "         0  24.0 GiB         -  [....................]        -  -\n");
+	assert_contains(out_text, "# in use  + reusable at once  . free\n");
+	assert_contains(out_text, "NEAREST LIMIT\n");
+	assert_contains(out_text, "host node 1: 3.0 GiB of 16.0 GiB taken\n");
+	/* What the doctor says, but for what is well and for notes. */
+	assert_contains(out_text, "warning  fds ");
+	ck_assert_ptr_null(strstr(out_text, "note     "));
+	ck_assert_ptr_null(strstr(out_text, "ok       "));
+	ck_assert_int_eq(run("sessions -v"), CTL_USAGE);
+	assert_contains(err_text, "unknown option: -v");
+	fake.name = "\033[31m\n";
+	ck_assert_int_eq(run("status"), 0);
+	ck_assert_ptr_null(strchr(out_text, '\033'));
+}
+END_TEST
+
+START_TEST(status_shows_all_words)
+{
+	ck_assert_int_eq(run("status -v"), 0);
 	assert_contains(out_text, "42, up 1m 01s");
 	assert_contains(out_text, "built-in defaults");
 	assert_contains(out_text, "kept          nothing: a restart of glaked loses the store");
@@ -979,10 +1008,10 @@ START_TEST(status_shows_all_words)
 	assert_contains(out_text, "no: not permitted");
 	fake.kept_fds = 31;
 	fake.max_kept_fds = 32;
-	ck_assert_int_eq(run("status"), 0);
+	ck_assert_int_eq(run("status --verbose"), 0);
 	assert_contains(out_text, "kept          31 of 32 fds, unparked 3.0 GiB\n");
 	fake.unkept_blocks = 2;
-	ck_assert_int_eq(run("--bytes status"), 0);
+	ck_assert_int_eq(run("--bytes status -v"), 0);
 	assert_contains(out_text, "kept          31 of 32 fds, 2 blocks wait for room, unparked "
 	                          "3221225472\n");
 	assert_contains(out_text, "physical    4294967296:");
