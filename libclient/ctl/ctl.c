@@ -360,6 +360,7 @@ int ctl_run(int argc, char **argv, FILE *out, FILE *err)
 {
 	/* Looked for ahead, so that a bad command line is reported in the form asked for, too. */
 	struct ctl ctl = {.out = out, .err = err, .json = wants_json(argc, argv)};
+	text_set_locale();
 	int result = read_command_line(&ctl, argc, argv);
 	if (result == GO_ON) {
 		result = ctl.command->is_offline ? ctl.command->run(&ctl) : connect_and_run(&ctl);

@@ -2,6 +2,7 @@
 #include "ctl/table.h"
 
 #include <errno.h>
+#include <libsmartcols/libsmartcols.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -64,18 +65,6 @@ static void measure(const struct table *table, size_t *widths)
 	}
 }
 
-static void print_cell(const char *text, size_t width, bool right, bool is_last, FILE *out)
-{
-	int padding = (int)(width - text_width(text));
-	if (right) {
-		fprintf(out, "%*s%s", padding, "", text);
-	} else {
-		/* No blanks at the end of a line. */
-		fprintf(out, "%s%*s", text, is_last ? 0 : padding, "");
-	}
-	fputs(is_last ? "\n" : "  ", out);
-}
-
 /* Where the columns end that fit into @width behind the first, from @begin on; one at least. */
 static size_t fitting(const struct table *table, const size_t *widths, size_t begin, size_t width)
 {
@@ -89,16 +78,49 @@ static size_t fitting(const struct table *table, const size_t *widths, size_t be
 	return is_text && used + 2 + text_width(table->cells[i]) <= width ? i + 1 : i;
 }
 
-static void print_columns(const struct table *table, const size_t *widths, size_t begin, size_t end,
-                          FILE *out)
+/* A column of the library's table, and whether there was memory for it. */
+static bool add_column(struct libscols_table *part, bool right)
 {
-	for (size_t row = 0; row < table->n_cells; row += table->n_columns) {
-		print_cell(table->cells[row], widths[0], table->right[0], begin == end, out);
-		for (size_t i = begin; i < end; i++) {
-			print_cell(table->cells[row + i], widths[i], table->right[i], i + 1 == end,
-			           out);
+	return scols_table_new_column(part, NULL, 0, right ? SCOLS_FL_RIGHT : 0) != NULL;
+}
+
+static bool set_cell(struct libscols_line *line, size_t column, const char *text)
+{
+	return scols_line_set_data(line, column, text) == 0;
+}
+
+/* The titles are a line like others, since a table without lines is not printed at all. */
+static bool fill_part(const struct table *table, struct libscols_table *part, size_t begin,
+                      size_t end)
+{
+	bool is_filled = add_column(part, table->right[0]);
+	for (size_t i = begin; i < end; i++) {
+		is_filled = is_filled && add_column(part, table->right[i]);
+	}
+	for (size_t row = 0; is_filled && row < table->n_cells; row += table->n_columns) {
+		struct libscols_line *line = scols_table_new_line(part, NULL);
+		is_filled = line && set_cell(line, 0, table->cells[row]);
+		for (size_t i = begin; is_filled && i < end; i++) {
+			is_filled = set_cell(line, 1 + i - begin, table->cells[row + i]);
 		}
 	}
+	return is_filled;
+}
+
+/* The first column, and those from @begin up to @end. Returns 0 or -ENOMEM. */
+static int print_part(const struct table *table, size_t begin, size_t end, FILE *out)
+{
+	struct libscols_table *part = scols_new_table();
+	bool is_printed = part && scols_table_set_column_separator(part, "  ") == 0 &&
+	                  scols_table_enable_noheadings(part, 1) == 0 &&
+	                  /* Cells are safe already: what looks like an escape is one of ours. */
+	                  scols_table_enable_noencoding(part, 1) == 0 &&
+	                  /* We have chosen columns that fit. */
+	                  scols_table_set_termforce(part, SCOLS_TERMFORCE_NEVER) == 0 &&
+	                  scols_table_set_stream(part, out) == 0 &&
+	                  fill_part(table, part, begin, end) && scols_print_table(part) == 0;
+	scols_unref_table(part);
+	return is_printed ? 0 : -ENOMEM;
 }
 
 int table_print_width(struct table *table, FILE *out, size_t width)
@@ -113,9 +135,10 @@ int table_print_width(struct table *table, FILE *out, size_t width)
 	}
 	measure(table, widths);
 	size_t begin = 1;
-	while (table->n_columns > 0) {
+	int r = 0;
+	while (r == 0 && table->n_columns > 0) {
 		size_t end = width > 0 ? fitting(table, widths, begin, width) : table->n_columns;
-		print_columns(table, widths, begin, end, out);
+		r = print_part(table, begin, end, out);
 		if (end >= table->n_columns) {
 			break;
 		}
@@ -123,7 +146,7 @@ int table_print_width(struct table *table, FILE *out, size_t width)
 		begin = end;
 	}
 	free(widths);
-	return 0;
+	return r;
 }
 
 int table_print(struct table *table, FILE *out)

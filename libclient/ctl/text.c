@@ -4,9 +4,12 @@
 #include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <langinfo.h>
+#include <locale.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <wchar.h>
 
 static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
 #define N_UNITS (sizeof(units) / sizeof(units[0]))
@@ -165,13 +168,35 @@ char *text_escape(const char *text)
 	return escaped;
 }
 
+/* That knows UTF-8: names are shown as UTF-8 whatever the locale is. */
+void text_set_locale(void)
+{
+	if (!setlocale(LC_CTYPE, "") || strcmp(nl_langinfo(CODESET), "UTF-8") != 0) {
+		setlocale(LC_CTYPE, "C.UTF-8");
+	}
+}
+
 size_t text_width(const char *text)
 {
 	size_t width = 0;
-	for (; *text; text++) {
-		width += ((unsigned char)*text & 0xc0) != 0x80;
+	while (*text) {
+		uint32_t code = 0;
+		size_t n_bytes = utf8_next((const unsigned char *)text, &code);
+		int columns = n_bytes > 0 ? wcwidth((wchar_t)code) : 1;
+		/* -1: a locale that does not know it. */
+		width += columns < 0 ? 1 : (size_t)columns;
+		text += n_bytes > 0 ? n_bytes : 1;
 	}
 	return width;
+}
+
+static size_t n_points(const char *text)
+{
+	size_t n = 0;
+	for (; *text; text++) {
+		n += ((unsigned char)*text & 0xc0) != 0x80;
+	}
+	return n;
 }
 
 /* Where the code point with that number begins. */
@@ -188,7 +213,7 @@ static char *text_at(char *text, size_t column)
 void text_shorten(char *text, size_t columns)
 {
 	static const char gap[] = {'.', '.', '.'};
-	size_t width = text_width(text);
+	size_t width = n_points(text);
 	if (width <= columns) {
 		return;
 	}

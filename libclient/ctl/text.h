@@ -34,8 +34,11 @@ int text_parse_count(const char *text, uint64_t max, uint64_t *count_out);
  */
 char *text_escape(const char *text);
 
-/* Code points of UTF-8 text: its width in columns, as long as no character is a wide one. */
+/* Columns of UTF-8 text on a terminal. */
 size_t text_width(const char *text);
+
+/* Before text_width(), and before a library that shows text: how wide characters are is part of the locale. */
+void text_set_locale(void);
 
 /*
  * Cut UTF-8 text to @columns code points, 5 at least, as long as it is longer: "..." stands for its middle, since
