@@ -24,6 +24,7 @@
 #include "libclient/heap/claim.h"
 #include "libclient/heap/usage.h"
 #include "libclient/seal/candidates.h"
+#include "libclient/seal/refuge.h"
 #include "libclient/seal/unseal.h"
 #include "libclient/sleep/sleep.h"
 #include "libclient/sleep/slept_free.h"

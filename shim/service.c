@@ -4,7 +4,9 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdio.h>
 
+#include "glake_shim.h"
 #include "proto/clock.h"
 #include "shim/capture.h"
 #include "shim/gate.h"
@@ -54,8 +56,30 @@ static void give_up_warm(struct connection *connection)
 
 struct turns {
 	uint64_t reported_ns;
+	bool has_refuge;  /* memory of the program is in host memory, and it has been told */
 	uint64_t away_ns; /* since when glaked has not been there; 0: it is */
 };
+
+/* What the program wrote to while the GPU was full. */
+static void bring_back(struct turns *turns)
+{
+	const uint64_t before = glake__refuge_bytes();
+	if (before > 0 && !gate_is_asleep()) {
+		glake__refuge_return();
+	}
+	const uint64_t n_bytes = glake__refuge_bytes();
+	if (n_bytes > 0 && !turns->has_refuge) {
+		turns->has_refuge = true;
+		fprintf(stderr,
+		        "glake: the GPU is full: %.1f MiB of sealed memory that the program writes "
+		        "to are in "
+		        "host memory, and slow, until there is room\n",
+		        (double)n_bytes / (1 << 20));
+	} else if (n_bytes == 0 && turns->has_refuge) {
+		turns->has_refuge = false;
+		fprintf(stderr, "glake: all of the program's memory is on the GPU again\n");
+	}
+}
 
 static uint64_t report_ms(void)
 {
@@ -68,6 +92,7 @@ static void take_turn(struct connection *connection, struct turns *turns)
 	collect();
 	if (now_ns - turns->reported_ns >= report_ms() * 1000000ull) {
 		turns->reported_ns = now_ns;
+		bring_back(turns);
 		report_program(connection);
 		record_flush();
 	}

@@ -8,7 +8,8 @@
  * replaced, enters and looks again.
  *
  * A call that is captured writes nothing yet. It gets copies if that is possible during the capture (drain.h); if not,
- * the driver takes a set or a word, and refuses a copy. A write for which there is no memory fails as an allocation
+ * the driver takes a set or a word, and refuses a copy. If the GPU has no room, the
+ * copy is in host memory (refuge.h). A write for which there is none either fails as an allocation
  * does, with CUDA_ERROR_OUT_OF_MEMORY, and so does one behind work that does not end: the old bytes stay.
  *
  * Threads: any.

@@ -90,7 +90,41 @@ static int empty(struct glake_session *session, struct glake__range *scratch)
 	return r;
 }
 
-static int fill(const struct glake__repiecing *repiecing, struct glake__range *scratch,
+static int fill_host(const struct glake__repiecing *repiecing, struct glake__range *scratch,
+                     struct glake__wait *wait)
+{
+	uint64_t offset = 0;
+	int r = 0;
+	for (size_t i = 0; r == 0 && i < repiecing->n_sizes; i++) {
+		r = glake__grant_fill_host(repiecing->device, scratch, offset, repiecing->sizes[i],
+		                           wait);
+		offset += repiecing->sizes[i];
+	}
+	return r;
+}
+
+static bool is_lack(int error)
+{
+	return error == GLAKE_E_NO_DEVICE_MEMORY || error == GLAKE_E_OVER_QUOTA ||
+	       error == GLAKE_E_NO_FDS;
+}
+
+/* The GPU has no room, as *r says: in host memory, or *r stays. */
+static void take_refuge(struct glake__repiecing *repiecing, struct glake__range *scratch,
+                        struct glake__wait *wait, int *r)
+{
+	struct glake_session *session = repiecing->device->session;
+	char *text = glake__error_save();
+	if (fill_host(repiecing, scratch, wait) == 0) {
+		repiecing->is_host = true;
+		*r = 0;
+	} else {
+		empty(session, scratch);
+	}
+	glake__error_restore(text);
+}
+
+static int fill(struct glake__repiecing *repiecing, struct glake__range *scratch,
                 struct glake__wait *wait)
 {
 	struct glake__device *device = repiecing->device;
@@ -104,6 +138,9 @@ static int fill(const struct glake__repiecing *repiecing, struct glake__range *s
 	                 glake__link_is_gone(&device->session->link);
 	if (r < 0 && is_absent && empty(device->session, scratch) == 0) {
 		r = create(repiecing, scratch);
+	}
+	if (is_lack(r) && repiecing->may_be_host && !wait->is_spare) {
+		take_refuge(repiecing, scratch, wait, &r);
 	}
 	return r;
 }

@@ -10,6 +10,7 @@
 #ifndef GLAKE_LIBCLIENT_REPIECE_H
 #define GLAKE_LIBCLIENT_REPIECE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -20,8 +21,10 @@ struct glake__repiecing {
 	struct glake__device *device; /* whose memory they are */
 	const uint64_t *sizes;        /* that they are to have; borrowed */
 	size_t n_sizes;
-	uint64_t last; /* the number of the last mapping when they were looked at (look.h) */
-	int result;    /* out */
+	uint64_t last;    /* the number of the last mapping when they were looked at (look.h) */
+	bool may_be_host; /* rather in host memory than not at all */
+	bool is_host;     /* out: it is */
+	int result;       /* out */
 };
 
 /*

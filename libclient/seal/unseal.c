@@ -7,6 +7,7 @@
 #include "libclient/link/error.h"
 #include "libclient/link/session.h"
 #include "libclient/seal/look.h"
+#include "libclient/seal/refuge.h"
 #include "libclient/seal/repiece.h"
 #include "libclient/seal/spans.h"
 #include "libclient/space/unsealed.h"
@@ -40,7 +41,8 @@ static bool is_full(const struct batch *batch)
 	return batch->n == BATCH_BLOCKS || batch->n_bytes >= BATCH_BYTES;
 }
 
-static void add(struct batch *batch, const struct glake__look *block, uint64_t last)
+static void add(struct batch *batch, const struct glake__look *block, uint64_t last,
+                enum glake__unsealed why)
 {
 	batch->sizes[batch->n] = block->n_bytes;
 	batch->list[batch->n] = (struct glake__repiecing){
@@ -49,6 +51,7 @@ static void add(struct batch *batch, const struct glake__look *block, uint64_t l
 		.sizes = &batch->sizes[batch->n],
 		.n_sizes = 1,
 		.last = last,
+		.may_be_host = why == GLAKE__UNSEALED_WRITTEN,
 	};
 	batch->n++;
 	batch->n_bytes += block->n_bytes;
@@ -56,7 +59,7 @@ static void add(struct batch *batch, const struct glake__look *block, uint64_t l
 
 /* The blocks from @from on. Returns where the next batch begins. */
 static glake_ptr collect(struct batch *batch, struct glake__spans *spans, glake_ptr from,
-                         uint64_t last)
+                         uint64_t last, enum glake__unsealed why)
 {
 	glake_ptr ptr = from;
 	batch->n = 0;
@@ -73,7 +76,7 @@ static glake_ptr collect(struct batch *batch, struct glake__spans *spans, glake_
 				return ptr;
 			}
 			if (is_block) {
-				add(batch, &piece, last);
+				add(batch, &piece, last, why);
 			}
 			ptr = piece.ptr + piece.n_bytes;
 		}
@@ -93,6 +96,9 @@ static glake_ptr unseal_batch(struct batch *batch, glake_ptr next, struct glake_
 			glake__unsealed_note(block->device->session, block->ptr,
 			                     block->ptr + block->sizes[0], why);
 		}
+		if (block->result == 0 && block->is_host) {
+			glake__refuge_note(block->ptr, block->sizes[0]);
+		}
 	}
 	return n < batch->n ? batch->list[n].ptr : next;
 }
@@ -105,7 +111,7 @@ static int unseal_held(struct glake__spans *spans, enum glake__unsealed why)
 	glake_ptr ptr = 0;
 	int r = batch ? 0 : glake__fail(-ENOMEM, "out of memory");
 	while (r == 0) {
-		glake_ptr next = collect(batch, spans, ptr, last);
+		glake_ptr next = collect(batch, spans, ptr, last, why);
 		if (batch->n == 0) {
 			break;
 		}

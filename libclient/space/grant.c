@@ -95,11 +95,12 @@ static void let_chunks(struct some *some)
  * Chunk @i, which came with @fd. Those of a pool keep a handle: they are mapped again and again, and asking for it
  * each time costs two driver calls. It goes before glaked is told that the chunk is free: it keeps memory.
  */
-static int take_chunk(struct some *some, uint32_t i, int fd, int device, bool keeps_handle)
+static int take_chunk(struct some *some, uint32_t i, int fd, int device, bool keeps_handle,
+                      enum glake__page_kind kind)
 {
 	struct glake__part *part = &some->parts[i];
 	part->fd = fd;
-	part->chunk = glake__chunk_new(some->ids[i], part->n_bytes, device, GLAKE__PAGE_CHUNK);
+	part->chunk = glake__chunk_new(some->ids[i], part->n_bytes, device, kind);
 	if (!part->chunk || !keeps_handle) {
 		return part->chunk ? 0 : -ENOMEM;
 	}
@@ -139,20 +140,15 @@ static int map_some(struct glake__range *range, const struct some *some)
 	return r;
 }
 
-static int fill_some(struct glake__device *device, struct glake__range *range, struct some *some,
-                     struct glake__wait *wait)
+/* All that glaked has granted, or none, and then it goes back. */
+static int put_some(struct glake__device *device, struct glake__range *range, struct some *some,
+                    const struct fdlist *fds, enum glake__page_kind kind)
 {
 	struct glake_session *session = device->session;
-	cleanup_fdlist struct fdlist fds;
-	fdlist_init(&fds);
-	uint64_t last_bytes = some->parts[some->n - 1].n_bytes;
-	int r = glake__rpc_chunk_alloc(session, device->public.index, some->parts[0].n_bytes,
-	                               some->n, last_bytes, wait, some->ids, &fds);
-	if (r < 0) {
-		return r;
-	}
+	int r = 0;
 	for (uint32_t i = 0; r == 0 && i < some->n; i++) {
-		r = take_chunk(some, i, fds.fds[i], device->handle, range->use->keeps_handles);
+		r = take_chunk(some, i, fds->fds[i], device->handle, range->use->keeps_handles,
+		               kind);
 	}
 	if (r == 0) {
 		r = map_some(range, some);
@@ -164,6 +160,52 @@ static int fill_some(struct glake__device *device, struct glake__range *range, s
 		glake__error_restore(why);
 	}
 	return r;
+}
+
+static int fill_some(struct glake__device *device, struct glake__range *range, struct some *some,
+                     struct glake__wait *wait)
+{
+	cleanup_fdlist struct fdlist fds;
+	fdlist_init(&fds);
+	uint64_t last_bytes = some->parts[some->n - 1].n_bytes;
+	int r = glake__rpc_chunk_alloc(device->session, device->public.index,
+	                               some->parts[0].n_bytes, some->n, last_bytes, wait, some->ids,
+	                               &fds);
+	return r < 0 ? r : put_some(device, range, some, &fds, GLAKE__PAGE_CHUNK);
+}
+
+/* Of the first node that has it. */
+static int get_host_chunk(struct glake_session *session, uint64_t n_bytes, struct glake__wait *wait,
+                          uint64_t *id_out, struct fdlist *fds)
+{
+	int r = glake__fail(-ENOTSUP, "the daemon has no chunks in host memory");
+	for (uint32_t i = 0; (r == -ENOTSUP || r == GLAKE_E_NO_HOST_MEMORY) && i < session->n_hosts;
+	     i++) {
+		const struct glake__chunks_at wanted = {
+			.is_host = true,
+			.number = session->hosts[i].node,
+			.n_chunks = 1,
+			.chunk_bytes = n_bytes,
+			.last_bytes = n_bytes,
+		};
+		r = glake__rpc_chunk_alloc_at(session, &wanted, 1, wait, id_out, fds);
+	}
+	return r;
+}
+
+int glake__grant_fill_host(struct glake__device *device, struct glake__range *range,
+                           uint64_t offset, uint64_t n_bytes, struct glake__wait *wait)
+{
+	cleanup_free struct some *some = malloc(sizeof(*some));
+	cleanup_fdlist struct fdlist fds;
+	fdlist_init(&fds);
+	if (!some) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	some->n = 0;
+	add(some, offset, n_bytes);
+	int r = get_host_chunk(device->session, n_bytes, wait, some->ids, &fds);
+	return r < 0 ? r : put_some(device, range, some, &fds, GLAKE__PAGE_HOST);
 }
 
 void glake__grant_count(struct glake_session *session, int64_t n_bytes)
@@ -336,7 +378,7 @@ void glake__grant_return(struct glake_session *session, struct glake__chunk *dea
 		}
 		if (chunk->id) {
 			batch.ids[batch.n_ids++] = chunk->id;
-			batch.n_bytes += chunk->n_bytes;
+			batch.n_bytes += chunk->kind == GLAKE__PAGE_HOST ? 0 : chunk->n_bytes;
 		}
 		chunk->release(chunk);
 	}

@@ -34,6 +34,13 @@ static inline uint64_t glake__grant_chunk_bytes(uint64_t n_left)
 int glake__grant_fill(struct glake__device *device, struct glake__range *range, uint64_t offset,
                       uint64_t n_bytes, uint64_t chunk_bytes, struct glake__wait *wait);
 
+/*
+ * One chunk of host memory, of the first node that has it, for [offset, offset + n_bytes) of @range, a hole: GPUs that read the
+ * range read and write it there. -ENOTSUP: the daemon has no such chunks; GLAKE_E_NO_HOST_MEMORY.
+ */
+int glake__grant_fill_host(struct glake__device *device, struct glake__range *range,
+                           uint64_t offset, uint64_t n_bytes, struct glake__wait *wait);
+
 /* The same place in each of several lanes: @n_bytes at @offset, and every @stride bytes from there on, in chunks of one size. */
 struct glake__lanes {
 	uint64_t offset;

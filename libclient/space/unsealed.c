@@ -62,7 +62,8 @@ void glake__unsealed_note(struct glake_session *session, glake_ptr begin, glake_
 	struct glake__range *range = range_locked(session, begin, end);
 	uint64_t page = range ? (begin - range->ptr) >> GLAKE__PAGE_SHIFT : 0;
 	for (; range && page <= (end - 1 - range->ptr) >> GLAKE__PAGE_SHIFT; page++) {
-		bool is_private = kind_locked(range, page) == GLAKE__PAGE_CHUNK;
+		enum glake__page_kind kind = kind_locked(range, page);
+		bool is_private = kind == GLAKE__PAGE_CHUNK || kind == GLAKE__PAGE_HOST;
 		set_locked(range, page, is_private ? why : GLAKE__UNSEALED_NOT);
 	}
 	glake__unlock();

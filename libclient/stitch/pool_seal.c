@@ -113,9 +113,10 @@ bool glake__pool_has_held_locked(const struct glake__pool *pool)
 
 /* ---- what is a block ---------------------------------------------------------------------------- */
 
+/* Or was one, and is in host memory now: that serves nobody else either. */
 static bool is_block(const struct glake__piece *piece)
 {
-	return piece->chunk && piece->chunk->kind == GLAKE__PAGE_BLOCK;
+	return piece->chunk && piece->chunk->kind != GLAKE__PAGE_CHUNK;
 }
 
 /* A block, or lost: the driver has it mapped no more. */

@@ -186,9 +186,59 @@ START_TEST(a_write_without_memory_fails_as_an_allocation)
 	run_start(&run, NULL, run_in_build("tests/shim/seal"), "poor", NULL);
 	run_read(&run, "ready");
 	assert_ok(glake_set_quota(eye, "default", 0, 4 * MIB));
+	assert_ok(glake_set_host_quota(eye, "default", 0, 1));
 	run_continue(&run);
 	run_read(&run, "ready");
 	assert_ok(glake_set_quota(eye, "default", 0, 512 * MIB));
+	run_continue(&run);
+	run_end_well(&run);
+}
+END_TEST
+
+static int add_host_bytes(void *user, const struct glake_session_row *row)
+{
+	*(uint64_t *)user += row->host_bytes;
+	return 0;
+}
+
+static uint64_t host_bytes(void)
+{
+	uint64_t n_bytes = 0;
+	assert_ok(glake_list_sessions(eye, add_host_bytes, &n_bytes));
+	return n_bytes;
+}
+
+static int see_asleep(void *user, const struct glake_sleep_report *report)
+{
+	*(bool *)user = report->is_asleep;
+	return 0;
+}
+
+/* It is at the same addresses, also after a sleep, and comes back by itself. */
+START_TEST_WITH(a_write_while_the_gpu_is_full_goes_to_host_memory, .n = 3)
+{
+	struct run run;
+	bool is_asleep = false;
+	run_start(&run, _i == 1 ? "GLAKE_ALLOC=stitch" : NULL, run_in_build("tests/shim/seal"),
+	          "refuge", NULL);
+	run_read(&run, "ready");
+	assert_ok(glake_set_quota(eye, "default", 0, 4 * MIB));
+	run_continue(&run);
+	run_read(&run, "in host memory, and slow");
+	run_read(&run, "ready");
+	ck_assert_uint_eq(host_bytes(), 4 * MIB);
+	if (_i == 2) {
+		assert_ok(glake_sleep_session(eye, world_session_of(run.pid), NULL, see_asleep,
+		                              &is_asleep));
+		ck_assert(is_asleep);
+	}
+	/* It looks at it, and wakes. */
+	run_continue(&run);
+	run_read(&run, "ready");
+	ck_assert_uint_eq(host_bytes(), 4 * MIB);
+	assert_ok(glake_set_quota(eye, "default", 0, 512 * MIB));
+	run_read(&run, "is on the GPU again");
+	ck_assert_uint_eq(host_bytes(), 0);
 	run_continue(&run);
 	run_end_well(&run);
 }

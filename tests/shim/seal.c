@@ -1436,6 +1436,41 @@ static void crowd(void)
 	}
 }
 
+/* The GPU has no memory for copies until the second line has come, but the host has. */
+static void refuge(void)
+{
+	start(0);
+	CUdeviceptr ptr = alloc(N_BYTES);
+	CUdeviceptr freed = alloc(N_BYTES);
+	CUdeviceptr other_one = alloc(N_BYTES);
+	fill(other_one, 2);
+	fill(ptr, 1);
+	fill(freed, 1);
+	seal(other_one);
+	seal(ptr);
+	seal(freed);
+	wait_for_line();
+	must_ok(cuMemsetD8(ptr, 8, N_BYTES));
+	must_ok(cuMemsetD8(freed, 8, N_BYTES));
+	memset(bytes, 8, N_BYTES);
+	expect(ptr, bytes, "in host memory");
+	/* Kernels write there as well, and it is not sealed. */
+	must(seal_span(ptr, N_BYTES) == 0);
+	must_ok(write_by_kernel(ptr, PAGE, 0x07070707));
+	memset(bytes, 7, PAGE);
+	expect(ptr, bytes, "worked on");
+	/* What was there is nobody's warm memory. */
+	must_ok(cuMemFree(freed));
+	wait_for_line();
+	expect(ptr, bytes, "asked for");
+	wait_for_line();
+	must_ok(cuMemsetD8(ptr, 9, N_BYTES));
+	memset(bytes, 9, N_BYTES);
+	expect(ptr, bytes, "on the GPU again");
+	must(seal_span(ptr, N_BYTES) == N_BYTES);
+	expect(ptr, bytes, "sealed again");
+}
+
 /* There is no memory for copies until the second line has come. */
 static void poor(void)
 {
@@ -1726,6 +1761,7 @@ static const struct scenario scenarios[] = {
 	{"keep", keep},
 	{"be_killed", be_killed},
 	{"poor", poor},
+	{"refuge", refuge},
 	{"endure", endure},
 	{"orphaned", orphaned},
 	{"ends", ends},
