@@ -51,6 +51,7 @@ CLIENT_LIBS = -lprotobuf-c -ljansson -lxxhash -ldl -lpthread
 DAEMON_LIBS = -luv -lprotobuf-c -lconfig -lsystemd -lsubid -lxxhash -ldl -lpthread
 MOVER_LIBS = -lprotobuf-c -ljansson -lxxhash -ldl -lpthread
 CTL_LIBS = -ljansson -lsmartcols -Wl,--push-state,--as-needed -lmicrohttpd -Wl,--pop-state
+TOP_LIBS = $(shell pkg-config --libs ncursesw)
 TEST_LIBS = $(shell pkg-config --libs check) -lm
 
 # ---- sources ------------------------------------------------------------------------------------
@@ -89,7 +90,7 @@ ATTACKS := $(addprefix $(B)/tests/unit/test_,bounds fdstore inflight mover_heade
 	keeper manifests realms secrets shim_bad_day subuid unread users weights_wire wire_abuse) \
 	tests/integration/test_metrics_abuse.py
 FORMATTED := $(wildcard $(addsuffix /*.[ch],proto daemon $(DAEMON_FOLDERS) daemon/keeper daemon/mover libclient \
-	$(CLIENT_FOLDERS) libclient/ctl \
+	$(CLIENT_FOLDERS) libclient/ctl libclient/top \
 	tests/harness tests/unit tests/integration tests/gpu tests/bench tests/fuzz tests/demo \
 	tests/cudasim tests/nvmlsim tests/clocksim tests shim shim/nvml shim/run shim/run/replay \
 	tests/shim))
@@ -104,7 +105,7 @@ all: daemon lib shim ctl ## daemon, client library, shim and glakectl (the defau
 daemon: $(addprefix $(B)/bin/,glaked glake-keeper glake-mover) ## glaked, glake-keeper and glake-mover
 lib: $(B)/lib/libglake-client.so $(B)/lib/libglake-client.a ## the client library
 shim: $(addprefix $(B)/lib/glake/,libglake-shim.so libglake-nvml.so) $(B)/bin/glake ## the preload libraries and `glake run`
-ctl: $(B)/bin/glakectl ## the command line tool
+ctl: $(B)/bin/glakectl $(B)/lib/glake/glake-top ## the command line tool
 cudasim: $(B)/cudasim/libcuda.so.1 ## a CUDA driver for machines without a GPU, for tests
 tests: all cudasim $(TESTS) $(TRACES) $(SHIM_PROGRAMS) $(GPU_TESTS) $(BENCHES) $(DEMO) ## all test programs, not run
 deps: ## install what is missing to build and test (apt-get)
@@ -275,6 +276,13 @@ $(B)/bin/glakectl: $(B)/obj/libclient/ctl/main.o $(B)/lib/ctl.a $(B)/lib/libglak
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $< $(B)/lib/ctl.a -L$(B)/lib -lglake-client $(CTL_LIBS) \
 		$(call rpath,../lib)
+
+# `glakectl top` on a terminal: glakectl itself needs no library for screens.
+$(B)/lib/glake/glake-top: $(call objects,libclient/top/*.c) $(B)/lib/ctl.a $(B)/lib/libglake-client.so
+	$(call say,LD,$@)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $(filter %.o,$^) $(B)/lib/ctl.a -L$(B)/lib -lglake-client $(CTL_LIBS) $(TOP_LIBS) \
+		$(call rpath,..)
 
 $(B)/cudasim/libcuda.so.1: $(CUDASIM_OBJ)
 	$(call say,LD,$@)

@@ -359,7 +359,8 @@ static bool wants_json(int argc, char **argv)
 int ctl_run(int argc, char **argv, FILE *out, FILE *err)
 {
 	/* Looked for ahead, so that a bad command line is reported in the form asked for, too. */
-	struct ctl ctl = {.out = out, .err = err, .json = wants_json(argc, argv)};
+	struct ctl ctl = {
+		.out = out, .err = err, .json = wants_json(argc, argv), .arguments = argv};
 	text_set_locale();
 	int result = read_command_line(&ctl, argc, argv);
 	if (result == GO_ON) {

@@ -96,6 +96,7 @@ struct ctl {
 	const char *socket_path; /* NULL: the library's choice */
 	const struct ctl_command *command;
 	struct ctl_values values;
+	char **arguments; /* borrowed: those of main() */
 	int n_operands;
 	char **operands;               /* borrowed */
 	struct glake_session *session; /* owned; NULL until connected */

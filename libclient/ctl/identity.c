@@ -15,7 +15,7 @@
 /* A folder may have more; then some names are not found. */
 #define MAX_ENTRIES 20000u
 
-#define ID_BYTES 64u
+#define LOOK_AGAIN_MS 10000u
 
 /* All texts are owned, so they stay where they are when rows move. */
 struct identity_user {
@@ -41,20 +41,34 @@ void identities_init(struct identities *identities)
 	*identities = (struct identities){.has_looked = false};
 }
 
-void identities_deinit(struct identities *identities)
+static void forget_pods(struct identities *identities)
 {
-	for (size_t i = 0; i < identities->users.n; i++) {
-		free(((struct identity_user *)rows_at(&identities->users, i))->name);
-	}
 	for (size_t i = 0; i < identities->pods.n; i++) {
 		free(((struct identity_pod *)rows_at(&identities->pods, i))->namespace);
 	}
 	for (size_t i = 0; i < identities->containers.n; i++) {
 		free(((struct identity_container *)rows_at(&identities->containers, i))->pod);
 	}
-	rows_deinit(&identities->users);
 	rows_deinit(&identities->pods);
 	rows_deinit(&identities->containers);
+	identities->has_looked = false;
+	identities->has_missed = false;
+}
+
+void identities_deinit(struct identities *identities)
+{
+	for (size_t i = 0; i < identities->users.n; i++) {
+		free(((struct identity_user *)rows_at(&identities->users, i))->name);
+	}
+	rows_deinit(&identities->users);
+	forget_pods(identities);
+}
+
+void identities_refresh(struct identities *identities)
+{
+	if (identities->has_missed && ctl_now_ms() - identities->looked_ms > LOOK_AGAIN_MS) {
+		forget_pods(identities);
+	}
 }
 
 const char *identity_label(const char *name, const char *script, const char *program)
@@ -162,6 +176,7 @@ static void find_pod(struct identities *identities, const struct glake_session_r
 {
 	if (!identities->has_looked) {
 		identities->has_looked = true;
+		identities->looked_ms = ctl_now_ms();
 		read_names(identities, "pods", take_pod);
 		read_names(identities, "containers", take_container);
 	}
@@ -180,6 +195,7 @@ static void find_pod(struct identities *identities, const struct glake_session_r
 			identity->namespace = of->namespace;
 		}
 	}
+	identities->has_missed |= !*identity->pod || (*row->container_id && !*identity->container);
 }
 
 struct identity identity_of(struct identities *identities, const struct glake_session_row *row)

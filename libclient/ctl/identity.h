@@ -21,7 +21,9 @@ struct identities {
 	struct rows users;      /* struct identity_user */
 	struct rows containers; /* struct identity_container */
 	struct rows pods;       /* struct identity_pod */
-	bool has_looked;        /* for containers and pods */
+	bool has_looked;        /* for containers and pods, */
+	uint64_t looked_ms;     /* then, */
+	bool has_missed;        /* and did not find one of them */
 };
 
 struct identity {
@@ -34,6 +36,12 @@ struct identity {
 
 void identities_init(struct identities *identities);
 void identities_deinit(struct identities *identities);
+
+/*
+ * Between two lists that show the same again: what is new on the node since is looked for, from time to time. All texts that were handed
+ * out for pods end.
+ */
+void identities_refresh(struct identities *identities);
 
 /* All texts are there, "" at least. Without memory some are. May ask name services for the user. */
 struct identity identity_of(struct identities *identities, const struct glake_session_row *row);

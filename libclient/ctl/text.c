@@ -176,18 +176,42 @@ void text_set_locale(void)
 	}
 }
 
+/* Bytes of the character at @text, and its columns. */
+static size_t next_width(const char *text, size_t *width_out)
+{
+	uint32_t code = 0;
+	size_t n_bytes = utf8_next((const unsigned char *)text, &code);
+	int columns = n_bytes > 0 ? wcwidth((wchar_t)code) : 1;
+	/* -1: a locale that does not know it. */
+	*width_out = columns < 0 ? 1 : (size_t)columns;
+	return n_bytes > 0 ? n_bytes : 1;
+}
+
 size_t text_width(const char *text)
 {
 	size_t width = 0;
 	while (*text) {
-		uint32_t code = 0;
-		size_t n_bytes = utf8_next((const unsigned char *)text, &code);
-		int columns = n_bytes > 0 ? wcwidth((wchar_t)code) : 1;
-		/* -1: a locale that does not know it. */
-		width += columns < 0 ? 1 : (size_t)columns;
-		text += n_bytes > 0 ? n_bytes : 1;
+		size_t of_one;
+		text += next_width(text, &of_one);
+		width += of_one;
 	}
 	return width;
+}
+
+size_t text_fitting(const char *text, size_t columns)
+{
+	size_t width = 0;
+	const char *at = text;
+	while (*at) {
+		size_t of_one;
+		size_t n_bytes = next_width(at, &of_one);
+		if (width + of_one > columns) {
+			break;
+		}
+		width += of_one;
+		at += n_bytes;
+	}
+	return (size_t)(at - text);
 }
 
 static size_t n_points(const char *text)

@@ -1,31 +1,39 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What happens now: devices, and the sessions, models or tenants that use them, again each second. */
+#include "ctl/top.h"
+
 #include <errno.h>
 #include <inttypes.h>
+#include <libgen.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "ctl/ctl.h"
-#include "ctl/field.h"
-#include "ctl/looker.h"
 #include "ctl/memory.h"
 #include "ctl/screen.h"
-#include "ctl/snapshot.h"
 #include "ctl/text.h"
 #include "glake.h"
-
-#define PERIOD_MS 1000
 
 /* Of a look that is older glaked is said not to answer. */
 #define PATIENCE_MS 3000
 
+int (*top_screen)(struct top *top);
+
 #define ROW struct shown
 
-/* A session, with what it does in a second. */
+/*
+ * A session, with what it does in a second; or one GPU of it. What is not known by GPU stands in the row of the first:
+ * FIELD_NONE in others.
+ */
 struct shown {
 	struct glake_session_row row; /* borrowed from the snapshot */
+	struct identity identity;
+	char pod[128];
+	uint64_t device; /* FIELD_NONE: none, or several */
+	uint64_t reserved_bytes;
+	uint64_t live_bytes;
+	uint64_t shared_bytes;
 	double utilization;
 	uint64_t driver_bytes;
 	double requests; /* per second; -1: not known yet */
@@ -37,17 +45,27 @@ struct shown {
 		.style = FIELD_##style_, .title = title_ \
 	}
 
+#define OF_IDENTITY(member, style_, title_) \
+	{ \
+		.key = #member, .offset = offsetof(ROW, identity.member), .type = FIELD_TEXT, \
+		.style = FIELD_##style_, .title = title_ \
+	}
+
+/* What may be missing on a narrow screen stands behind, but for the last. */
 static const struct field session_fields[] = {
 	OF_ROW(session, U64, PLAIN, NULL),
+	FIELD(ROW, device, MAYBE, PLAIN, "GPU"),
 	OF_ROW(pid, U32, PLAIN, "PID"),
-	OF_ROW(reserved_bytes, U64, BYTES, "RESERVED"),
-	OF_ROW(live_bytes, U64, BYTES, "LIVE"),
+	OF_IDENTITY(user, NAME, "USER"),
+	FIELD(ROW, reserved_bytes, U64, BYTES, "RESERVED"),
+	FIELD(ROW, live_bytes, MAYBE, BYTES, "LIVE"),
 	FIELD(ROW, utilization, RATIO, PERCENT, "UTIL"),
-	OF_ROW(shared_bytes, U64, BYTES, "SHARED"),
+	FIELD(ROW, shared_bytes, U64, BYTES, "SHARED"),
 	FIELD(ROW, driver_bytes, U64, BYTES, "DRIVER"),
 	FIELD(ROW, requests, RATIO, PLAIN, "REQ/S"),
-	OF_ROW(tenant, TEXT, PLAIN, "TENANT"),
-	OF_ROW(program, TEXT, PLAIN, "PROGRAM"),
+	OF_ROW(tenant, TEXT, NAME, "TENANT"),
+	OF_ROW(program, TEXT, PLAIN, NULL),
+	OF_IDENTITY(label, NAME, "PROGRAM"),
 };
 
 #undef ROW
@@ -84,59 +102,36 @@ static const struct field tenant_fields[] = {
 
 #undef ROW
 
-enum view {
-	VIEW_SESSIONS,
-	VIEW_MODELS,
-	VIEW_TENANTS,
-	N_VIEWS,
-};
-
-static const char *const view_names[N_VIEWS] = {"sessions", "models", "tenants"};
+static const char *const view_names[TOP_N_VIEWS] = {"sessions", "models", "tenants"};
 
 /* Orders, the largest first unless they are turned round; the first of a view is the one that it begins with. */
 static const struct order {
 	const char *name;
-	enum view view;
+	enum top_view view;
 	enum field_type type;
 	size_t offset;
 } orders[] = {
-	{"reserved", VIEW_SESSIONS, FIELD_U64, offsetof(struct shown, row.reserved_bytes)},
-	{"live", VIEW_SESSIONS, FIELD_U64, offsetof(struct shown, row.live_bytes)},
-	{"shared", VIEW_SESSIONS, FIELD_U64, offsetof(struct shown, row.shared_bytes)},
-	{"driver", VIEW_SESSIONS, FIELD_U64, offsetof(struct shown, driver_bytes)},
-	{"req/s", VIEW_SESSIONS, FIELD_RATIO, offsetof(struct shown, requests)},
-	{"pid", VIEW_SESSIONS, FIELD_U32, offsetof(struct shown, row.pid)},
-	{"span", VIEW_MODELS, FIELD_U64, offsetof(struct glake_model_row, span_bytes)},
-	{"part", VIEW_MODELS, FIELD_U64, offsetof(struct glake_model_row, part_bytes)},
-	{"open", VIEW_MODELS, FIELD_U32, offsetof(struct glake_model_row, n_open)},
-	{"idle", VIEW_MODELS, FIELD_U64, offsetof(struct glake_model_row, idle_ms)},
-	{"used", VIEW_TENANTS, FIELD_U64, offsetof(struct charge, used_bytes)},
-	{"peak", VIEW_TENANTS, FIELD_U64, offsetof(struct charge, peak_bytes)},
-	{"sessions", VIEW_TENANTS, FIELD_U32, offsetof(struct charge, n_sessions)},
+	{"reserved", TOP_SESSIONS, FIELD_U64, offsetof(struct shown, reserved_bytes)},
+	{"live", TOP_SESSIONS, FIELD_MAYBE, offsetof(struct shown, live_bytes)},
+	{"shared", TOP_SESSIONS, FIELD_U64, offsetof(struct shown, shared_bytes)},
+	{"driver", TOP_SESSIONS, FIELD_U64, offsetof(struct shown, driver_bytes)},
+	{"req/s", TOP_SESSIONS, FIELD_RATIO, offsetof(struct shown, requests)},
+	{"pid", TOP_SESSIONS, FIELD_U32, offsetof(struct shown, row.pid)},
+	{"gpu", TOP_SESSIONS, FIELD_MAYBE, offsetof(struct shown, device)},
+	{"span", TOP_MODELS, FIELD_U64, offsetof(struct glake_model_row, span_bytes)},
+	{"part", TOP_MODELS, FIELD_U64, offsetof(struct glake_model_row, part_bytes)},
+	{"open", TOP_MODELS, FIELD_U32, offsetof(struct glake_model_row, n_open)},
+	{"idle", TOP_MODELS, FIELD_U64, offsetof(struct glake_model_row, idle_ms)},
+	{"used", TOP_TENANTS, FIELD_U64, offsetof(struct charge, used_bytes)},
+	{"peak", TOP_TENANTS, FIELD_U64, offsetof(struct charge, peak_bytes)},
+	{"sessions", TOP_TENANTS, FIELD_U32, offsetof(struct charge, n_sessions)},
 };
 
 #define N_ORDERS (sizeof(orders) / sizeof(orders[0]))
 
-struct top {
-	struct ctl *ctl;
-	struct looker *looker; /* owned */
-	bool is_looking;       /* and began: */
-	uint64_t began_ms;
-	struct snapshot before; /* empty at first */
-	struct snapshot now;    /* the same; stays while glaked is away */
-	int err;                /* of the last look */
-	enum view view;
-	size_t order[N_VIEWS]; /* of orders */
-	bool is_reverse[N_VIEWS];
-	size_t first;  /* row that is shown */
-	size_t n_rows; /* at most: a screen has no room for more */
-	bool is_screen;
-};
-
 /* ---- looking ---------------------------------------------------------------------------------- */
 
-/* Take over what the look that is under way has found, waiting for it until it is @ms old, or for ever (-1). */
-static void see(struct top *top, int ms)
+void top_see(struct top *top, int ms)
 {
 	struct snapshot next;
 	int err = top->is_looking ? looker_end(top->looker, ms, &next) : -EAGAIN;
@@ -149,10 +144,11 @@ static void see(struct top *top, int ms)
 		snapshot_deinit(&top->before);
 		top->before = top->now;
 		top->now = next;
+		identities_refresh(&top->identities);
 	}
 }
 
-static void begin_look(struct top *top)
+void top_begin_look(struct top *top)
 {
 	if (!top->is_looking) {
 		looker_begin(top->looker);
@@ -161,10 +157,18 @@ static void begin_look(struct top *top)
 	}
 }
 
+const char *top_trouble(const struct top *top)
+{
+	if (top->is_looking && ctl_now_ms() - top->began_ms > PATIENCE_MS) {
+		return "glaked does not answer";
+	}
+	return top->err ? glake_strerror(top->err) : NULL;
+}
+
 static void look(struct top *top)
 {
-	begin_look(top);
-	see(top, -1);
+	top_begin_look(top);
+	top_see(top, -1);
 }
 
 /* How much more it is than before, per second; -1: nobody knows. */
@@ -175,9 +179,10 @@ static double rate(const struct top *top, uint64_t now, uint64_t before)
 	return is_known ? (double)(now - before) * 1000 / (double)ms : -1;
 }
 
-static double counter_rate(const struct top *top, const char *name)
+double top_rate(const struct top *top, const char *counter)
 {
-	return rate(top, snapshot_counter(&top->now, name), snapshot_counter(&top->before, name));
+	return rate(top, snapshot_counter(&top->now, counter),
+	            snapshot_counter(&top->before, counter));
 }
 
 static double request_rate(const struct top *top, const struct glake_session_row *row)
@@ -187,25 +192,57 @@ static double request_rate(const struct top *top, const struct glake_session_row
 	                                         : -1;
 }
 
-static int list_sessions(const struct top *top, struct rows *rows)
+static struct shown show_session(struct top *top, const struct glake_session_row *of)
+{
+	struct shown shown = {
+		.row = *of,
+		.identity = identity_of(&top->identities, of),
+		.device = of->n_devices == 1 ? of->devices[0].device : FIELD_NONE,
+		.reserved_bytes = of->reserved_bytes,
+		.live_bytes = of->live_bytes,
+		.shared_bytes = of->shared_bytes,
+		.utilization = memory_utilization(of->live_bytes, of->reserved_bytes),
+		.driver_bytes = memory_driver_bytes(of),
+		.requests = request_rate(top, of),
+	};
+	identity_pod(&shown.identity, of, shown.pod, sizeof(shown.pod));
+	return shown;
+}
+
+static void narrow(struct shown *shown, const struct glake_session_device *device, bool is_first)
+{
+	shown->device = device->device;
+	shown->reserved_bytes = device->reserved_bytes;
+	shown->shared_bytes = device->shared_bytes;
+	shown->driver_bytes = memory_device_driver_bytes(device);
+	if (!is_first) {
+		shown->live_bytes = FIELD_NONE;
+		shown->utilization = -1;
+		shown->requests = -1;
+	}
+}
+
+static int list_sessions(struct top *top, struct rows *rows)
 {
 	for (size_t i = 0; i < top->now.sessions.n; i++) {
 		const struct glake_session_row *of = rows_at(&top->now.sessions, i);
-		struct shown *shown = rows_add(rows, sizeof(*shown));
-		if (!shown) {
-			return CTL_E_OUTPUT;
+		struct shown shown = show_session(top, of);
+		uint32_t n_rows = top->by_gpu && of->n_devices > 0 ? of->n_devices : 1;
+		for (uint32_t at = 0; at < n_rows; at++) {
+			struct shown *row = rows_add(rows, sizeof(*row));
+			if (!row) {
+				return CTL_E_OUTPUT;
+			}
+			*row = shown;
+			if (top->by_gpu && of->n_devices > 0) {
+				narrow(row, &of->devices[at], at == 0);
+			}
 		}
-		*shown = (struct shown){
-			.row = *of,
-			.utilization = memory_utilization(of->live_bytes, of->reserved_bytes),
-			.driver_bytes = memory_driver_bytes(of),
-			.requests = request_rate(top, of),
-		};
 	}
 	return 0;
 }
 
-static int list_models(const struct top *top, struct rows *rows)
+static int list_models(struct top *top, struct rows *rows)
 {
 	for (size_t i = 0; i < top->now.models.n; i++) {
 		struct glake_model_row *row = rows_add(rows, sizeof(*row));
@@ -220,7 +257,7 @@ static int list_models(const struct top *top, struct rows *rows)
 	return 0;
 }
 
-static int list_tenants(const struct top *top, struct rows *rows)
+static int list_tenants(struct top *top, struct rows *rows)
 {
 	for (size_t i = 0; i < top->now.tenants.n; i++) {
 		const struct glake_tenant_row *of = rows_at(&top->now.tenants, i);
@@ -243,13 +280,13 @@ static int list_tenants(const struct top *top, struct rows *rows)
 }
 
 static const struct {
-	int (*list)(const struct top *top, struct rows *rows);
+	int (*list)(struct top *top, struct rows *rows);
 	const struct field *fields;
 	size_t n_fields;
-} views[N_VIEWS] = {
-	[VIEW_SESSIONS] = {list_sessions, FIELDS(session_fields)},
-	[VIEW_MODELS] = {list_models, FIELDS(model_fields)},
-	[VIEW_TENANTS] = {list_tenants, FIELDS(tenant_fields)},
+} views[TOP_N_VIEWS] = {
+	[TOP_SESSIONS] = {list_sessions, FIELDS(session_fields)},
+	[TOP_MODELS] = {list_models, FIELDS(model_fields)},
+	[TOP_TENANTS] = {list_tenants, FIELDS(tenant_fields)},
 };
 
 static double number_at(const struct order *order, const void *row)
@@ -258,6 +295,10 @@ static double number_at(const struct order *order, const void *row)
 	switch (order->type) {
 	case FIELD_U32:
 		return *(const uint32_t *)(const void *)at;
+	case FIELD_MAYBE: {
+		uint64_t number = *(const uint64_t *)(const void *)at;
+		return number == FIELD_NONE ? -1 : (double)number;
+	}
 	case FIELD_U64:
 		return (double)*(const uint64_t *)(const void *)at;
 	default:
@@ -277,11 +318,60 @@ static int compare_back(const void *a, const void *b, void *user)
 	return compare(b, a, user);
 }
 
-/* The rows of the view, in its order. */
-static int list_view(const struct top *top, struct rows *rows)
+/* ---- what is shown of it ---------------------------------------------------------------------- */
+
+static bool has_text(const char *text, const char *part)
+{
+	return text && strcasestr(text, part);
+}
+
+static bool is_session_meant(const struct top *top, const struct shown *shown)
+{
+	char pid[16];
+	const char *part = top->filter;
+	snprintf(pid, sizeof(pid), "%" PRIu32, shown->row.pid);
+	return (top->gpu == TOP_ALL_GPUS || shown->device == top->gpu) &&
+	       (has_text(shown->identity.label, part) || has_text(shown->identity.user, part) ||
+	        has_text(shown->row.program, part) || has_text(shown->row.script, part) ||
+	        has_text(shown->row.tenant, part) || has_text(shown->pod, part) ||
+	        has_text(pid, part));
+}
+
+static bool is_meant(const struct top *top, const void *row)
+{
+	const struct glake_model_row *model = row;
+	const struct charge *charge = row;
+	switch (top->view) {
+	case TOP_SESSIONS:
+		return is_session_meant(top, row);
+	case TOP_MODELS:
+		return (top->gpu == TOP_ALL_GPUS || model->device == top->gpu) &&
+		       (has_text(model->name, top->filter) || has_text(model->realm, top->filter));
+	case TOP_TENANTS:
+		return (top->gpu == TOP_ALL_GPUS || charge->device == top->gpu) &&
+		       has_text(charge->tenant, top->filter);
+	case TOP_N_VIEWS:
+		break;
+	}
+	return true;
+}
+
+static void leave_out(const struct top *top, struct rows *rows)
+{
+	size_t n = 0;
+	for (size_t i = 0; i < rows->n; i++) {
+		if (is_meant(top, rows_at(rows, i))) {
+			memmove(rows_at(rows, n++), rows_at(rows, i), rows->row_bytes);
+		}
+	}
+	rows->n = n;
+}
+
+int top_list(struct top *top, struct rows *rows)
 {
 	int err = views[top->view].list(top, rows);
 	if (err == 0 && rows->n > 0) {
+		leave_out(top, rows);
 		qsort_r(rows->list, rows->n, rows->row_bytes,
 		        top->is_reverse[top->view] ? compare_back : compare,
 		        (void *)&orders[top->order[top->view]]);
@@ -289,63 +379,113 @@ static int list_view(const struct top *top, struct rows *rows)
 	return err;
 }
 
+const struct field *top_fields(const struct top *top, size_t *n_out)
+{
+	*n_out = views[top->view].n_fields;
+	return views[top->view].fields;
+}
+
+const char *top_tenant_of(const struct top *top, const void *row)
+{
+	return top->view == TOP_SESSIONS  ? ((const struct shown *)row)->row.tenant
+	       : top->view == TOP_TENANTS ? ((const struct charge *)row)->tenant
+	                                  : "";
+}
+
+const char *top_view_name(enum top_view view)
+{
+	return view_names[view];
+}
+
+const char *top_order_name(const struct top *top)
+{
+	return orders[top->order[top->view]].name;
+}
+
+void top_next_order(struct top *top)
+{
+	size_t *order = &top->order[top->view];
+	do {
+		*order = (*order + 1) % N_ORDERS;
+	} while (orders[*order].view != top->view);
+}
+
 /* ---- drawing ---------------------------------------------------------------------------------- */
 
 #define BAR_COLUMNS 36u
 
-/* Parts of a device, each with a letter, and a colour where there are colours. */
-static void put_bar(const struct top *top, const struct glake_device_status *device, FILE *out)
+void top_parts(const struct glake_device_status *device, struct top_part parts_out[TOP_N_PARTS])
 {
 	uint64_t used = device->used_block_bytes;
-	const struct {
-		char letter;
-		const char *colour;
-		uint64_t bytes;
-	} parts[] = {
-		{'P', "\033[34m", device->private_bytes},
-		{'B', "\033[32m", used},
-		{'c', "\033[36m", device->block_bytes > used ? device->block_bytes - used : 0},
-		{'a', "\033[37m", device->pool_bytes},
-		{'d', "\033[33m",
+	const struct top_part parts[TOP_N_PARTS] = {
+		{'P', "private", device->private_bytes},
+		{'B', "blocks", used},
+		{'c', "cached", device->block_bytes > used ? device->block_bytes - used : 0},
+		{'a', "made ahead", device->pool_bytes},
+		{'d', "driver",
 	         device->context_bytes + device->managed_bytes + device->array_bytes +
 	                 device->graph_bytes + device->other_bytes + device->mover_bytes},
-		{'o', "\033[31m", device->foreign_bytes},
-		{'u', "\033[35m", device->unaccounted_bytes},
+		{'o', "others", device->foreign_bytes},
+		{'u', "unaccounted", device->unaccounted_bytes},
 	};
-	unsigned column = 0;
-	uint64_t bytes = 0;
-	for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
-		bytes += parts[i].bytes;
-		unsigned end = (unsigned)((double)bytes * BAR_COLUMNS /
-		                                  (double)(device->total_bytes + 1) +
-		                          0.5);
-		/* What is there has a column, as long as there are any. */
-		end = parts[i].bytes > 0 && end == column ? column + 1 : end;
-		end = end < BAR_COLUMNS ? end : BAR_COLUMNS;
-		if (end > column && top->is_screen) {
-			fputs(parts[i].colour, out);
-		}
-		for (; column < end; column++) {
-			fputc(parts[i].letter, out);
-		}
-	}
-	fprintf(out, "%s%.*s", top->is_screen ? "\033[0m" : "", (int)(BAR_COLUMNS - column),
-	        "....................................");
+	memcpy(parts_out, parts, sizeof(parts));
 }
 
-static void put_device(const struct top *top, const struct glake_device_status *device, FILE *out)
+void top_ends(const struct top_part parts[TOP_N_PARTS], uint64_t total_bytes, unsigned n_columns,
+              unsigned ends_out[TOP_N_PARTS])
+{
+	unsigned column = 0;
+	uint64_t bytes = 0;
+	for (unsigned i = 0; i < TOP_N_PARTS; i++) {
+		bytes += parts[i].bytes;
+		double part = (double)bytes / (double)(total_bytes + 1);
+		unsigned end = (unsigned)((part < 1 ? part : 1) * n_columns + 0.5);
+		end = end < column ? column : end;
+		end = parts[i].bytes > 0 && end == column ? column + 1 : end;
+		column = end < n_columns ? end : n_columns;
+		ends_out[i] = column;
+	}
+}
+
+void top_used(const struct glake_device_status *device, char *text_out, size_t n_bytes)
 {
 	char used[TEXT_NUMBER_BYTES];
 	char total[TEXT_NUMBER_BYTES];
 	bool is_known = device->free_bytes > 0;
-	text_size(is_known ? device->total_bytes - device->free_bytes : device->physical_bytes,
+	text_size(is_known && device->total_bytes > device->free_bytes
+	                  ? device->total_bytes - device->free_bytes
+	                  : device->physical_bytes,
 	          used);
 	text_size(device->total_bytes, total);
+	snprintf(text_out, n_bytes, "%s%s of %s", is_known ? "" : ">= ", used, total);
+}
+
+static void put_bar(const struct glake_device_status *device, FILE *out)
+{
+	struct top_part parts[TOP_N_PARTS];
+	unsigned ends[TOP_N_PARTS];
+	unsigned column = 0;
+	top_parts(device, parts);
+	top_ends(parts, device->total_bytes, BAR_COLUMNS, ends);
+	for (unsigned i = 0; i < TOP_N_PARTS; i++) {
+		for (; column < ends[i]; column++) {
+			fputc(parts[i].letter, out);
+		}
+	}
+	for (; column < BAR_COLUMNS; column++) {
+		fputc('.', out);
+	}
+}
+
+static void put_device(const struct glake_device_status *device, FILE *out)
+{
+	char used[2 * TEXT_NUMBER_BYTES + 16];
 	char *name = text_escape(device->name);
 	fprintf(out, "%2" PRIu32 " %-12.12s [", device->index, name ? name : "");
 	free(name);
-	put_bar(top, device, out);
-	fprintf(out, "] %s%s of %s\n", is_known ? "" : ">= ", used, total);
+	put_bar(device, out);
+	top_used(device, used, sizeof(used));
+	fprintf(out, "] %s\n", used);
 }
 
 static void put_rate(FILE *out, const char *name, double per_second)
@@ -374,46 +514,33 @@ static void put_head(const struct top *top, FILE *out)
 	        " of %" PRIu64 "\n",
 	        clock, status->version, uptime, status->draining ? ", draining" : "",
 	        status->n_sessions, status->n_models, status->fds_used, status->fds_budget);
-	double bytes = counter_rate(top, "bytes_loaded");
+	double bytes = top_rate(top, "bytes_loaded");
 	if (bytes >= 0) {
 		text_size((uint64_t)bytes, loaded);
 	}
 	fputs("per second:", out);
-	put_rate(out, "requests", counter_rate(top, "requests_total"));
-	put_rate(out, "refused", counter_rate(top, "requests_refused"));
-	put_rate(out, "chunks made", counter_rate(top, "chunks_created"));
+	put_rate(out, "requests", top_rate(top, "requests_total"));
+	put_rate(out, "refused", top_rate(top, "requests_refused"));
+	put_rate(out, "chunks made", top_rate(top, "chunks_created"));
 	fprintf(out, "  loaded %s\n", loaded);
 	for (size_t i = 0; i < top->now.devices.n; i++) {
-		put_device(top, rows_at(&top->now.devices, i), out);
+		put_device(rows_at(&top->now.devices, i), out);
 	}
 	fputs("P private  B blocks  c cached  a made ahead  d driver  o others  u unaccounted\n",
 	      out);
 }
 
-static int put_rows(const struct top *top, FILE *out)
+static int put_text(struct top *top, FILE *out)
 {
 	struct rows rows = {.n = 0};
-	struct table table;
-	table_init(&table);
-	field_columns(&table, views[top->view].fields, views[top->view].n_fields);
-	int err = list_view(top, &rows);
-	for (size_t i = top->first; i < rows.n && i - top->first < top->n_rows; i++) {
-		field_cells(&table, views[top->view].fields, views[top->view].n_fields,
-		            rows_at(&rows, i), top->ctl->exact);
-	}
-	if (err == 0 && table_print(&table, out) < 0) {
-		err = CTL_E_OUTPUT;
-	}
-	table_deinit(&table);
-	rows_deinit(&rows);
-	return err;
-}
-
-static int put_text(const struct top *top, FILE *out)
-{
 	put_head(top, out);
 	fputc('\n', out);
-	return put_rows(top, out);
+	int err = top_list(top, &rows);
+	err = err ? err
+	          : rows_show(top->ctl, &rows, NULL, views[top->view].fields,
+	                      views[top->view].n_fields);
+	rows_deinit(&rows);
+	return err;
 }
 
 /* As its fields, but the rates. */
@@ -423,27 +550,26 @@ static json_t *rates(const struct top *top)
 	                                    "bytes_loaded"};
 	json_t *object = json_object();
 	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-		double per_second = counter_rate(top, names[i]);
+		double per_second = top_rate(top, names[i]);
 		json_object_set_new(object, names[i],
 		                    per_second < 0 ? json_null() : json_real(per_second));
 	}
 	return object;
 }
 
-static int print_json(const struct top *top)
+static int print_json(struct top *top)
 {
-	static const enum view order[N_VIEWS] = {VIEW_SESSIONS, VIEW_MODELS, VIEW_TENANTS};
+	static const enum top_view order[TOP_N_VIEWS] = {TOP_SESSIONS, TOP_MODELS, TOP_TENANTS};
 	struct ctl *ctl = top->ctl;
 	json_t *devices = json_array();
 	json_t *document = json_pack("{s:o, s:o}", "per_second", rates(top), "devices", devices);
 	for (size_t i = 0; i < top->now.devices.n; i++) {
 		json_array_append_new(devices, ctl_device_object(rows_at(&top->now.devices, i)));
 	}
-	for (size_t i = 0; i < N_VIEWS; i++) {
-		struct top of = *top;
+	for (size_t i = 0; i < TOP_N_VIEWS; i++) {
 		struct rows rows = {.n = 0};
-		of.view = order[i];
-		if (list_view(&of, &rows) == 0) {
+		top->view = order[i];
+		if (top_list(top, &rows) == 0) {
 			json_object_set_new(
 				document, view_names[order[i]],
 				rows_json(&rows, views[order[i]].fields, views[order[i]].n_fields));
@@ -451,130 +577,6 @@ static int print_json(const struct top *top)
 		rows_deinit(&rows);
 	}
 	return ctl_print_json(ctl, document);
-}
-
-/* ---- on a screen ------------------------------------------------------------------------------ */
-
-static size_t n_rows(const struct top *top)
-{
-	struct rows rows = {.n = 0};
-	views[top->view].list(top, &rows);
-	size_t n = rows.n;
-	rows_deinit(&rows);
-	return n;
-}
-
-static int draw(struct top *top, struct screen *screen)
-{
-	char *text = NULL;
-	size_t n_bytes = 0;
-	FILE *out = open_memstream(&text, &n_bytes);
-	if (!out) {
-		return CTL_E_OUTPUT;
-	}
-	size_t n = n_rows(top);
-	fprintf(out, "\033[7m %s by %s%s, %zu of %zu \033[0m  ", view_names[top->view],
-	        orders[top->order[top->view]].name, top->is_reverse[top->view] ? " up" : "",
-	        n > 0 ? top->first + 1 : 0, n);
-	bool is_late = top->is_looking && ctl_now_ms() - top->began_ms > PATIENCE_MS;
-	if (top->err || is_late) {
-		fprintf(out, "%s; trying again\n",
-		        is_late ? "glaked does not answer" : glake_strerror(top->err));
-	} else {
-		fprintf(out, "q quit  s sort  r turn  m %s  arrows\n",
-		        view_names[(top->view + 1) % N_VIEWS]);
-	}
-	top->n_rows = screen->rows;
-	int err = put_text(top, out);
-	err = fclose(out) != 0 ? CTL_E_OUTPUT : err;
-	if (err == 0) {
-		screen_draw(screen, text);
-	}
-	free(text);
-	return err;
-}
-
-static void scroll(struct top *top, long by)
-{
-	size_t n = n_rows(top);
-	long first = (long)top->first + by;
-	long last = n > 0 ? (long)n - 1 : 0;
-	top->first = (size_t)(first < 0 ? 0 : first > last ? last : first);
-}
-
-static void sort_next(struct top *top)
-{
-	size_t *order = &top->order[top->view];
-	do {
-		*order = (*order + 1) % N_ORDERS;
-	} while (orders[*order].view != top->view);
-}
-
-/* Returns whether it goes on. */
-static bool follow_key(struct top *top, const struct screen *screen, enum screen_key key)
-{
-	/* Less what stands above the rows. */
-	long page = (long)screen->rows - (long)top->now.devices.n - 6;
-	switch (key) {
-	case KEY_QUIT:
-		return false;
-	case KEY_SORT:
-		sort_next(top);
-		break;
-	case KEY_REVERSE:
-		top->is_reverse[top->view] ^= true;
-		break;
-	case KEY_VIEW:
-		top->view = (top->view + 1) % N_VIEWS;
-		top->first = 0;
-		break;
-	case KEY_UP:
-		scroll(top, -1);
-		break;
-	case KEY_DOWN:
-		scroll(top, 1);
-		break;
-	case KEY_PAGE_UP:
-		scroll(top, page > 1 ? -page : -1);
-		break;
-	case KEY_PAGE_DOWN:
-		scroll(top, page > 1 ? page : 1);
-		break;
-	case KEY_HOME:
-		top->first = 0;
-		break;
-	case KEY_END:
-		/* The last page, full. */
-		top->first = n_rows(top);
-		scroll(top, page > 1 ? -page : -1);
-		break;
-	case KEY_NONE:
-	case KEY_OTHER:
-		break;
-	}
-	return true;
-}
-
-static int run_screen(struct top *top, struct screen *screen)
-{
-	uint64_t next_ms = ctl_now_ms() + PERIOD_MS;
-	int err = draw(top, screen);
-	while (err == 0) {
-		uint64_t now = ctl_now_ms();
-		enum screen_key key = screen_wait(screen, looker_fd(top->looker),
-		                                  now < next_ms ? (int)(next_ms - now) : 0);
-		if (!follow_key(top, screen, key)) {
-			break;
-		}
-		if (ctl_now_ms() >= next_ms) {
-			begin_look(top);
-			next_ms = ctl_now_ms() + PERIOD_MS;
-		}
-		see(top, 0);
-		scroll(top, 0);
-		err = draw(top, screen);
-	}
-	return err;
 }
 
 /* ---- the command ------------------------------------------------------------------------------ */
@@ -608,35 +610,57 @@ static void begin_orders(struct top *top)
 	}
 }
 
+static bool is_lines(const struct ctl *ctl)
+{
+	return ctl->json || ctl->values.given & (CTL_OPTION_ONCE | CTL_OPTION_SECONDS) ||
+	       screen_width(ctl->out) == 0 || !isatty(STDIN_FILENO);
+}
+
 static int run_top(struct ctl *ctl)
 {
-	struct top top = {.ctl = ctl, .n_rows = SIZE_MAX};
-	struct screen screen;
+	struct top top = {.ctl = ctl, .by_gpu = !ctl->json, .gpu = TOP_ALL_GPUS};
 	begin_orders(&top);
+	identities_init(&top.identities);
 	top.looker = looker_new(ctl);
 	if (!top.looker) {
 		return -ENOMEM;
 	}
 	look(&top);
 	int err = top.err;
-	bool is_lines = ctl->json || ctl->values.given & (CTL_OPTION_ONCE | CTL_OPTION_SECONDS);
-	if (err == 0 && !is_lines && screen_open(&screen, ctl->out)) {
-		top.is_screen = true;
-		err = run_screen(&top, &screen);
-		screen_close(&screen);
-	} else if (err == 0) {
-		err = run_lines(&top);
+	if (err == 0) {
+		err = is_lines(ctl) ? run_lines(&top) : top_screen(&top);
 	}
 	looker_free(top.looker);
 	snapshot_deinit(&top.before);
 	snapshot_deinit(&top.now);
+	identities_deinit(&top.identities);
 	return err;
+}
+
+/* Beside our libraries: the same in the build, installed and packed. Returns only if it cannot be run. */
+static int run_screen_program(struct ctl *ctl)
+{
+	char self[PATH_MAX];
+	char path[2 * PATH_MAX];
+	ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
+	self[n > 0 ? n : 0] = '\0';
+	snprintf(path, sizeof(path), "%s/../lib/glake/glake-top", dirname(self));
+	if (n > 0) {
+		execv(path, ctl->arguments);
+	}
+	return ctl_usage(ctl,
+	                 "glake-top shows it on a terminal, and cannot be run: %s. Install the "
+	                 "package glake-top; --once and --seconds N work without it",
+	                 strerror(errno));
 }
 
 static int check_top(struct ctl *ctl)
 {
 	unsigned both = CTL_OPTION_ONCE | CTL_OPTION_SECONDS;
-	return (ctl->values.given & both) == both ? ctl_usage(ctl, "--once or --seconds") : 0;
+	if ((ctl->values.given & both) == both) {
+		return ctl_usage(ctl, "--once or --seconds");
+	}
+	return is_lines(ctl) || top_screen ? 0 : run_screen_program(ctl);
 }
 
 const struct ctl_command ctl_top = {

@@ -30,7 +30,7 @@ class Install(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stderr)
             tree = root + "/opt/glake/"
             for path in ("bin/glaked", "bin/glake-keeper", "bin/glake-mover", "bin/glakectl", "bin/glake",
-                         "lib/glake/libglake-shim.so", "lib/glake/libglake-nvml.so",
+                         "lib/glake/libglake-shim.so", "lib/glake/libglake-nvml.so", "lib/glake/glake-top",
                          "lib/glake/libcuda.so.1", "lib/glake/libnvidia-ml.so.1",
                          "include/glake.h", "lib/libglake-client.so.1.2.3",
                          "share/bash-completion/completions/glakectl",

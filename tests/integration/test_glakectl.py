@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """glakectl against a real glaked on simulated GPUs: each command does what it says."""
 
-import fcntl
 import http.client
 import json
 import os
-import pty
 import re
 import select
 import shutil
@@ -13,7 +11,6 @@ import signal
 import socket
 import struct
 import subprocess
-import termios
 import time
 import unittest
 import unittest.mock
@@ -103,63 +100,6 @@ class Glakectl(WithGlaked):
                               capture_output=True, text=True, check=False)
         self.assertRegex(done.stdout, r"(?m)^error +driver +/nowhere/libcuda.so.1: cannot open")
         self.assertRegex(done.stdout, r"(?m)^ +-> install the driver")
-
-    def test_top_is_steered_by_keys(self):
-        self.ask("load", self.model("m.safetensors", seed=1))
-        program = self.serve()
-        pid, terminal = pty.fork()
-        if pid == 0:
-            os.execv(os.path.join(BUILD, "bin", "glakectl"), ["glakectl", "--socket", self.socket, "top"])
-        self.addCleanup(os.close, terminal)
-        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        before = termios.tcgetattr(terminal)
-        seen = ""
-
-        def wait_for(pattern):
-            nonlocal seen
-            end = time.monotonic() + 60
-            while not re.search(pattern, seen, re.S):
-                self.assertLess(time.monotonic(), end, seen[-4000:])
-                ready, _, _ = select.select([terminal], [], [], 1)
-                seen += os.read(terminal, 65536).decode() if ready else ""
-            match = re.search(pattern, seen, re.S)
-            seen = seen[match.end():]
-            return match
-
-        wait_for(rf"sessions by reserved.*PID +RESERVED.*\r\n *{program.pid} ")
-        self.assertFalse(termios.tcgetattr(terminal)[3] & (termios.ICANON | termios.ECHO))
-        os.write(terminal, b"s")
-        wait_for("sessions by live, 1 of 1 ")
-        # Both ways round, and to the last one.
-        pids = sorted((program.pid, self.serve().pid))
-        os.write(terminal, b"ssss")
-        rows = r".*\r\n *PID [^\n]*\n *(\d+) [^\n]*\n *(\d+) "
-        found = wait_for("sessions by pid, 1 of 2 " + rows)
-        self.assertEqual([int(pid) for pid in found.groups()], pids[::-1])
-        os.write(terminal, b"r")
-        found = wait_for("sessions by pid up, 1 of 2 " + rows)
-        self.assertEqual([int(pid) for pid in found.groups()], pids)
-        os.write(terminal, b"\033[B")
-        wait_for("sessions by pid up, 2 of 2 ")
-        os.write(terminal, b"m")
-        wait_for("models by span.*m.safetensors")
-        os.write(terminal, b"\033[B")
-        os.write(terminal, b"m")
-        wait_for("tenants by used.*default")
-        self.stop_daemon()
-        wait_for("the daemon is not there; trying again")
-        self.start_daemon()
-        wait_for("tenants by used.*arrows")
-        # A glaked that is stopped holds up no key.
-        self.daemon.send_signal(signal.SIGSTOP)
-        self.addCleanup(self.daemon.send_signal, signal.SIGCONT)
-        wait_for("glaked does not answer; trying again")
-        os.write(terminal, b"m")
-        wait_for("sessions by pid")
-        os.write(terminal, b"q")
-        wait_for(r"\033\[\?1049l")
-        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 0)
-        self.assertEqual(termios.tcgetattr(terminal)[3], before[3])
 
     def parse_metrics(self, text):
         """Samples by name and labels; each family in one place, behind its type."""
