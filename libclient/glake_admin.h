@@ -140,6 +140,8 @@ struct glake_session_device {
 	uint64_t
 		promise_bytes; /* that its process was promised, all sessions of it together; 0 = nothing */
 	uint64_t left_bytes; /* of that: what the process has not taken */
+	/* Of shared_bytes, each block divided by its mappings: over all sessions, the blocks that are mapped. */
+	double part_bytes;
 };
 
 /* Pages of 2 MiB that were to be sealed, or a part of them, and are private. */

@@ -899,46 +899,66 @@ static void add_own(struct holder_sharing *sharing, const struct chunk *own)
 	sharing->sealed_bytes += own->bytes;
 }
 
-static void add_sharing(struct holder_sharing *sharing, const struct block *block, bool is_sealed)
+static void add_sharing(struct holder *holder, const struct block *block, bool is_sealed)
 {
+	struct holder_sharing *sharing = &holder->sharing_walk.so_far;
 	uint64_t n_bytes = block->chunk.bytes;
-	sharing->part_bytes += (double)n_bytes / block->n_mappings;
+	double part_bytes = (double)n_bytes / block->n_mappings;
+	sharing->part_bytes += part_bytes;
+	holder->at[block->chunk.at->slot].part_so_far += part_bytes;
 	sharing->sealed_bytes += is_sealed ? n_bytes : 0;
 	sharing->sealed_common_bytes += is_sealed && block->n_mappings > 1 ? n_bytes : 0;
 }
 
 /* Returns whether all of the thing was looked at. */
-static bool look_at_held(struct sharing_walk *walk, size_t *n_steps)
+static bool look_at_held(struct holder *holder, size_t *n_steps)
 {
+	struct sharing_walk *walk = &holder->sharing_walk;
 	const struct held *held = walk->at;
 	size_t n_blocks = held->kind == HELD_MODEL ? held->model->n_blocks : 0;
 	--*n_steps;
 	if (held->own) {
 		add_own(&walk->so_far, held->own);
 	} else if (held->kind == HELD_BLOCK) {
-		add_sharing(&walk->so_far, held->block, held->was_chunk);
+		add_sharing(holder, held->block, held->was_chunk);
 	}
 	while (*n_steps > 0 && walk->place < n_blocks) {
-		add_sharing(&walk->so_far, held->model->blocks[walk->place].block, false);
+		add_sharing(holder, held->model->blocks[walk->place].block, false);
 		walk->place++;
 		--*n_steps;
 	}
 	return walk->place >= n_blocks;
 }
 
+static void begin_sharing_walk(struct holder *holder)
+{
+	holder->sharing_walk = (struct sharing_walk){.at = holder->held};
+	for (uint32_t i = 0; i < holder->all->n_locations; i++) {
+		holder->at[i].part_so_far = 0;
+	}
+}
+
+static void end_sharing_walk(struct holder *holder)
+{
+	holder->sharing = holder->sharing_walk.so_far;
+	for (uint32_t i = 0; i < holder->all->n_locations; i++) {
+		holder->at[i].part_bytes = holder->at[i].part_so_far;
+	}
+}
+
 bool holder_look_at_sharing(struct holder *holder, size_t *n_steps)
 {
 	struct sharing_walk *walk = &holder->sharing_walk;
 	if (!walk->at) {
-		*walk = (struct sharing_walk){.at = holder->held};
+		begin_sharing_walk(holder);
 	}
 	while (walk->at && *n_steps > 0) {
-		if (look_at_held(walk, n_steps)) {
+		if (look_at_held(holder, n_steps)) {
 			go_on_sharing(walk);
 		}
 	}
 	if (!walk->at) {
-		holder->sharing = walk->so_far;
+		end_sharing_walk(holder);
 	}
 	return !walk->at;
 }

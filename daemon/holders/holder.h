@@ -121,6 +121,8 @@ struct holder_pool {
 struct holder_location {
 	uint64_t reserved_bytes; /* of chunks */
 	uint64_t shared_bytes;   /* of models and blocks */
+	double part_bytes;       /* of them, each divided by its mappings: as last found */
+	double part_so_far;      /* the same, while holder_look_at_sharing() adds it up */
 	struct driver_memory driver;
 	struct holder_pool pool;
 	struct promise *promise; /* entered, with the other sessions of the process; or NULL */
@@ -414,7 +416,7 @@ bool holders_walk(struct holders *holders, const struct block *block, size_t *n_
                   holder_fn on_user, void *user);
 
 /*
- * Bring holder.sharing up to date. Walks all that it holds, in *@n_steps steps at most, each a thing or a place of a model,
+ * Bring holder.sharing and part_bytes at each location up to date. Walks all that it holds, in *@n_steps steps at most, each a thing or a place of a model,
  * and subtracts them. Returns false if these were too few: then sharing is as before, and the next call goes on.
  */
 bool holder_look_at_sharing(struct holder *holder, size_t *n_steps);

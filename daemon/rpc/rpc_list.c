@@ -271,6 +271,7 @@ static bool describe_share(const struct rpc_context *rpc, const struct holder *h
 	row->device = index;
 	row->reserved_bytes = device->reserved_bytes;
 	row->shared_bytes = device->shared_bytes;
+	row->part_bytes = device->part_bytes;
 	row->managed_bytes = driver->managed_bytes;
 	row->array_bytes = driver->array_bytes;
 	row->graph_bytes = driver->graph_bytes;

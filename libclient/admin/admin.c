@@ -344,6 +344,7 @@ static int show_session(const Glake__Wire__SessionInfo *from, const struct list 
 			.process_bytes = from->devices[i]->process_bytes,
 			.promise_bytes = from->devices[i]->promise_bytes,
 			.left_bytes = from->devices[i]->left_bytes,
+			.part_bytes = from->devices[i]->part_bytes,
 		};
 	}
 	cleanup_free struct glake_unsealed *unsealed = calloc(from->n_unsealed + 1,

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The client library against the real daemon: models, from file to mapped bytes. */
+#include <math.h>
 #include <pthread.h>
 
 #include "tests/harness/models.h"
@@ -551,6 +552,7 @@ END_TEST
 struct parts {
 	uint64_t of_models;
 	uint64_t of_sessions;
+	double of_devices; /* of sessions, too, and not rounded */
 	uint64_t logical_bytes;
 	uint64_t physical_bytes;
 	uint64_t least_bytes; /* the smallest part of a session that has one */
@@ -567,6 +569,9 @@ static int add_session_part(void *user, const struct glake_session_row *row)
 	struct parts *parts = user;
 	ck_assert_uint_eq(row->sealed_bytes, 0);
 	parts->of_sessions += row->part_bytes;
+	for (uint32_t i = 0; i < row->n_devices; i++) {
+		parts->of_devices += row->devices[i].part_bytes;
+	}
 	if (row->part_bytes > 0 && (!parts->least_bytes || row->part_bytes < parts->least_bytes)) {
 		parts->least_bytes = row->part_bytes;
 	}
@@ -620,6 +625,7 @@ START_TEST_WITH(parts_of_models_and_sessions_are_the_whole, .timeout_s = TEST_TI
 	ck_assert_uint_eq(parts.of_models, 3 * N * MIB);
 	ck_assert_uint_le(parts.of_sessions, 3 * N * MIB + 3);
 	ck_assert_uint_ge(parts.of_sessions, 3 * N * MIB - 3);
+	ck_assert(fabs(parts.of_devices - 3 * N * MIB) < 0.01);
 	/* Two of five places, and a half of the other block. */
 	ck_assert_uint_eq(parts.least_bytes, (2 * N * MIB + 2) / 5 + N * MIB / 2);
 	glake_model_close(opened[0]);
@@ -627,6 +633,7 @@ START_TEST_WITH(parts_of_models_and_sessions_are_the_whole, .timeout_s = TEST_TI
 	parts = parts_now();
 	ck_assert_uint_eq(parts.logical_bytes, 3 * N * MIB);
 	ck_assert_uint_eq(parts.of_sessions, 2 * N * MIB);
+	ck_assert(fabs(parts.of_devices - 2 * N * MIB) < 0.01);
 	glake_model_close(opened[1]);
 	ck_assert_uint_eq(parts_now().logical_bytes, 0);
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import operator
 import os
-from ctypes import (CFUNCTYPE, POINTER, Structure, c_char, c_char_p, c_int, c_int32, c_size_t,
+from ctypes import (CFUNCTYPE, POINTER, Structure, c_char, c_char_p, c_double, c_int, c_int32, c_size_t,
                     c_ssize_t, c_uint, c_uint8, c_uint32, c_uint64, c_void_p)
 from typing import Any, Iterator, List, Optional, Tuple
 
@@ -160,7 +160,7 @@ class SessionDevice(Structure):
                 ("managed_bytes", c_uint64), ("array_bytes", c_uint64),
                 ("graph_bytes", c_uint64), ("other_bytes", c_uint64),
                 ("process_bytes", c_uint64), ("promise_bytes", c_uint64),
-                ("left_bytes", c_uint64)]
+                ("left_bytes", c_uint64), ("part_bytes", c_double)]
 
 
 class Unsealed(Structure):
