@@ -88,7 +88,7 @@ FUZZERS := $(call programs,tests/fuzz/fuzz_*.c)
 ATTACKS := $(addprefix $(B)/tests/unit/test_,bounds fdstore inflight mover_headers notify owner turn) \
 	$(addprefix $(B)/tests/integration/test_,bad_files books false_mover file_identity flood hostile holder \
 	keeper manifests realms secrets shim_bad_day subuid unread users weights_wire wire_abuse) \
-	tests/integration/test_metrics_abuse.py
+	tests/integration/test_metrics_abuse.py tests/integration/test_metrics_token.py
 FORMATTED := $(wildcard $(addsuffix /*.[ch],proto daemon $(DAEMON_FOLDERS) daemon/keeper daemon/mover libclient \
 	$(CLIENT_FOLDERS) libclient/ctl libclient/top \
 	tests/harness tests/unit tests/integration tests/gpu tests/bench tests/fuzz tests/demo \

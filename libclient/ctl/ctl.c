@@ -69,7 +69,10 @@ const struct ctl_option_text ctl_options[] = {
 	{CTL_OPTION_VERBOSE, "verbose", NULL, "each number, with the words that name it (-v)"},
 	{CTL_OPTION_ONCE, "once", NULL, "once, as plain lines"},
 	{CTL_OPTION_SERVE, "serve", "ADDRESS",
-         "over HTTP at unix:PATH, 127.0.0.1:PORT or [::1]:PORT"},
+         "over HTTP at unix:PATH, 127.0.0.1:PORT or [::1]:PORT; another IP:PORT needs a token"},
+	{CTL_OPTION_TOKEN_FILE, "token-file", "FILE",
+         "answer only requests that have the first line of FILE as bearer token"},
+	{CTL_OPTION_MODELS, "models", NULL, "also each model, by name"},
 	{0},
 };
 
@@ -168,12 +171,16 @@ static int set_command_option(struct ctl *ctl, enum ctl_option bit, const char *
 	case CTL_OPTION_SERVE:
 		ctl->values.serve = argument;
 		return GO_ON;
+	case CTL_OPTION_TOKEN_FILE:
+		ctl->values.token_file = argument;
+		return GO_ON;
 	case CTL_OPTION_SECONDS:
 		return set_count(ctl, "seconds", argument, &ctl->values.seconds);
 	case CTL_OPTION_PIN:
 	case CTL_OPTION_ALL:
 	case CTL_OPTION_DRY_RUN:
 	case CTL_OPTION_FORCE:
+	case CTL_OPTION_MODELS:
 	case CTL_OPTION_WATCH:
 	case CTL_OPTION_FOLLOW:
 	case CTL_OPTION_ONCE:

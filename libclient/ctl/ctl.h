@@ -61,6 +61,8 @@ enum ctl_option {
 	CTL_OPTION_ONCE = 1 << 14,
 	CTL_OPTION_FORCE = 1 << 15,
 	CTL_OPTION_VERBOSE = 1 << 16,
+	CTL_OPTION_MODELS = 1 << 17,
+	CTL_OPTION_TOKEN_FILE = 1 << 18,
 };
 
 struct ctl_values {
@@ -72,7 +74,8 @@ struct ctl_values {
 	uint64_t quota_manifest_bytes;
 	const char *html; /* NULL: the default */
 	uint32_t seconds;
-	const char *serve; /* NULL: not given */
+	const char *serve;      /* NULL: not given */
+	const char *token_file; /* the same */
 };
 
 struct ctl_command {

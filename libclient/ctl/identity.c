@@ -198,11 +198,11 @@ static void find_pod(struct identities *identities, const struct glake_session_r
 	identities->has_missed |= !*identity->pod || (*row->container_id && !*identity->container);
 }
 
-struct identity identity_of(struct identities *identities, const struct glake_session_row *row)
+struct identity identity_place(struct identities *identities, const struct glake_session_row *row)
 {
 	struct identity identity = {
 		.label = identity_label(row->name, row->script, row->program),
-		.user = user_of(identities, row->uid),
+		.user = "",
 		.pod = "",
 		.namespace = "",
 		.container = "",
@@ -210,6 +210,13 @@ struct identity identity_of(struct identities *identities, const struct glake_se
 	if (row->pod_uid && *row->pod_uid) {
 		find_pod(identities, row, &identity);
 	}
+	return identity;
+}
+
+struct identity identity_of(struct identities *identities, const struct glake_session_row *row)
+{
+	struct identity identity = identity_place(identities, row);
+	identity.user = user_of(identities, row->uid);
 	return identity;
 }
 

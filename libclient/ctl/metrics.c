@@ -5,78 +5,44 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ctl/text.h"
-
-/* ---- the format ------------------------------------------------------------------------------- */
-
-static void begin(FILE *out, const char *name, const char *type, const char *help)
-{
-	fprintf(out, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
-}
-
-/* A label of foreign text: what is not UTF-8 is escaped as on a terminal, and then as the format wants it. */
-static void label(FILE *out, const char *name, const char *text)
-{
-	char *escaped = text_is_utf8(text) ? NULL : text_escape(text);
-	fprintf(out, "%s=\"", name);
-	for (const char *at = escaped ? escaped : text; *at; at++) {
-		if (*at == '\n') {
-			fputs("\\n", out);
-			continue;
-		}
-		if (*at == '"' || *at == '\\') {
-			fputc('\\', out);
-		}
-		fputc(*at, out);
-	}
-	fputc('"', out);
-	free(escaped);
-}
-
-static void value(FILE *out, uint64_t number)
-{
-	fprintf(out, "} %" PRIu64 "\n", number);
-}
-
-/* The whole of a metric that has no labels. */
-static void plain(FILE *out, const char *name, const char *help, uint64_t number)
-{
-	begin(out, name, "gauge", help);
-	fprintf(out, "%s %" PRIu64 "\n", name, number);
-}
+#include "ctl/exposition.h"
+#include "ctl/metrics_models.h"
+#include "ctl/shares.h"
 
 /* ---- glaked and its devices ------------------------------------------------------------------- */
 
 static void write_daemon(const struct snapshot *snapshot, FILE *out)
 {
 	const struct glake_status *status = &snapshot->status;
-	begin(out, "glake_info", "gauge", "Versions of glaked and of the CUDA driver");
-	fputs("glake_info{", out);
-	label(out, "version", status->version);
-	fputc(',', out);
-	label(out, "driver", status->driver);
-	value(out, 1);
-	begin(out, "glake_uptime_seconds", "gauge", "Since glaked started");
+	exposition_begin(out, "glake_info", "gauge", "Versions of glaked and of the CUDA driver");
+	exposition_open(out, "glake_info", "version", status->version);
+	exposition_label(out, "driver", status->driver);
+	exposition_value(out, 1);
+	exposition_begin(out, "glake_uptime_seconds", "gauge", "Since glaked started");
 	fprintf(out, "glake_uptime_seconds %.3f\n", (double)status->uptime_ms / 1000);
-	plain(out, "glake_draining", "1 while glaked takes no new sessions",
-	      (uint64_t)(status->draining != 0));
-	plain(out, "glake_mover_running", "1 while glake-mover runs",
-	      (uint64_t)(strncmp(status->mover, "running", 7) == 0));
-	plain(out, "glake_sessions", "Sessions, detached ones included", status->n_sessions);
-	plain(out, "glake_models", "Models in the store", status->n_models);
-	plain(out, "glake_blocks", "Blocks in the store", status->n_blocks);
-	plain(out, "glake_fds_used", "File descriptors of chunks and blocks", status->fds_used);
-	plain(out, "glake_fds_budget", "What there may be of them: fd_budget less max_sessions",
-	      status->fds_budget);
-	plain(out, "glake_kept_fds", "File descriptors that the next glaked would have",
-	      status->kept_fds);
-	plain(out, "glake_max_kept_fds", "So many can be kept; 0: a restart loses the store",
-	      status->max_kept_fds);
-	plain(out, "glake_unkept_blocks", "Blocks that wait for room there: a restart loses them",
-	      status->unkept_blocks);
-	plain(out, "glake_unparked_bytes",
-	      "Chunks without a file descriptor since glaked was restarted",
-	      status->unparked_bytes);
+	exposition_plain(out, "glake_draining", "1 while glaked takes no new sessions",
+	                 (uint64_t)(status->draining != 0));
+	exposition_plain(out, "glake_mover_running", "1 while glake-mover runs",
+	                 (uint64_t)(strncmp(status->mover, "running", 7) == 0));
+	exposition_plain(out, "glake_sessions", "Sessions, detached ones included",
+	                 status->n_sessions);
+	exposition_plain(out, "glake_models", "Models in the store", status->n_models);
+	exposition_plain(out, "glake_blocks", "Blocks in the store", status->n_blocks);
+	exposition_plain(out, "glake_fds_used", "File descriptors of chunks and blocks",
+	                 status->fds_used);
+	exposition_plain(out, "glake_fds_budget",
+	                 "What there may be of them: fd_budget less max_sessions",
+	                 status->fds_budget);
+	exposition_plain(out, "glake_kept_fds", "File descriptors that the next glaked would have",
+	                 status->kept_fds);
+	exposition_plain(out, "glake_max_kept_fds",
+	                 "So many can be kept; 0: a restart loses the store", status->max_kept_fds);
+	exposition_plain(out, "glake_unkept_blocks",
+	                 "Blocks that wait for room there: a restart loses them",
+	                 status->unkept_blocks);
+	exposition_plain(out, "glake_unparked_bytes",
+	                 "Chunks without a file descriptor since glaked was restarted",
+	                 status->unparked_bytes);
 }
 
 #define OF(member) offsetof(struct glake_device_status, member)
@@ -86,17 +52,12 @@ static uint64_t number_at(const void *row, size_t offset)
 	return *(const uint64_t *)((const char *)row + offset);
 }
 
-static void device_label(FILE *out, const char *name, uint32_t device)
-{
-	fprintf(out, "%s{device=\"%" PRIu32 "\"", name, device);
-}
-
 static void use(FILE *out, const struct glake_device_status *device, const char *name,
                 uint64_t bytes)
 {
-	device_label(out, "glake_device_bytes", device->index);
-	fprintf(out, ",use=\"%s\"", name);
-	value(out, bytes);
+	exposition_gpu(out, "glake_device_bytes", device);
+	exposition_label(out, "use", name);
+	exposition_value(out, bytes);
 }
 
 /* Each byte of the device once, if NVML tells what is free. */
@@ -135,30 +96,24 @@ static void write_devices(const struct snapshot *snapshot, FILE *out)
 		{"glake_device_logical_block_bytes", "Of it, blocks", OF(logical_block_bytes)},
 	};
 	const struct rows *devices = &snapshot->devices;
-	begin(out, "glake_device_info", "gauge", "Name and UUID of the device");
+	exposition_begin(out, "glake_device_info", "gauge", "Name and UUID of the device");
 	for (size_t i = 0; i < devices->n; i++) {
 		const struct glake_device_status *device = rows_at(devices, i);
-		device_label(out, "glake_device_info", device->index);
-		fputc(',', out);
-		label(out, "name", device->name);
-		fputs(",uuid=\"GPU-", out);
-		for (int at = 0; at < 16; at++) {
-			fprintf(out, at == 4 || at == 6 || at == 8 || at == 10 ? "-%02x" : "%02x",
-			        device->uuid[at]);
-		}
-		fputc('"', out);
-		value(out, 1);
+		exposition_gpu(out, "glake_device_info", device);
+		exposition_label(out, "name", device->name);
+		exposition_value(out, 1);
 	}
 	for (size_t n = 0; n < sizeof(numbers) / sizeof(numbers[0]); n++) {
-		begin(out, numbers[n].name, "gauge", numbers[n].help);
+		exposition_begin(out, numbers[n].name, "gauge", numbers[n].help);
 		for (size_t i = 0; i < devices->n; i++) {
 			const struct glake_device_status *device = rows_at(devices, i);
-			device_label(out, numbers[n].name, device->index);
-			value(out, number_at(device, numbers[n].offset));
+			exposition_gpu(out, numbers[n].name, device);
+			exposition_value(out, number_at(device, numbers[n].offset));
 		}
 	}
-	begin(out, "glake_device_bytes", "gauge",
-	      "Memory of the device by its use; the uses add up to the total if free is known");
+	exposition_begin(
+		out, "glake_device_bytes", "gauge",
+		"Memory of the device by its use; the uses add up to the total if free is known");
 	for (size_t i = 0; i < devices->n; i++) {
 		write_uses(rows_at(devices, i), out);
 	}
@@ -170,18 +125,19 @@ static void host_use(FILE *out, const struct glake_host_status *host, const char
                      uint64_t bytes)
 {
 	fprintf(out, "glake_host_bytes{node=\"%" PRIu32 "\",use=\"%s\"", host->node, name);
-	value(out, bytes);
+	exposition_value(out, bytes);
 }
 
 static void write_hosts(const struct snapshot *snapshot, FILE *out)
 {
 	const struct glake_status *status = &snapshot->status;
-	begin(out, "glake_host_limit_bytes", "gauge", "Host memory that chunks may have");
+	exposition_begin(out, "glake_host_limit_bytes", "gauge",
+	                 "Host memory that chunks may have");
 	for (uint32_t i = 0; i < status->n_hosts; i++) {
 		fprintf(out, "glake_host_limit_bytes{node=\"%" PRIu32 "\"", status->hosts[i].node);
-		value(out, status->hosts[i].limit_bytes);
+		exposition_value(out, status->hosts[i].limit_bytes);
 	}
-	begin(out, "glake_host_bytes", "gauge", "Chunks in host memory by their use");
+	exposition_begin(out, "glake_host_bytes", "gauge", "Chunks in host memory by their use");
 	for (uint32_t i = 0; i < status->n_hosts; i++) {
 		const struct glake_host_status *host = &status->hosts[i];
 		host_use(out, host, "private", host->private_bytes);
@@ -194,34 +150,35 @@ static void write_copies(const struct glake_host_status *host, const char *name,
                          FILE *out)
 {
 	fprintf(out, "glake_host_copy_bytes{node=\"%" PRIu32 "\",for=\"%s\"", host->node, name);
-	value(out, bytes);
+	exposition_value(out, bytes);
 }
 
 /* Each copy once, and what those of sleepers stand for. */
 static void write_tier(const struct snapshot *snapshot, FILE *out)
 {
 	const struct glake_status *status = &snapshot->status;
-	begin(out, "glake_host_copy_bytes", "gauge",
-	      "Copies in host memory by what they are for; those that are made or read are not "
-	      "here");
+	exposition_begin(
+		out, "glake_host_copy_bytes", "gauge",
+		"Copies in host memory by what they are for; those that are made or read are not "
+		"here");
 	for (uint32_t i = 0; i < status->n_hosts; i++) {
 		const struct glake_host_status *host = &status->hosts[i];
 		write_copies(host, "sleep", host->sleep_copy_bytes, out);
 		write_copies(host, "model", host->model_copy_bytes, out);
 		write_copies(host, "cache", host->cached_copy_bytes, out);
 	}
-	begin(out, "glake_host_slept_bytes", "gauge",
-	      "What copies for sleep stand for: without sharing they would be so much");
+	exposition_begin(out, "glake_host_slept_bytes", "gauge",
+	                 "What copies for sleep stand for: without sharing they would be so much");
 	for (uint32_t i = 0; i < status->n_hosts; i++) {
 		fprintf(out, "glake_host_slept_bytes{node=\"%" PRIu32 "\"", status->hosts[i].node);
-		value(out, status->hosts[i].slept_bytes);
+		exposition_value(out, status->hosts[i].slept_bytes);
 	}
 }
 
 static void write_asleep(const char *kind, uint64_t bytes, FILE *out)
 {
 	fprintf(out, "glake_asleep_bytes{kind=\"%s\"", kind);
-	value(out, bytes);
+	exposition_value(out, bytes);
 }
 
 static void write_sleepers(const struct snapshot *snapshot, FILE *out)
@@ -240,57 +197,62 @@ static void write_sleepers(const struct snapshot *snapshot, FILE *out)
 		sum.waiting_ms = sleeper->waiting_ms > sum.waiting_ms ? sleeper->waiting_ms
 		                                                      : sum.waiting_ms;
 	}
-	plain(out, "glake_sleepers", "Programs that sleep, or wake", snapshot->sleepers.n);
-	plain(out, "glake_sleepers_waking", "Of them: those that wake", n_waking);
-	plain(out, "glake_sleepers_waiting", "Of those: they wait for room", n_waiting);
-	begin(out, "glake_sleepers_waiting_seconds", "gauge", "The longest of these waits so far");
+	exposition_plain(out, "glake_sleepers", "Programs that sleep, or wake",
+	                 snapshot->sleepers.n);
+	exposition_plain(out, "glake_sleepers_waking", "Of them: those that wake", n_waking);
+	exposition_plain(out, "glake_sleepers_waiting", "Of those: they wait for room", n_waiting);
+	exposition_begin(out, "glake_sleepers_waiting_seconds", "gauge",
+	                 "The longest of these waits so far");
 	fprintf(out, "glake_sleepers_waiting_seconds %.3f\n", (double)sum.waiting_ms / 1000);
-	begin(out, "glake_asleep_bytes", "gauge",
-	      "Of programs that sleep: private and shared memory; of the shared one what the GPU "
-	      "has "
-	      "still; what stays there");
+	exposition_begin(
+		out, "glake_asleep_bytes", "gauge",
+		"Of programs that sleep: private and shared memory; of the shared one what the GPU "
+		"has "
+		"still; what stays there");
 	write_asleep("private", sum.private_bytes, out);
 	write_asleep("shared", sum.shared_bytes, out);
 	write_asleep("on_gpu", sum.gpu_bytes, out);
 	write_asleep("stays", sum.stays_bytes, out);
 }
 
-/* ---- tenants, sessions, models ---------------------------------------------------------------- */
-
-static void tenant_label(FILE *out, const char *name, const struct glake_tenant_row *tenant)
-{
-	fprintf(out, "%s{", name);
-	label(out, "tenant", tenant->name);
-}
+/* ---- tenants ---------------------------------------------------------------------------------- */
 
 #define OF(member) offsetof(struct glake_tenant_device, member)
 
-/* A limit that is not set has no sample. */
-static void write_tenant_devices(const struct rows *tenants, FILE *out)
+struct tenant_number {
+	const char *name;
+	const char *help;
+	size_t offset;
+	bool is_limit; /* one that is not set has no sample */
+};
+
+static void write_tenant_device(const struct snapshot *snapshot, const struct tenant_number *number,
+                                const struct glake_tenant_row *tenant,
+                                const struct glake_tenant_device *at, FILE *out)
 {
-	static const struct {
-		const char *name;
-		const char *help;
-		size_t offset;
-		bool is_limit;
-	} numbers[] = {
+	const struct glake_device_status *device = snapshot_device(snapshot, at->device);
+	uint64_t bytes = number_at(at, number->offset);
+	if (device && (bytes > 0 || !number->is_limit)) {
+		exposition_gpu(out, number->name, device);
+		exposition_label(out, "tenant", tenant->name);
+		exposition_value(out, bytes);
+	}
+}
+
+static void write_tenant_devices(const struct snapshot *snapshot, FILE *out)
+{
+	static const struct tenant_number numbers[] = {
 		{"glake_tenant_bytes", "What the tenant is charged for", OF(used_bytes), false},
 		{"glake_tenant_peak_bytes", "The highest charge", OF(peak_bytes), false},
 		{"glake_tenant_quota_bytes", "Its limit", OF(quota_bytes), true},
 	};
 	for (size_t n = 0; n < sizeof(numbers) / sizeof(numbers[0]); n++) {
-		begin(out, numbers[n].name, "gauge", numbers[n].help);
-		for (size_t i = 0; i < tenants->n; i++) {
-			const struct glake_tenant_row *tenant = rows_at(tenants, i);
+		exposition_begin(out, numbers[n].name, "gauge", numbers[n].help);
+		for (size_t i = 0; i < snapshot->tenants.n; i++) {
+			const struct glake_tenant_row *tenant = rows_at(&snapshot->tenants, i);
 			for (uint32_t at = 0; at < tenant->n_devices; at++) {
-				uint64_t number = number_at(&tenant->devices[at],
-				                            numbers[n].offset);
-				if (number == 0 && numbers[n].is_limit) {
-					continue;
-				}
-				tenant_label(out, numbers[n].name, tenant);
-				fprintf(out, ",device=\"%" PRIu32 "\"", tenant->devices[at].device);
-				value(out, number);
+				write_tenant_device(snapshot, &numbers[n], tenant,
+				                    &tenant->devices[at], out);
 			}
 		}
 	}
@@ -301,194 +263,143 @@ static void write_tenant_devices(const struct rows *tenants, FILE *out)
 static void write_tenants(const struct snapshot *snapshot, FILE *out)
 {
 	const struct rows *tenants = &snapshot->tenants;
-	write_tenant_devices(tenants, out);
-	begin(out, "glake_tenant_host_bytes", "gauge", "What it is charged for in host memory");
+	write_tenant_devices(snapshot, out);
+	exposition_begin(out, "glake_tenant_host_bytes", "gauge",
+	                 "What it is charged for in host memory");
 	for (size_t i = 0; i < tenants->n; i++) {
 		const struct glake_tenant_row *tenant = rows_at(tenants, i);
 		for (uint32_t at = 0; at < tenant->n_hosts; at++) {
-			tenant_label(out, "glake_tenant_host_bytes", tenant);
+			exposition_open(out, "glake_tenant_host_bytes", "tenant", tenant->name);
 			fprintf(out, ",node=\"%" PRIu32 "\"", tenant->hosts[at].device);
-			value(out, tenant->hosts[at].used_bytes);
+			exposition_value(out, tenant->hosts[at].used_bytes);
 		}
 	}
-	begin(out, "glake_tenant_sessions", "gauge", "Sessions of the tenant");
+	exposition_begin(out, "glake_tenant_sessions", "gauge", "Sessions of the tenant");
 	for (size_t i = 0; i < tenants->n; i++) {
 		const struct glake_tenant_row *tenant = rows_at(tenants, i);
-		tenant_label(out, "glake_tenant_sessions", tenant);
-		value(out, tenant->n_sessions);
+		exposition_open(out, "glake_tenant_sessions", "tenant", tenant->name);
+		exposition_value(out, tenant->n_sessions);
 	}
-	begin(out, "glake_tenant_fds", "gauge", "Chunks and blocks that the tenant is charged for");
+	exposition_begin(out, "glake_tenant_fds", "gauge",
+	                 "Chunks and blocks that the tenant is charged for");
 	for (size_t i = 0; i < tenants->n; i++) {
 		const struct glake_tenant_row *tenant = rows_at(tenants, i);
-		tenant_label(out, "glake_tenant_fds", tenant);
-		value(out, tenant->n_fds);
+		exposition_open(out, "glake_tenant_fds", "tenant", tenant->name);
+		exposition_value(out, tenant->n_fds);
 	}
 }
 
-/*
- * Sessions, and models, that have samples of their own. The smaller ones are one: a monitoring system keeps every series
- * that there ever was, and nodes may have thousands.
- */
-#define MAX_SHOWN 200u
+/* ---- pods ------------------------------------------------------------------------------------- */
 
-/* Pointers to @rows, the largest first; the caller's. NULL: no memory. */
-static const void **sorted(const struct rows *rows, int (*compare)(const void *, const void *))
+static void pod_labels(FILE *out, const struct share *share)
 {
-	const void **list = calloc(rows->n + 1, sizeof(*list));
-	for (size_t i = 0; list && i < rows->n; i++) {
-		list[i] = rows_at(rows, i);
+	exposition_label(out, "pod", share->pod);
+	exposition_label(out, "container", share->container);
+	exposition_label(out, "tenant", share->tenant);
+}
+
+static void pod_sample(FILE *out, const char *name, const struct share *share, uint64_t number)
+{
+	exposition_open(out, name, "namespace", share->namespace);
+	pod_labels(out, share);
+	exposition_value(out, number);
+}
+
+static void pod_bytes(FILE *out, const struct glake_device_status *device,
+                      const struct share *share, const char *kind, uint64_t bytes)
+{
+	exposition_gpu(out, kind ? "glake_pod_bytes" : "glake_pod_driver_bytes", device);
+	exposition_label(out, "namespace", share->namespace);
+	pod_labels(out, share);
+	if (kind) {
+		exposition_label(out, "kind", kind);
 	}
-	if (list) {
-		qsort(list, rows->n, sizeof(*list), compare);
-	}
-	return list;
+	exposition_value(out, bytes);
 }
 
-struct kind {
-	const char *name;
-	size_t offset;
-};
-
-#define OF(member) offsetof(struct glake_session_row, member)
-
-static int larger_session(const void *a, const void *b)
+/* A pod has samples of the devices that it uses. What is in none has them all: they come and go with no program. */
+static bool has_samples(const struct share *share, size_t device)
 {
-	const struct glake_session_row *left = *(const struct glake_session_row *const *)a;
-	const struct glake_session_row *right = *(const struct glake_session_row *const *)b;
-	uint64_t left_bytes = left->reserved_bytes + left->shared_bytes;
-	uint64_t right_bytes = right->reserved_bytes + right->shared_bytes;
-	return left_bytes < right_bytes ? 1 : left_bytes > right_bytes ? -1 : 0;
+	const struct share_device *at = &share->at[device];
+	return !*share->pod || at->private_bytes || at->shared_bytes || at->driver_bytes;
 }
 
-static void session_label(FILE *out, const char *name, const struct glake_session_row *session)
+static void write_shares_of(const struct shares *shares, size_t i,
+                            const struct glake_device_status *device, FILE *out)
 {
-	fprintf(out, "%s{session=\"%" PRIu64 "\",pid=\"%" PRIu32 "\",", name, session->session,
-	        session->pid);
-	label(out, "program", session->program);
-	fputc(',', out);
-	label(out, "tenant", session->tenant);
-}
-
-static void write_sessions(const struct snapshot *snapshot, FILE *out)
-{
-	static const struct kind kinds[] = {
-		{"reserved", OF(reserved_bytes)},
-		{"live", OF(live_bytes)},
-		{"warm", OF(warm_bytes)},
-		{"shared", OF(shared_bytes)},
-	};
-	enum { N_KINDS = sizeof(kinds) / sizeof(kinds[0]) };
-	size_t n = snapshot->sessions.n;
-	const void **sessions = sorted(&snapshot->sessions, larger_session);
-	uint64_t others[N_KINDS] = {0};
-	begin(out, "glake_session_bytes", "gauge",
-	      "Memory of a session; live and warm are the program's word");
-	for (size_t i = 0; sessions && i < n; i++) {
-		for (size_t at = 0; at < N_KINDS; at++) {
-			uint64_t bytes = number_at(sessions[i], kinds[at].offset);
-			if (i >= MAX_SHOWN) {
-				others[at] += bytes;
-				continue;
-			}
-			session_label(out, "glake_session_bytes", sessions[i]);
-			fprintf(out, ",kind=\"%s\"", kinds[at].name);
-			value(out, bytes);
+	static const struct share cache = {
+		.namespace = "", .pod = "", .container = "", .tenant = "cache"};
+	static const struct share nobody = {
+		.namespace = "", .pod = "", .container = "", .tenant = ""};
+	const struct share_rest *rest = rows_at(&shares->rest, i);
+	for (size_t j = 0; j < shares->list.n; j++) {
+		const struct share *share = rows_at(&shares->list, j);
+		if (has_samples(share, i)) {
+			pod_bytes(out, device, share, "private", share->at[i].private_bytes);
+			pod_bytes(out, device, share, "shared", share->at[i].shared_bytes);
 		}
 	}
-	for (size_t at = 0; at < N_KINDS && n > MAX_SHOWN; at++) {
-		fprintf(out, "glake_session_bytes{session=\"other\",kind=\"%s\"", kinds[at].name);
-		value(out, others[at]);
-	}
-	/* Of others there is no sum that only grows. */
-	begin(out, "glake_session_requests_total", "counter", "Requests of a session");
-	for (size_t i = 0; sessions && i < n && i < MAX_SHOWN; i++) {
-		const struct glake_session_row *session = sessions[i];
-		session_label(out, "glake_session_requests_total", session);
-		value(out, session->n_requests);
-	}
-	free(sessions);
+	pod_bytes(out, device, &cache, "cache", rest->cache_bytes);
+	pod_bytes(out, device, &nobody, "other", rest->other_bytes);
 }
 
-#undef OF
-#define OF(member) offsetof(struct glake_model_row, member)
-
-static int larger_model(const void *a, const void *b)
+static void write_pod_devices(const struct snapshot *snapshot, const struct shares *shares,
+                              FILE *out)
 {
-	const struct glake_model_row *left = *(const struct glake_model_row *const *)a;
-	const struct glake_model_row *right = *(const struct glake_model_row *const *)b;
-	return left->span_bytes < right->span_bytes   ? 1
-	       : left->span_bytes > right->span_bytes ? -1
-	                                              : 0;
-}
-
-static void model_label(FILE *out, const char *name, const struct glake_model_row *model)
-{
-	fprintf(out, "%s{id=\"%" PRIu64 "\",", name, model->id);
-	label(out, "model", model->name);
-	fputc(',', out);
-	label(out, "realm", model->realm);
-	fprintf(out, ",device=\"%" PRIu32 "\"", model->device);
-}
-
-/* Those that have no samples of their own, by device. */
-static void write_other_models(const struct snapshot *snapshot, const void *const *models,
-                               const struct kind *kinds, size_t n_kinds, FILE *out)
-{
+	exposition_begin(out, "glake_pod_bytes", "gauge",
+	                 "Chunks by who has them, each block in equal parts; they add up to "
+	                 "glake_device_physical_bytes");
 	for (size_t i = 0; i < snapshot->devices.n; i++) {
-		const struct glake_device_status *device = rows_at(&snapshot->devices, i);
-		for (size_t at = 0; at < n_kinds; at++) {
-			uint64_t bytes = 0;
-			for (size_t n = MAX_SHOWN; n < snapshot->models.n; n++) {
-				const struct glake_model_row *model = models[n];
-				bytes += model->device == device->index
-				                 ? number_at(model, kinds[at].offset)
-				                 : 0;
+		write_shares_of(shares, i, rows_at(&snapshot->devices, i), out);
+	}
+	exposition_begin(
+		out, "glake_pod_driver_bytes", "gauge",
+		"What its processes have of the driver: contexts and code, arrays, graphs");
+	for (size_t i = 0; i < snapshot->devices.n; i++) {
+		for (size_t j = 0; j < shares->list.n; j++) {
+			const struct share *share = rows_at(&shares->list, j);
+			if (has_samples(share, i)) {
+				pod_bytes(out, rows_at(&snapshot->devices, i), share, NULL,
+				          share->at[i].driver_bytes);
 			}
-			fprintf(out,
-			        "glake_model_bytes{id=\"other\",device=\"%" PRIu32 "\",kind=\"%s\"",
-			        device->index, kinds[at].name);
-			value(out, bytes);
 		}
 	}
 }
 
-static void write_models(const struct snapshot *snapshot, FILE *out)
+#define OF(member) offsetof(struct share, member)
+
+static void write_pods(const struct snapshot *snapshot, FILE *out)
 {
-	static const struct kind kinds[] = {
-		{"span", OF(span_bytes)},
-		{"part", OF(part_bytes)},
-		{"unique", OF(unique_bytes)},
-		{"copied", OF(copied_bytes)},
+	static const struct {
+		const char *name;
+		const char *help;
+		size_t offset;
+	} numbers[] = {
+		{"glake_pod_sessions", "Sessions", OF(n_sessions)},
+		{"glake_pod_live_bytes", "Of private memory, what programs say that they use",
+	         OF(live_bytes)},
+		{"glake_pod_warm_bytes",
+	         "Of private memory, what they say that they keep for reuse", OF(warm_bytes)},
+		{"glake_pod_host_bytes", "Private chunks in host memory", OF(host_bytes)},
+		{"glake_pod_sleepers", "Sessions that sleep, or wake", OF(n_sleepers)},
+		{"glake_pod_asleep_private_bytes", "What of these left the GPU and is theirs alone",
+	         OF(asleep_private_bytes)},
+		{"glake_pod_asleep_shared_bytes", "The same of blocks: others may still have them",
+	         OF(asleep_shared_bytes)},
 	};
-	enum { N_KINDS = sizeof(kinds) / sizeof(kinds[0]) };
-	const void **models = sorted(&snapshot->models, larger_model);
-	size_t n = !models ? 0 : snapshot->models.n < MAX_SHOWN ? snapshot->models.n : MAX_SHOWN;
-	begin(out, "glake_model_bytes", "gauge",
-	      "Blocks of a model; its part of them, which adds up over models; those that only it "
-	      "has; those that host memory has a copy of");
-	for (size_t i = 0; i < n; i++) {
-		for (size_t at = 0; at < N_KINDS; at++) {
-			model_label(out, "glake_model_bytes", models[i]);
-			fprintf(out, ",kind=\"%s\"", kinds[at].name);
-			value(out, number_at(models[i], kinds[at].offset));
+	struct shares shares;
+	if (shares_of(snapshot, &shares) == 0) {
+		write_pod_devices(snapshot, &shares, out);
+		for (size_t n = 0; n < sizeof(numbers) / sizeof(numbers[0]); n++) {
+			exposition_begin(out, numbers[n].name, "gauge", numbers[n].help);
+			for (size_t i = 0; i < shares.list.n; i++) {
+				const struct share *share = rows_at(&shares.list, i);
+				pod_sample(out, numbers[n].name, share,
+				           number_at(share, numbers[n].offset));
+			}
 		}
 	}
-	if (models && snapshot->models.n > MAX_SHOWN) {
-		write_other_models(snapshot, models, kinds, N_KINDS, out);
-	}
-	begin(out, "glake_model_open", "gauge", "Sessions that have the model open");
-	for (size_t i = 0; i < n; i++) {
-		const struct glake_model_row *model = models[i];
-		model_label(out, "glake_model_open", model);
-		value(out, model->n_open);
-	}
-	begin(out, "glake_model_pinned", "gauge", "1 if the model is pinned");
-	for (size_t i = 0; i < n; i++) {
-		const struct glake_model_row *model = models[i];
-		model_label(out, "glake_model_pinned", model);
-		value(out, (uint64_t)(model->pinned != 0));
-	}
-	free(models);
+	shares_deinit(&shares);
 }
 
 #undef OF
@@ -501,7 +412,7 @@ static void write_counter(const struct snapshot_metric *metric, FILE *out)
 	size_t n = strlen(metric->name);
 	bool has_suffix = n > 6 && strcmp(metric->name + n - 6, "_total") == 0;
 	snprintf(name, sizeof(name), "glake_%s%s", metric->name, has_suffix ? "" : "_total");
-	begin(out, name, "counter", metric->help);
+	exposition_begin(out, name, "counter", metric->help);
 	fprintf(out, "%s %" PRIu64 "\n", name, metric->value);
 }
 
@@ -509,7 +420,7 @@ static void write_histogram(const struct glake_histogram *histogram, FILE *out)
 {
 	char name[128];
 	snprintf(name, sizeof(name), "glake_%s_seconds", histogram->name);
-	begin(out, name, "histogram", histogram->help);
+	exposition_begin(out, name, "histogram", histogram->help);
 	uint64_t n = 0;
 	for (uint32_t i = 0; i < histogram->n_bounds; i++) {
 		n += histogram->counts[i];
@@ -521,9 +432,9 @@ static void write_histogram(const struct glake_histogram *histogram, FILE *out)
 	        name, n, name, (double)histogram->sum_ns / 1e9, name, n);
 }
 
-void metrics_write(const struct snapshot *snapshot, FILE *out)
+void metrics_write(const struct snapshot *snapshot, bool has_models, FILE *out)
 {
-	plain(out, "glake_up", "1 if glaked answers", (uint64_t)(snapshot != NULL));
+	exposition_plain(out, "glake_up", "1 if glaked answers", (uint64_t)(snapshot != NULL));
 	if (!snapshot) {
 		return;
 	}
@@ -533,8 +444,10 @@ void metrics_write(const struct snapshot *snapshot, FILE *out)
 	write_tier(snapshot, out);
 	write_sleepers(snapshot, out);
 	write_tenants(snapshot, out);
-	write_sessions(snapshot, out);
-	write_models(snapshot, out);
+	write_pods(snapshot, out);
+	if (has_models) {
+		metrics_write_models(snapshot, out);
+	}
 	for (size_t i = 0; i < snapshot->metrics.n; i++) {
 		write_counter(rows_at(&snapshot->metrics, i), out);
 	}

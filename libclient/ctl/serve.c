@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ctl/serve.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
 #include <microhttpd.h>
 #include <pthread.h>
@@ -9,15 +8,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
+#include "ctl/listen.h"
 #include "ctl/looker.h"
 #include "ctl/map.h"
 #include "ctl/metrics.h"
 #include "ctl/snapshot.h"
-#include "ctl/text.h"
+#include "ctl/token.h"
 #include "glake.h"
 
 #define MAX_CONNECTIONS 128u
@@ -30,98 +28,11 @@
 /* For glaked to answer: less than a scrape waits (10 s). */
 #define LOOK_MS 5000
 
+/* What glaked told so lately is told again. */
+#define FRESH_MS 1000u
+
 /* Of the map, and between its samples. */
 #define REFRESH_S 5
-
-union address {
-	struct sockaddr any;
-	struct sockaddr_un un;
-	struct sockaddr_in in;
-	struct sockaddr_in6 in6;
-};
-
-/* ---- the address ------------------------------------------------------------------------------ */
-
-/* Returns its length, or 0: it is none that is served. */
-static socklen_t parse(const char *text, union address *address_out)
-{
-	*address_out = (union address){.any.sa_family = AF_UNSPEC};
-	if (strncmp(text, "unix:/", 6) == 0 &&
-	    strlen(text + 5) < sizeof(address_out->un.sun_path)) {
-		address_out->un.sun_family = AF_UNIX;
-		strcpy(address_out->un.sun_path, text + 5);
-		return sizeof(address_out->un);
-	}
-	const char *colon = strrchr(text, ':');
-	uint64_t port;
-	if (!colon || text_parse_count(colon + 1, 65535, &port) < 0) {
-		return 0;
-	}
-	size_t n = (size_t)(colon - text);
-	/* Everybody who can connect sees everything, so others than this host cannot. */
-	if ((n == 9 && strncmp(text, "127.0.0.1", n) == 0) ||
-	    (n == 9 && strncmp(text, "localhost", n) == 0)) {
-		address_out->in.sin_family = AF_INET;
-		address_out->in.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-		address_out->in.sin_port = htons((uint16_t)port);
-		return sizeof(address_out->in);
-	}
-	if (n == 5 && strncmp(text, "[::1]", n) == 0) {
-		address_out->in6.sin6_family = AF_INET6;
-		address_out->in6.sin6_addr = in6addr_loopback;
-		address_out->in6.sin6_port = htons((uint16_t)port);
-		return sizeof(address_out->in6);
-	}
-	return 0;
-}
-
-bool serve_is_address(const char *address)
-{
-	union address parsed;
-	return parse(address, &parsed) > 0;
-}
-
-/* A socket that nobody listens on any more is left by a server that died. */
-static void remove_left_over(const union address *address, socklen_t n_bytes)
-{
-	struct stat status;
-	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	if (stat(address->un.sun_path, &status) == 0 && S_ISSOCK(status.st_mode) && fd >= 0 &&
-	    connect(fd, &address->any, n_bytes) < 0 && errno == ECONNREFUSED) {
-		unlink(address->un.sun_path);
-	}
-	if (fd >= 0) {
-		close(fd);
-	}
-}
-
-/* Returns a listening socket, or -errno. */
-static int open_socket(const char *text, union address *address_out)
-{
-	socklen_t n_bytes = parse(text, address_out);
-	bool is_unix = address_out->any.sa_family == AF_UNIX;
-	int one = 1;
-	int fd = socket(address_out->any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	if (fd < 0) {
-		return -errno;
-	}
-	if (is_unix) {
-		remove_left_over(address_out, n_bytes);
-	} else {
-		setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
-	}
-	/* Of a Unix socket, the owner and the group may connect. */
-	mode_t mask = umask(0117);
-	int err = bind(fd, &address_out->any, n_bytes) < 0 ? -errno : 0;
-	umask(mask);
-	if (err == 0 && listen(fd, MAX_CONNECTIONS) < 0) {
-		err = -errno;
-	}
-	if (err < 0) {
-		close(fd);
-	}
-	return err < 0 ? err : fd;
-}
 
 /* ---- pages ------------------------------------------------------------------------------------ */
 
@@ -135,49 +46,51 @@ struct guest {
 };
 
 struct server {
-	bool is_tcp;
-	pthread_mutex_t lock;  /* of the next two */
+	struct listen_address address;
+	bool has_models;
+	struct token *token;   /* borrowed; NULL: who can connect may ask */
+	pthread_mutex_t lock;  /* of the next three */
 	struct looker *looker; /* owned */
+	struct snapshot found; /* of the last look; empty if that failed */
 	struct map map;
 	pthread_mutex_t guests_lock; /* of the next two */
 	struct guest guests[MAX_CONNECTIONS];
 	unsigned n_guests; /* but those who leave */
 };
 
-static int look(struct server *server, struct snapshot *snapshot)
+/*
+ * Called with the lock held. Who asks within a second after another gets the same: so many scrapes at once cost glaked no
+ * more than one. Borrowed until the next look. NULL: glaked does not answer.
+ */
+static const struct snapshot *look(struct server *server)
 {
+	bool has_found = server->found.at_ms != 0;
+	if (has_found && ctl_now_ms() - server->found.at_ms < FRESH_MS) {
+		return &server->found;
+	}
+	snapshot_deinit(&server->found);
 	looker_begin(server->looker);
-	return looker_end(server->looker, LOOK_MS, snapshot);
+	int err = looker_end(server->looker, LOOK_MS, &server->found);
+	return err ? NULL : &server->found;
 }
 
 static void write_metrics(struct server *server, FILE *out)
 {
-	struct snapshot snapshot;
-	int err = look(server, &snapshot);
-	metrics_write(err ? NULL : &snapshot, out);
-	if (err == 0) {
-		snapshot_deinit(&snapshot);
-	}
+	metrics_write(look(server), server->has_models, out);
 }
 
 static void write_map(struct server *server, FILE *out)
 {
-	struct snapshot snapshot;
-	int err = look(server, &snapshot);
-	map_write(&server->map, err ? NULL : &snapshot, REFRESH_S, out);
-	if (err == 0) {
-		snapshot_deinit(&snapshot);
-	}
+	map_write(&server->map, look(server), REFRESH_S, out);
 }
 
 /* For what the map shows over time. While glaked is away, nothing is added. */
 static void take_sample(struct server *server)
 {
-	struct snapshot snapshot;
 	pthread_mutex_lock(&server->lock);
-	if (look(server, &snapshot) == 0) {
-		map_add(&server->map, &snapshot);
-		snapshot_deinit(&snapshot);
+	const struct snapshot *snapshot = look(server);
+	if (snapshot) {
+		map_add(&server->map, snapshot);
 	}
 	pthread_mutex_unlock(&server->lock);
 }
@@ -195,6 +108,7 @@ static const struct {
 
 /* ---- answers ---------------------------------------------------------------------------------- */
 
+/* Takes over @text. */
 static enum MHD_Result say(struct MHD_Connection *connection, unsigned status, const char *type,
                            char *text, size_t n_bytes)
 {
@@ -208,6 +122,10 @@ static enum MHD_Result say(struct MHD_Connection *connection, unsigned status, c
 	MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
 	MHD_add_response_header(response, MHD_HTTP_HEADER_CACHE_CONTROL, "no-store");
 	MHD_add_response_header(response, "X-Content-Type-Options", "nosniff");
+	if (status == MHD_HTTP_UNAUTHORIZED) {
+		MHD_add_response_header(response, MHD_HTTP_HEADER_WWW_AUTHENTICATE,
+		                        "Bearer realm=\"glake\"");
+	}
 	enum MHD_Result result = MHD_queue_response(connection, status, response);
 	MHD_destroy_response(response);
 	return result;
@@ -219,17 +137,28 @@ static enum MHD_Result refuse(struct MHD_Connection *connection, unsigned status
 	return text ? say(connection, status, "text/plain", text, strlen(text)) : MHD_NO;
 }
 
-/* A page from elsewhere may point a name of its own to loopback, and read what the browser gets there. */
+/*
+ * A page from elsewhere may point a name of its own to loopback, and read what the browser gets there. It does not know a
+ * token.
+ */
 static bool is_our_host(const struct server *server, struct MHD_Connection *connection)
 {
 	static const char *const names[] = {"127.0.0.1", "localhost", "[::1]"};
-	const char *host = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Host");
-	bool is = !server->is_tcp || !host;
+	const char *host = MHD_lookup_connection_value(connection, MHD_HEADER_KIND,
+	                                               MHD_HTTP_HEADER_HOST);
+	bool is = listen_is_unix(&server->address) || server->token || !host;
 	for (size_t i = 0; !is && i < sizeof(names) / sizeof(names[0]); i++) {
 		size_t n = strlen(names[i]);
 		is = strncasecmp(host, names[i], n) == 0 && (host[n] == ':' || host[n] == '\0');
 	}
 	return is;
+}
+
+static bool may_ask(const struct server *server, struct MHD_Connection *connection)
+{
+	return !server->token || token_is_in(server->token, MHD_lookup_connection_value(
+								    connection, MHD_HEADER_KIND,
+								    MHD_HTTP_HEADER_AUTHORIZATION));
 }
 
 /* ---- guests ----------------------------------------------------------------------------------- */
@@ -293,14 +222,15 @@ static void note_guest(void *user, struct MHD_Connection *connection, void **pla
 	pthread_mutex_unlock(&server->guests_lock);
 }
 
-static void note_request(struct server *server, struct MHD_Connection *connection)
+/* @may: who may not ask goes before who may, as if it had not asked. */
+static void note_request(struct server *server, struct MHD_Connection *connection, bool may)
 {
 	struct guest *guest = MHD_get_connection_info(connection,
 	                                              MHD_CONNECTION_INFO_SOCKET_CONTEXT)
 	                              ->socket_context;
 	pthread_mutex_lock(&server->guests_lock);
 	guest->since_ms = ctl_now_ms();
-	guest->has_asked = true;
+	guest->has_asked = guest->has_asked || may;
 	pthread_mutex_unlock(&server->guests_lock);
 }
 
@@ -339,7 +269,14 @@ static enum MHD_Result answer(void *user, struct MHD_Connection *connection, con
 		*n_upload = 0;
 		return MHD_YES;
 	}
-	note_request(server, connection);
+	bool may = may_ask(server, connection);
+	note_request(server, connection, may);
+	if (!may) {
+		return refuse(
+			connection, MHD_HTTP_UNAUTHORIZED,
+			"the header 'Authorization: Bearer TOKEN' is needed, with the token of "
+			"--token-file\n");
+	}
 	if (!is_our_host(server, connection)) {
 		return refuse(connection, MHD_HTTP_FORBIDDEN, "ask for localhost\n");
 	}
@@ -376,56 +313,88 @@ static int cannot(struct ctl *ctl, const char *what, int err)
 	return CTL_E_SAID;
 }
 
-static void sample_until_signal(struct server *server, const sigset_t *signals)
+static void refresh_token(struct ctl *ctl, struct server *server)
+{
+	char why[TOKEN_ERROR_BYTES];
+	if (server->token && token_refresh(server->token, why) < 0) {
+		fprintf(ctl->err, "glakectl: metrics: the token stays as it was: %s\n", why);
+	}
+}
+
+static void sample_until_signal(struct ctl *ctl, struct server *server, const sigset_t *signals)
 {
 	const struct timespec period = {.tv_sec = REFRESH_S};
 	do {
 		take_sample(server);
 		end_slow_guests(server);
+		refresh_token(ctl, server);
 	} while (sigtimedwait(signals, NULL, &period) < 0);
 }
 
-int serve_run(struct ctl *ctl, const char *text)
+/* NULL: it cannot. */
+static struct MHD_Daemon *start(struct server *server, int fd)
 {
-	union address address;
-	sigset_t signals;
-	struct server server = {
-		.lock = PTHREAD_MUTEX_INITIALIZER,
-		.guests_lock = PTHREAD_MUTEX_INITIALIZER,
-	};
-	int fd = open_socket(text, &address);
-	if (fd < 0) {
-		return cannot(ctl, text, fd);
+	if (!server->looker) {
+		return NULL;
 	}
-	server.is_tcp = address.any.sa_family != AF_UNIX;
+	return MHD_start_daemon(MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_POLL, 0, NULL, NULL,
+	                        answer, server, MHD_OPTION_LISTEN_SOCKET, fd,
+	                        MHD_OPTION_CONNECTION_LIMIT, MAX_CONNECTIONS,
+	                        MHD_OPTION_NOTIFY_CONNECTION, note_guest, server, MHD_OPTION_END);
+}
+
+static int serve(struct ctl *ctl, const struct serve_options *options, struct server *server)
+{
+	sigset_t signals;
+	listen_parse(options->address, &server->address);
+	int fd = listen_open(&server->address, MAX_CONNECTIONS);
+	if (fd < 0) {
+		return cannot(ctl, options->address, fd);
+	}
 	/* The thread of the library inherits it. */
 	sigemptyset(&signals);
 	sigaddset(&signals, SIGINT);
 	sigaddset(&signals, SIGTERM);
 	pthread_sigmask(SIG_BLOCK, &signals, NULL);
 	signal(SIGPIPE, SIG_IGN);
-	server.looker = looker_new(ctl);
-	struct MHD_Daemon *http = server.looker
-	                                  ? MHD_start_daemon(
-						    MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_POLL,
-						    0, NULL, NULL, answer, &server,
-						    MHD_OPTION_LISTEN_SOCKET, fd,
-						    MHD_OPTION_CONNECTION_LIMIT, MAX_CONNECTIONS,
-						    MHD_OPTION_NOTIFY_CONNECTION, note_guest,
-						    &server, MHD_OPTION_END)
-	                                  : NULL;
+	server->looker = looker_new(ctl);
+	struct MHD_Daemon *http = start(server, fd);
 	if (!http) {
-		looker_free(server.looker);
+		looker_free(server->looker);
 		close(fd);
-		return cannot(ctl, text, -EIO);
+		return cannot(ctl, options->address, -EIO);
 	}
-	fprintf(ctl->err, "glakectl: metrics: serving %s\n", text);
-	sample_until_signal(&server, &signals);
+	fprintf(ctl->err, "glakectl: metrics: serving %s\n", options->address);
+	sample_until_signal(ctl, server, &signals);
 	MHD_stop_daemon(http);
-	looker_free(server.looker);
-	map_deinit(&server.map);
-	if (!server.is_tcp) {
-		unlink(address.un.sun_path);
+	looker_free(server->looker);
+	snapshot_deinit(&server->found);
+	map_deinit(&server->map);
+	if (listen_is_unix(&server->address)) {
+		unlink(server->address.un.sun_path);
 	}
 	return 0;
+}
+
+int serve_run(struct ctl *ctl, const struct serve_options *options)
+{
+	char why[TOKEN_ERROR_BYTES];
+	struct token token;
+	struct server server = {
+		.has_models = options->has_models,
+		.lock = PTHREAD_MUTEX_INITIALIZER,
+		.guests_lock = PTHREAD_MUTEX_INITIALIZER,
+	};
+	if (options->token_file) {
+		if (token_init(&token, options->token_file, why) < 0) {
+			fprintf(ctl->err, "glakectl: metrics: no token: %s\n", why);
+			return CTL_E_SAID;
+		}
+		server.token = &token;
+	}
+	int err = serve(ctl, options, &server);
+	if (server.token) {
+		token_deinit(&token);
+	}
+	return err;
 }

@@ -252,6 +252,17 @@ int snapshot_take(struct ctl *ctl, struct snapshot *snapshot)
 	return 0;
 }
 
+const struct glake_device_status *snapshot_device(const struct snapshot *snapshot, uint32_t index)
+{
+	for (size_t i = 0; i < snapshot->devices.n; i++) {
+		const struct glake_device_status *device = rows_at(&snapshot->devices, i);
+		if (device->index == index) {
+			return device;
+		}
+	}
+	return NULL;
+}
+
 const struct glake_session_row *snapshot_session(const struct snapshot *snapshot, uint64_t id)
 {
 	const struct glake_session_row key = {.session = id};

@@ -42,6 +42,8 @@ struct snapshot {
 int snapshot_take(struct ctl *ctl, struct snapshot *snapshot);
 void snapshot_deinit(struct snapshot *snapshot);
 
+/* NULL: there is none of that number. */
+const struct glake_device_status *snapshot_device(const struct snapshot *snapshot, uint32_t index);
 /* NULL: there is none of that id. */
 const struct glake_session_row *snapshot_session(const struct snapshot *snapshot, uint64_t id);
 /* NULL: that session does not sleep. */

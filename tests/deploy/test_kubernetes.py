@@ -39,7 +39,7 @@ class Kubernetes(unittest.TestCase):
             if command in named:
                 images += re.findall("image: (.*)", done.stdout)
         self.assertEqual(sorted(kinds), sorted(2 * kinds[:len(kinds) // 2]))
-        self.assertEqual({"DaemonSet", "Pod"} - set(kinds), set())
+        self.assertEqual({"DaemonSet", "Pod", "Service"} - set(kinds), set())
         self.assertEqual(set(images), {name, "serve"})
 
     def test_the_config_map_is_what_tenants_py_expects(self):

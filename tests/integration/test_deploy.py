@@ -36,7 +36,7 @@ class Install(unittest.TestCase):
                          "share/bash-completion/completions/glakectl",
                          "share/zsh/site-functions/_glakectl",
                          "share/fish/vendor_completions.d/glakectl.fish",
-                         "share/glake/grafana-glake.json",
+                         "share/glake/grafana-glake.json", "share/glake/prometheus-glake.rules.yml",
                          "share/man/man1/glakectl.1", "share/man/man8/glaked.8",
                          "share/man/man8/glake-keeper.8", "share/man/man8/glake-mover.8",
                          "share/man/man5/glaked.conf.5",

@@ -89,9 +89,9 @@ class WithGlaked(unittest.TestCase):
         self.assertEqual(program.stdout.readline(), "ready\n")
         return program
 
-    def serve_metrics(self, address):
+    def serve_metrics(self, address, *options):
         server = subprocess.Popen([os.path.join(BUILD, "bin", "glakectl"), "--socket", self.socket, "metrics",
-                                   "--serve", address], stderr=subprocess.PIPE, text=True)
+                                   "--serve", address, *options], stderr=subprocess.PIPE, text=True)
         self.addCleanup(server.communicate)
         self.addCleanup(server.terminate)
         self.assertIn(f"serving {address}", server.stderr.readline())

@@ -602,7 +602,7 @@ static void teardown(void)
 END_EACH(teardown)
 
 #define assert_contains(text, part) \
-	ck_assert_msg(strstr((text), (part)) != NULL, "no '%s' in: %s", (part), (text))
+	ck_assert_msg(strstr((text), (part)) != NULL, "no '%s' in: %.4000s", (part), (text))
 
 /* A screen is 80 columns wide. */
 static void assert_narrow(const char *text)
@@ -848,6 +848,12 @@ START_TEST(bad_command_lines_are_usage_errors)
 		"completion",
 		"completion tcsh",
 		"metrics --serve 0.0.0.0:80",
+		"metrics --serve [::]:80",
+		"metrics --serve 127.0.0.1.example:80 --token-file t",
+		"metrics --serve [::1:80",
+		"metrics --serve []:80 --token-file t",
+		"metrics --serve :80 --token-file t",
+		"metrics --token-file t",
 		"metrics --serve 127.0.0.1:70000",
 		"metrics --serve unix:relative",
 		"metrics x",
@@ -1603,19 +1609,27 @@ START_TEST(times_show_where_most_end)
 }
 END_TEST
 
+/* Of device 0, with @more labels behind these. */
+#define GPU(more) \
+	"{gpu=\"0\",UUID=\"GPU-abcd0000-0000-0000-0000-000000000000\",Hostname=\"node\\\"7\"" more \
+	"} "
+
 START_TEST(metrics_have_their_format)
 {
-	fake.name = "a \"b\" \\ c\nd \xff";
+	setenv("NODE_NAME", "node\"7", 1);
+	fake.name = "a \"b\" \\ c\nd \xff \033[2J";
 	ck_assert_int_eq(run("metrics"), 0);
-	assert_contains(out_text,
-	                "\nglake_device_bytes{device=\"0\",use=\"private\"} 1073741824\n");
+	assert_contains(out_text, "\nglake_device_bytes" GPU(",use=\"private\"") "1073741824\n");
 	assert_contains(out_text, "\nglake_host_limit_bytes{node=\"1\"} 17179869184\n");
 	assert_contains(out_text,
 	                "\nglake_host_bytes{node=\"1\",use=\"copies_free\"} 1073741824\n");
 	assert_contains(out_text,
-	                "\nglake_device_bytes{device=\"0\",use=\"blocks_cached\"} 1073741824\n");
+	                "\nglake_device_bytes" GPU(",use=\"blocks_cached\"") "1073741824\n");
+	/* What steers a terminal is a text, and so is what the format reads. */
+	assert_contains(out_text, "\nglake_device_info" GPU(",name=\"a \\\"b\\\" \\\\x5c c\\\\x0ad "
+	                                                    "\\\\xff \\\\x1b[2J\"") "1\n");
 	assert_contains(out_text,
-	                "\nglake_tenant_quota_bytes{tenant=\"default\",device=\"0\"} 2147483648\n");
+	                "\nglake_tenant_quota_bytes" GPU(",tenant=\"default\"") "2147483648\n");
 	assert_contains(out_text, "\nglake_host_copy_bytes{node=\"1\",for=\"sleep\"} 536870912\n");
 	assert_contains(out_text, "\nglake_host_copy_bytes{node=\"1\",for=\"cache\"} 268435456\n");
 	assert_contains(out_text, "\nglake_host_slept_bytes{node=\"1\"} 4294967296\n");
@@ -1626,12 +1640,15 @@ START_TEST(metrics_have_their_format)
 	assert_contains(out_text,
 	                "\nglake_tenant_host_bytes{tenant=\"default\",node=\"1\"} 5368709120\n");
 	/* No limit is not a limit of 0. */
-	ck_assert_ptr_null(
-		strstr(out_text, "glake_tenant_quota_bytes{tenant=\"default\",device=\"1\"}"));
+	ck_assert_uint_eq(count(out_text, "\nglake_tenant_quota_bytes{"), 1);
 	assert_contains(out_text,
-	                "\nglake_session_bytes{session=\"1\",pid=\"100\",program=\"a \\\"b\\\" "
-	                "\\\\x5c c\\\\x0ad \\\\xff\",tenant=\"default\",kind=\"live\"} "
-	                "3221225472\n");
+	                "\nglake_pod_bytes" GPU(",namespace=\"\",pod=\"\",container=\"\",tenant="
+	                                        "\"default\",kind=\"private\"") "4294967296\n");
+	assert_contains(out_text, "\nglake_pod_driver_bytes" GPU(
+					  ",namespace=\"\",pod=\"\",container=\"\",tenant="
+					  "\"default\"") "2147483648\n");
+	assert_contains(out_text, "\nglake_pod_live_bytes{namespace=\"\",pod=\"\",container=\"\","
+	                          "tenant=\"default\"} 3221225472\n");
 	assert_contains(out_text, "\n# TYPE glake_loads_total counter\nglake_loads_total 12\n");
 	assert_contains(out_text, "\n# TYPE glake_load_seconds histogram\n"
 	                          "glake_load_seconds_bucket{le=\"1e-06\"} 5\n"
@@ -1640,27 +1657,35 @@ START_TEST(metrics_have_their_format)
 	                          "glake_load_seconds_bucket{le=\"+Inf\"} 10\n"
 	                          "glake_load_seconds_sum 7.000000000\n"
 	                          "glake_load_seconds_count 10\n");
-	fake.name = "line\nline";
-	ck_assert_int_eq(run("metrics"), 0);
-	assert_contains(out_text, ",program=\"line\\nline\",");
-	/* Of thousands the largest have series of their own. */
-	fake.n_crowd = 3000;
-	ck_assert_int_eq(run("metrics"), 0);
-	ck_assert_uint_eq(count(out_text, "\nglake_session_bytes{"), 4 * 201);
-	ck_assert_uint_eq(count(out_text, "\nglake_session_requests_total{"), 200);
-	ck_assert_uint_eq(count(out_text, "\nglake_model_bytes{"), 4 * (200 + 2));
-	ck_assert_ptr_nonnull(strstr(out_text, "\nglake_session_bytes{session=\"4000\","));
-	/* 2801 of the crowd and the one without memory. */
-	ck_assert_ptr_nonnull(strstr(out_text,
-	                             "\nglake_session_bytes{session=\"other\",kind=\"reserved\"} "
-	                             "4114822987776\n"));
-	ck_assert_ptr_nonnull(strstr(out_text,
-	                             "\nglake_model_bytes{id=\"other\",device=\"0\",kind=\"part\"} "
-	                             "4114822987776\n"));
 	fake.connect_error = GLAKE_E_GONE;
 	ck_assert_int_eq(run("metrics"), CTL_UNREACHABLE);
 	ck_assert_str_eq(out_text, "");
 	assert_contains(err_text, "glakectl: metrics: ");
+}
+END_TEST
+
+START_TEST(metrics_have_no_series_of_programs)
+{
+	setenv("NODE_NAME", "node\"7", 1);
+	fake.name = "m";
+	ck_assert_int_eq(run("metrics"), 0);
+	unsigned n_lines = count(out_text, "\n");
+	fake.n_crowd = 3000;
+	ck_assert_int_eq(run("metrics"), 0);
+	ck_assert_uint_eq(count(out_text, "\n"), n_lines);
+	ck_assert_ptr_null(strstr(out_text, "crowd"));
+	ck_assert_ptr_null(strstr(out_text, "glake_model_bytes"));
+	assert_contains(out_text, "tenant=\"default\"} 3002\n");
+	/* Models only if asked for, and the largest of them. */
+	ck_assert_int_eq(run("metrics --models"), 0);
+	ck_assert_uint_eq(count(out_text, "\nglake_model_bytes{"), 4 * (200 + 2));
+	ck_assert_uint_eq(count(out_text, "\nglake_model_open{"), 200 + 2);
+	assert_contains(out_text,
+	                "\nglake_model_bytes" GPU(",model=\"m\",kind=\"span\"") "4294967296\n");
+	assert_contains(out_text, "\nglake_model_bytes" GPU(
+					  ",model=\"model3000\",kind=\"part\"") "3145728000\n");
+	/* 2801 of the crowd. */
+	assert_contains(out_text, "\nglake_model_bytes" GPU(",kind=\"part\"") "4114822987776\n");
 }
 END_TEST
 

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics of real programs: who has what adds up to the byte, and programs make no series."""
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+from tests.integration.with_glaked import BUILD, MIB
+from tests.integration.with_metrics import WithMetrics, series, total
+
+ID = "0123456789abcdef" * 3
+POD_A, POD_B = "0b5c2d3e-1f20-4a5b-8c6d-7e8f90a1b2c3", "1b5c2d3e-1f20-4a5b-8c6d-7e8f90a1b2c3"
+
+# 200 programs, one after the other, each with memory, a name and a command line of its own.
+SHORT = """
+import sys
+import glake
+for i in range(200):
+    with glake.connect(program='job %d \\x1b[2J"\\\\' % i) as session:
+        session.alloc(2 << 20)
+        if i % 50 == 49:
+            print("ready", flush=True)
+            sys.stdin.readline()
+"""
+
+
+class Metrics(WithMetrics):
+    def cgroup(self, uid, container):
+        """A real one, where the unified hierarchy can be had, as the kubelet makes it. A function that enters it."""
+        top = tempfile.mkdtemp()
+        if subprocess.run(["mount", "-t", "cgroup2", "none", top], capture_output=True, check=False).returncode:
+            os.rmdir(top)
+            self.skipTest("cgroups cannot be made here")
+        self.addCleanup(os.rmdir, top)
+        self.addCleanup(subprocess.run, ["umount", top], check=True)
+        at = top
+        for name in (f"glake{os.getpid()}{uid[0]}.slice", f"kubepods-pod{uid.replace('-', '_')}.slice",
+                     f"cri-containerd-{container}.scope"):
+            at = os.path.join(at, name)
+            os.mkdir(at)
+            self.addCleanup(os.rmdir, at)
+
+        def enter():
+            with open(os.path.join(at, "cgroup.procs"), "w", encoding="utf-8") as file:
+                file.write("0")
+        return enter
+
+    def serve_in(self, enter):
+        program = subprocess.Popen(
+            [os.path.join(BUILD, "bin", "glake"), "run", "--socket", self.socket, "--",
+             os.path.join(BUILD, "tests", "shim", "outside"), "serve"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=enter)
+        self.addCleanup(program.communicate)
+        self.addCleanup(program.kill)
+        self.assertEqual(program.stdout.readline(), "ready\n")
+        return program
+
+    def settled(self):
+        """Samples of a moment at which nothing is being made, loaded or given back: all memory is somebody's."""
+        for _ in range(600):
+            samples = self.now()
+            if total(samples, "glake_pod_bytes", kind="other") == 0:
+                return samples
+            time.sleep(0.1)
+        self.fail("memory that nobody has")
+
+    def check_sums(self, samples):
+        for name, labels, physical in samples:
+            if name == "glake_device_physical_bytes":
+                gpu = {"UUID": labels["UUID"], "gpu": labels["gpu"], "Hostname": labels["Hostname"]}
+                self.assertEqual(total(samples, "glake_pod_bytes", **gpu), physical)
+                for kind, use in (("private", "private"), ("shared", "blocks_used")):
+                    self.assertEqual(total(samples, "glake_pod_bytes", kind=kind, **gpu),
+                                     total(samples, "glake_device_bytes", use=use, **gpu), kind)
+
+    def test_shares_of_pods_add_up_to_what_there_is(self):
+        """One block that two programs of a pod have, and one of another: two thirds and one third of it, to the byte."""
+        logs = os.path.join(self.folder, "logs")
+        os.makedirs(os.path.join(logs, "pods", f"prod_chat-0_{POD_A}"))
+        os.makedirs(os.path.join(logs, "containers"))
+        os.symlink("/nowhere", os.path.join(logs, "containers", f"chat-0_prod_server-{ID}{'a' * 16}.log"))
+        os.environ["GLAKE_POD_LOGS"] = logs
+        self.addCleanup(os.environ.pop, "GLAKE_POD_LOGS")
+        a, b = self.cgroup(POD_A, ID + "a" * 16), self.cgroup(POD_B, ID + "b" * 16)
+        programs = [self.serve_in(enter) for enter in (a, a, b)]
+        self.serve()
+        self.ask("load", "--pin", self.model("m.safetensors", seed=7))
+        for program in programs:
+            self.assertEqual(self.ctl("seal", str(program.pid)).returncode, 0)
+        samples = self.settled()
+        self.check_sums(samples)
+        first = {"namespace": "prod", "pod": "chat-0", "container": "server"}
+        # Nobody knows the name of the other one.
+        second = {"namespace": "", "pod": POD_B, "container": ""}
+        shares = [total(samples, "glake_pod_bytes", kind="shared", **pod) for pod in (first, second)]
+        self.assertEqual(sum(shares), 2 * MIB)
+        self.assertAlmostEqual(shares[0], 4 * MIB / 3, delta=1)
+        self.assertEqual(total(samples, "glake_pod_sessions", **first), 2)
+        self.assertEqual(total(samples, "glake_pod_bytes", kind="cache", tenant="cache"),
+                         total(samples, "glake_device_bytes", use="pool") +
+                         total(samples, "glake_device_bytes", use="blocks_cached"))
+        # One goes, and the others have more of it.
+        programs[0].communicate("\n", timeout=60)
+        samples = self.settled()
+        self.check_sums(samples)
+        self.assertEqual(total(samples, "glake_pod_bytes", kind="shared", **first), MIB)
+        for program in programs[1:]:
+            program.communicate("\n", timeout=60)
+        samples = self.settled()
+        self.check_sums(samples)
+        # A pod that has gone has no series; what is in no pod stays as it is.
+        self.assertNotIn("chat-0", {labels.get("pod") for _, labels, _ in samples})
+
+    def test_programs_make_no_series(self):
+        before = series(self.now())
+        program = subprocess.Popen([sys.executable, "-c", SHORT], env={**os.environ, "GLAKE_SOCKET": self.socket},
+                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.addCleanup(program.communicate)
+        self.addCleanup(program.kill)
+        counted = 0
+        while program.stdout.readline() == "ready\n":
+            samples = self.now()
+            self.assertEqual(series(samples), before)
+            counted = max(counted, total(samples, "glake_pod_bytes", kind="private"))
+            program.stdin.write("\n")
+            program.stdin.flush()
+        self.assertEqual(program.wait(60), 0)
+        self.assertGreaterEqual(counted, 2 * MIB)
+        samples = self.now()
+        self.assertEqual(series(samples), before)
+        self.assertGreater(total(samples, "glake_sessions_total"), 200)
+        keys = {key for _, labels, _ in samples for key in labels}
+        self.assertEqual(keys & {"session", "pid", "program", "user", "uid", "realm", "model", "arguments"}, set())
+
+    def test_labels_are_those_of_dcgm(self):
+        os.environ["NODE_NAME"] = 'node "7"\\'
+        self.addCleanup(os.environ.pop, "NODE_NAME")
+        (labels,) = (labels for name, labels, _ in self.now() if name == "glake_device_info")
+        self.assertEqual(labels["gpu"], "0")
+        self.assertRegex(labels["UUID"], r"\AGPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
+        self.assertEqual(labels["Hostname"], 'node \\"7\\"\\\\x5c')
+        self.assertEqual(labels["name"], self.ask("status")["devices"][0]["name"])
+        os.environ["NODE_NAME"] = ""
+        (labels,) = (labels for name, labels, _ in self.now() if name == "glake_device_info")
+        self.assertEqual(labels["Hostname"], socket.gethostname())
+
+
+if __name__ == "__main__":
+    unittest.main()
