@@ -183,7 +183,7 @@ check-calls: all ## no circle between folders, by include or by call
 $(SHARED)/deploy/venv/.done:
 	$(call say,VENV,$(@D))
 	$(Q)python3 -m venv --clear $(@D)
-	$(Q)$(@D)/bin/python -m pip install -q --disable-pip-version-check kubernetes-validate
+	$(Q)$(@D)/bin/python -m pip install -q --disable-pip-version-check kubernetes-validate grafana-foundation-sdk
 	@touch $@
 $(SHARED)/venv/.done:
 	$(call say,VENV,$(@D))
