@@ -302,6 +302,8 @@ struct glake_event_row {
 	uint64_t session;  /* 0 = of none */
 	uint32_t pid;      /* 0 = of none */
 	const char *text;
+	const char *pod_uid; /* of the process, as in glake_session_row; and so the next */
+	const char *container_id;
 };
 
 typedef int (*glake_event_fn)(void *user, const struct glake_event_row *row);

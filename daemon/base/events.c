@@ -90,6 +90,7 @@ bool events_add(struct events *events, enum event_kind kind, const struct event_
 		.session = subject->session,
 	};
 	snprintf(event.realm, sizeof(event.realm), "%s", subject->realm ? subject->realm : "");
+	snprintf(event.cgroup, sizeof(event.cgroup), "%s", subject->cgroup ? subject->cgroup : "");
 	va_list arguments;
 	va_start(arguments, format);
 	vsnprintf(event.text, sizeof(event.text), format, arguments);

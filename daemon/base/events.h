@@ -18,6 +18,8 @@
 #define EVENTS_KEPT 512u
 #define EVENT_REALM_BYTES 64u
 #define EVENT_TEXT_BYTES 448u
+/* Of a longer one the end is missing: the pod comes first. */
+#define EVENT_CGROUP_BYTES 320u
 
 enum event_kind {
 	EVENT_BLOCK_DAMAGED, /* the content of a block is not that of its digest any more */
@@ -33,10 +35,11 @@ struct event {
 	uint64_t id;      /* from 1 on, in the order of their coming */
 	uint64_t time_ms; /* since 1970 */
 	enum event_kind kind;
-	int pid;                       /* 0 = of none */
-	uint64_t session;              /* 0 = of none */
-	char realm[EVENT_REALM_BYTES]; /* "" = of none: only admins see it */
-	char text[EVENT_TEXT_BYTES];   /* one line, safe to show */
+	int pid;                         /* 0 = of none */
+	uint64_t session;                /* 0 = of none */
+	char realm[EVENT_REALM_BYTES];   /* "" = of none: only admins see it */
+	char text[EVENT_TEXT_BYTES];     /* one line, safe to show */
+	char cgroup[EVENT_CGROUP_BYTES]; /* of the process, as it connected; "" = not known */
 };
 
 struct event_list {
@@ -59,6 +62,7 @@ struct event_subject {
 	const char *realm;
 	uint64_t session;
 	int pid;
+	const char *cgroup; /* of the process, clean */
 	struct log_limit
 		*limit; /* of the client that reports it; NULL: glaked itself has found it */
 };

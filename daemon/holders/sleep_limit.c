@@ -58,7 +58,11 @@ static void tell_of(const struct sleeper *sleeper, const struct location *at)
 	uint64_t bytes = needs(sleeper, at);
 	char name[LOCATION_NAME_BYTES];
 	const struct event_subject subject = {
-		.realm = holder->realm->name, .session = holder->id, .pid = holder->peer.pid};
+		.realm = holder->realm->name,
+		.session = holder->id,
+		.pid = holder->peer.pid,
+		.cgroup = holder->labels.cgroup,
+	};
 	if (at->kind == LOCATION_GPU && quota_bytes > 0 && bytes > quota_bytes &&
 	    sleeper->context->events) {
 		events_add(sleeper->context->events, EVENT_LIMIT_TOO_SMALL, &subject,

@@ -333,6 +333,7 @@ static struct event_subject subject_of(const struct holder *holder)
 	return (struct event_subject){.realm = holder->realm->name,
 	                              .session = holder->id,
 	                              .pid = holder->peer.pid,
+	                              .cgroup = holder->labels.cgroup,
 	                              .limit = &holder->tenant->log_limit};
 }
 

@@ -52,6 +52,7 @@ void rpc_fault_report(struct session *session, const request_t *request, struct 
 		.realm = holder->realm->name,
 		.session = holder->id,
 		.pid = (int)holder->peer.pid,
+		.cgroup = holder->labels.cgroup,
 		.limit = &holder->tenant->log_limit,
 	};
 	char suspects[EVENT_TEXT_BYTES - 128];

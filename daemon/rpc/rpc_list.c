@@ -670,6 +670,7 @@ static void describe_event(const struct event *event, Glake__Wire__EventInfo *ro
 	row->session = event->session;
 	row->pid = (uint32_t)event->pid;
 	row->text = (char *)event->text;
+	row->cgroup = (char *)event->cgroup;
 }
 
 void rpc_event_list(struct session *session, const request_t *request, struct fdlist *fds)

@@ -561,6 +561,8 @@ static int show_events(const Glake__Wire__Answer *answer, const struct list *lis
 	int r = 0;
 	for (size_t i = 0; r == 0 && i < page->n_events; i++) {
 		const Glake__Wire__EventInfo *from = page->events[i];
+		struct glake__pod pod;
+		glake__pod_of_cgroup(TEXT(from->cgroup), &pod);
 		struct glake_event_row row = {
 			.id = from->id,
 			.time_ms = from->time_ms,
@@ -569,6 +571,8 @@ static int show_events(const Glake__Wire__Answer *answer, const struct list *lis
 			.session = from->session,
 			.pid = from->pid,
 			.text = TEXT(from->text),
+			.pod_uid = pod.uid,
+			.container_id = pod.container,
 		};
 		r = list->row.event(list->user, &row);
 	}

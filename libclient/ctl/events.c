@@ -7,32 +7,77 @@
 
 #include "ctl/ctl.h"
 #include "ctl/field.h"
+#include "ctl/identity.h"
 #include "ctl/text.h"
 #include "glake.h"
 #include "glake_admin.h"
+
+/* An event, and the pod of the process that it is about; its names are "" where nobody knows them. */
+struct event_view {
+	struct glake_event_row row; /* the first member: fields of either have the same offset */
+	const char *pod;
+	const char *namespace;
+	const char *container;
+};
 
 #define ROW struct glake_event_row
 
 /* The text is long: it gets what a terminal has left. */
 static const struct field event_fields[] = {
-	FIELD(ROW, id, U64, PLAIN, NULL),       FIELD(ROW, time_ms, U64, TIME, "TIME"),
-	FIELD(ROW, kind, TEXT, PLAIN, "EVENT"), FIELD(ROW, realm, TEXT, PLAIN, "REALM"),
-	FIELD(ROW, session, U64, PLAIN, NULL),  FIELD(ROW, pid, U32, PLAIN, "PID"),
+	FIELD(ROW, id, U64, PLAIN, NULL),
+	FIELD(ROW, time_ms, U64, TIME, "TIME"),
+	FIELD(ROW, kind, TEXT, PLAIN, "EVENT"),
+	FIELD(ROW, realm, TEXT, PLAIN, "REALM"),
+	FIELD(ROW, session, U64, PLAIN, NULL),
+	FIELD(ROW, pid, U32, PLAIN, "PID"),
 	FIELD(ROW, text, TEXT, PLAIN, "TEXT"),
+	FIELD(ROW, pod_uid, TEXT, PLAIN, NULL),
+	FIELD(struct event_view, pod, TEXT, PLAIN, NULL),
+	FIELD(struct event_view, namespace, TEXT, PLAIN, NULL),
+	FIELD(struct event_view, container, TEXT, PLAIN, NULL),
 };
 
 #undef ROW
 
 #define N_FIELDS (sizeof(event_fields) / sizeof(event_fields[0]))
 
-static int add_event(void *list, const struct glake_event_row *row)
+/* Texts are borrowed from both. */
+static struct event_view view_of(struct identities *identities, const struct glake_event_row *row)
 {
-	return ctl_list_add(list, row);
+	const struct glake_session_row session = {
+		.pod_uid = row->pod_uid,
+		.container_id = row->container_id ? row->container_id : "",
+	};
+	const struct identity identity = identity_place(identities, &session);
+	struct event_view view = {
+		.row = *row,
+		.pod = identity.pod,
+		.namespace = identity.namespace,
+		.container = identity.container,
+	};
+	view.row.pod_uid = row->pod_uid ? row->pod_uid : "";
+	return view;
+}
+
+struct adding {
+	struct ctl_list *list;
+	struct identities identities;
+};
+
+static int add_event(void *user, const struct glake_event_row *row)
+{
+	struct adding *adding = user;
+	const struct event_view view = view_of(&adding->identities, row);
+	return ctl_list_add(adding->list, &view);
 }
 
 static int fill_events(struct ctl *ctl, struct ctl_list *list)
 {
-	return glake_list_events(ctl->session, add_event, list);
+	struct adding adding = {.list = list};
+	identities_init(&adding.identities);
+	int err = glake_list_events(ctl->session, add_event, &adding);
+	identities_deinit(&adding.identities);
+	return err;
 }
 
 /* ---- as they come ----------------------------------------------------------------------------- */
@@ -41,8 +86,9 @@ struct following {
 	struct ctl *ctl;
 	uint64_t pid; /* of the glaked that the ids are of; 0 = none yet */
 	uint64_t uptime_ms;
-	uint64_t last; /* the id of the last event that was shown */
-	bool is_lost;  /* it was said that glaked is away */
+	uint64_t last;                /* the id of the last event that was shown */
+	bool is_lost;                 /* it was said that glaked is away */
+	struct identities identities; /* of one look: pods come and go */
 };
 
 /* Columns of a width that most fit: nobody knows yet what comes. */
@@ -54,7 +100,8 @@ static int show_event(void *user, const struct glake_event_row *row)
 	struct ctl *ctl = following->ctl;
 	following->last = row->id;
 	if (ctl->json) {
-		json_t *object = field_object(event_fields, N_FIELDS, row);
+		const struct event_view view = view_of(&following->identities, row);
+		json_t *object = field_object(event_fields, N_FIELDS, &view);
 		int err = object ? json_dumpf(object, ctl->out, JSON_COMPACT | JSON_ENSURE_ASCII)
 		                 : -1;
 		json_decref(object);
@@ -96,7 +143,10 @@ static int show_new(struct following *following)
 {
 	struct glake_session *session = following->ctl->session;
 	int err = glake_get_status(session, see_daemon, following);
-	return err ? err : glake_list_events_after(session, following->last, show_event, following);
+	identities_init(&following->identities);
+	err = err ? err : glake_list_events_after(session, following->last, show_event, following);
+	identities_deinit(&following->identities);
+	return err;
 }
 
 /* glaked may be away for a while: it is asked again each second. */

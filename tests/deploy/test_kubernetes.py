@@ -42,6 +42,33 @@ class Kubernetes(unittest.TestCase):
         self.assertEqual({"DaemonSet", "Pod", "Service"} - set(kinds), set())
         self.assertEqual(set(images), {name, "serve"})
 
+    def test_events_patch(self):
+        """As kubectl merges it: containers and volumes by their names."""
+        import kubernetes_validate
+        import yaml
+        with open("deploy/kubernetes/glake-metrics.yaml", encoding="utf-8") as file:
+            (whole,) = (document for document in yaml.safe_load_all(file) if document["kind"] == "DaemonSet")
+        with open("deploy/kubernetes/events/patch.yaml", encoding="utf-8") as file:
+            patch = yaml.safe_load(file)["spec"]["template"]["spec"]
+        with open("deploy/kubernetes/events/account.yaml", encoding="utf-8") as file:
+            account = list(yaml.safe_load_all(file))
+        for document in account:
+            kubernetes_validate.validate(document, RELEASE, strict=True)
+        self.assertEqual([document["rules"] for document in account if document["kind"] == "ClusterRole"],
+                         [[{"apiGroups": [""], "resources": ["events"], "verbs": ["create"]}]])
+        spec = whole["spec"]["template"]["spec"]
+        for key, value in patch.items():
+            spec[key] = spec[key] + value if isinstance(value, list) else value
+        kubernetes_validate.validate(whole, RELEASE, strict=True)
+        # One container has the token of the account.
+        self.assertFalse(spec["automountServiceAccountToken"])
+        volumes = {volume["name"] for volume in spec["volumes"]}
+        mounts = {container["name"]: {mount["name"] for mount in container["volumeMounts"]} for container in spec["containers"]}
+        self.assertEqual([name for name, has in mounts.items() if "account" in has], ["events"])
+        self.assertEqual(set().union(*mounts.values()) - volumes, set())
+        self.assertIn({"kind": "ServiceAccount", "name": spec["serviceAccountName"], "namespace": "glake"},
+                      [subject for document in account for subject in document.get("subjects", [])])
+
     def test_the_config_map_is_what_tenants_py_expects(self):
         import yaml
         with open("deploy/kubernetes/glaked.yaml", encoding="utf-8") as file:

@@ -222,7 +222,7 @@ class BlockRow(Structure):
 class EventRow(Structure):
     _fields_ = [("id", c_uint64), ("time_ms", c_uint64), ("kind", c_char_p),
                 ("realm", c_char_p), ("session", c_uint64), ("pid", c_uint32),
-                ("text", c_char_p)]
+                ("text", c_char_p), ("pod_uid", c_char_p), ("container_id", c_char_p)]
 
 
 class SealOptions(Structure):
