@@ -78,7 +78,7 @@ void holder_unref(struct holder *holder)
 	free(holder);
 }
 
-static bool is_of(const struct holder *holder, const struct peer *peer)
+bool holder_is_of(const struct holder *holder, const struct peer *peer)
 {
 	return peer->pid > 0 && holder->peer.pid == peer->pid && holder->peer.uid == peer->uid;
 }
@@ -92,15 +92,13 @@ static void end_other_images(struct holder *holder, int socket)
 	struct holder *other;
 	struct holder *spare;
 	list_for_each_safe (other, spare, &holder->all->list, link) {
-		if (other->state == HOLDER_DETACHED && is_of(other, &holder->peer) &&
+		if (other->state == HOLDER_DETACHED && holder_is_of(other, &holder->peer) &&
 		    other->image && holder->image && other->image != holder->image &&
 		    !peer_has_ended(&holder->peer, socket)) {
 			holder_end(other);
 		}
 	}
 }
-
-static void enter_promises(struct holder *holder);
 
 void holder_note_changed(const struct holder *holder)
 {
@@ -153,7 +151,7 @@ int holder_attach(struct holder *holder, int socket, const struct holder_labels 
 		holder->started = peer_start_time(&holder->peer, socket);
 	}
 	holder_set_state(holder, HOLDER_ATTACHED);
-	enter_promises(holder);
+	holder_enter_promises(holder);
 	holder_note_changed(holder);
 	return 0;
 }
@@ -207,7 +205,7 @@ struct holder *holder_by_key(const struct holders *holders, const struct peer *p
 	struct holder *holder;
 	list_for_each (holder, &holders->list, link) {
 		/* Only the process itself gets as far as the key. */
-		if (holder->state != HOLDER_NEW && is_of(holder, peer) &&
+		if (holder->state != HOLDER_NEW && holder_is_of(holder, peer) &&
 		    memcmp(holder->key, key, sizeof(holder->key)) == 0) {
 			return holder;
 		}
@@ -408,102 +406,7 @@ static struct held *add_open(struct holder *holder, uint64_t request, enum held_
 	return held;
 }
 
-/* ---- what was promised ----------------------------------------------------------------------- */
-
-/* The process: one number names one after the other, and an image one after the other in one. */
-static bool is_same_process(const struct holder *holder, const struct holder *other)
-{
-	return other->state != HOLDER_NEW && is_of(other, &holder->peer) &&
-	       other->image == holder->image && other->tenant == holder->tenant;
-}
-
-struct promise *holder_find_promise(const struct holder *holder, uint32_t slot)
-{
-	struct promise *promise = holder->at[slot].promise;
-	const struct holder *other;
-	list_for_each (other, &holder->all->list, link) {
-		if (!promise && is_same_process(holder, other)) {
-			promise = other->at[slot].promise;
-		}
-	}
-	return promise;
-}
-
-static uint64_t driver_bytes(const struct driver_memory *driver)
-{
-	/* How much of managed memory is on the device is not known. */
-	return driver->array_bytes + driver->graph_bytes + driver->other_bytes;
-}
-
-static void enter_promise(struct holder *holder, uint32_t slot, struct promise *promise)
-{
-	struct holder_location *at = &holder->at[slot];
-	if (promise && !at->promise) {
-		at->promise = promise;
-		promise->driver_bytes += driver_bytes(&at->driver);
-		promise_enter(promise, at->reserved_bytes + at->shared_bytes);
-		holder_note_changed(holder);
-	}
-}
-
-static void enter_promises(struct holder *holder)
-{
-	const struct holder *other;
-	list_for_each (other, &holder->all->list, link) {
-		if (!is_same_process(holder, other)) {
-			continue;
-		}
-		for (uint32_t i = 0; i < holder->all->n_locations; i++) {
-			enter_promise(holder, i, other->at[i].promise);
-		}
-	}
-}
-
-static void leave_promises(struct holder *holder)
-{
-	for (uint32_t i = 0; i < holder->all->n_locations; i++) {
-		struct promise *promise = ptr_steal(holder->at[i].promise);
-		if (promise) {
-			promise->driver_bytes -= driver_bytes(&holder->at[i].driver);
-			promise_leave(promise);
-		}
-	}
-}
-
-void holder_set_promise(struct holder *holder, struct promise *promise, uint64_t bytes)
-{
-	struct holder *other;
-	uint32_t slot = promise->at->slot;
-	promise->bytes = bytes;
-	list_for_each (other, &holder->all->list, link) {
-		if (other == holder || is_same_process(holder, other)) {
-			enter_promise(other, slot, promise);
-		}
-	}
-	promise_settle(promise);
-}
-
-uint64_t holder_process_bytes(const struct holder *holder, uint32_t slot)
-{
-	uint64_t bytes = 0;
-	const struct holder *other;
-	list_for_each (other, &holder->all->list, link) {
-		if (other == holder || is_same_process(holder, other)) {
-			bytes += other->at[slot].reserved_bytes + other->at[slot].shared_bytes;
-		}
-	}
-	return bytes;
-}
-
-void holder_set_driver(struct holder *holder, uint32_t slot, const struct driver_memory *driver)
-{
-	struct holder_location *at = &holder->at[slot];
-	if (at->promise) {
-		at->promise->driver_bytes -= driver_bytes(&at->driver);
-		at->promise->driver_bytes += driver_bytes(driver);
-	}
-	at->driver = *driver;
-}
+/* ---- counting ---------------------------------------------------------------------------------- */
 
 static void count_private(struct holder *holder, const struct location *at, uint64_t bytes)
 {
@@ -1108,7 +1011,7 @@ void holder_end(struct holder *holder)
 	holder->all->n--;
 	sleeper_end(holder);
 	release_all(holder);
-	leave_promises(holder);
+	holder_leave_promises(holder);
 	if (holder->tenant) {
 		tenant_session_leave(holder->tenant);
 		holder->tenant = NULL;

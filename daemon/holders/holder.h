@@ -349,6 +349,9 @@ int holder_adopt_block(struct holder *holder, const struct held *as, struct bloc
 /* Of which only copies are left. With a record, if @is_open: a block or model. NULL: no memory. */
 struct held *holder_adopt_slept(struct holder *holder, const struct held *as, bool is_open);
 
+/* Whether it is a session of this peer's process, or of another one with its number. */
+bool holder_is_of(const struct holder *holder, const struct peer *peer);
+
 /*
  * @promise, at @slot, is of all sessions of the process from now on, and has @bytes. What they have there comes out of it.
  * New sessions enter with holder_attach(). NULL: there is none.
@@ -359,6 +362,9 @@ void holder_set_promise(struct holder *holder, struct promise *promise, uint64_t
 uint64_t holder_process_bytes(const struct holder *holder, uint32_t slot);
 /* What its process has of the driver at @slot, by its last report. */
 void holder_set_driver(struct holder *holder, uint32_t slot, const struct driver_memory *driver);
+/* Of holder.c alone: a session of the process comes, or goes. */
+void holder_enter_promises(struct holder *holder);
+void holder_leave_promises(struct holder *holder);
 
 /* Idempotent. None of its requests may be pending. */
 void holder_end(struct holder *holder);
