@@ -66,7 +66,7 @@ MOVER_OBJ := $(filter-out %/main.o,$(call objects,daemon/mover/*.c)) \
 	$(B)/obj/daemon/mover/digest_image.o
 CLIENT_FOLDERS := $(addprefix libclient/,link space order stitch heap seal sleep elastic api model admin)
 CLIENT_OBJ := $(call objects,libclient/*.c $(CLIENT_FOLDERS:%=%/*.c))
-CTL_OBJ := $(filter-out %/main.o,$(call objects,libclient/ctl/*.c))
+CTL_OBJ := $(filter-out %/main.o,$(call objects,libclient/ctl/*.c)) $(B)/obj/libclient/ctl/map_page.o
 SHIM_OBJ := $(call objects,shim/*.c) $(B)/obj/shim/trampolines.o
 REPLAY_OBJ := $(call objects,shim/run/replay/*.c)
 NVML_OBJ := $(call objects,shim/nvml/*.c) $(B)/obj/shim/nvml/trampolines.o \
@@ -218,6 +218,13 @@ $(B)/obj/daemon/mover/digest_image.o: $(SHARED)/gen/digest.fatbin
 	$(call say,EMBED,$<)
 	@mkdir -p $(@D)
 	$(Q)printf '.section .rodata\n.global digest_image\n.balign 16\ndigest_image:\n.incbin "%s"\n.section .note.GNU-stack,"",@progbits\n' $< | \
+		$(CC) -x assembler -c -o $@ -
+
+# With a zero behind it.
+$(B)/obj/libclient/ctl/map_page.o: libclient/ctl/map_page.html
+	$(call say,EMBED,$<)
+	@mkdir -p $(@D)
+	$(Q)printf '.section .rodata\n.global map_page\nmap_page:\n.incbin "%s"\n.byte 0\n.section .note.GNU-stack,"",@progbits\n' $< | \
 		$(CC) -x assembler -c -o $@ -
 
 $(B)/lib/proto.a: $(PROTO_OBJ)

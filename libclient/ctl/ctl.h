@@ -21,7 +21,14 @@
 struct ctl;
 struct field;
 struct glake_device_status;
+struct glake_host_status;
+struct glake_model_row;
 struct glake_session;
+struct glake_session_row;
+struct glake_sleeper_row;
+struct glake_status;
+struct glake_tenant_row;
+struct identities;
 
 /* Exit codes; glakectl.1 documents them. */
 enum ctl_exit {
@@ -146,8 +153,20 @@ const char *ctl_error_name(int error);
 /* Print a document, which is released. NULL (no memory when it was made) is CTL_E_OUTPUT. */
 int ctl_print_json(struct ctl *ctl, json_t *document);
 
-/* A device as `status` has it. A new object, the caller's. NULL: no memory. */
+/* How documents are written: names are foreign, and plain ASCII keeps a terminal safe from them. */
+#define CTL_JSON_COMPACT (JSON_COMPACT | JSON_ENSURE_ASCII | JSON_REAL_PRECISION(6))
+
+/*
+ * Things as --json has them, for all documents. New objects, the caller's. NULL: no memory. A session has its devices in it,
+ * and a sleeper what stays; the status has no lists.
+ */
 json_t *ctl_device_object(const struct glake_device_status *device);
+json_t *ctl_host_object(const struct glake_host_status *host);
+json_t *ctl_status_object(const struct glake_status *status);
+json_t *ctl_session_object(struct identities *identities, const struct glake_session_row *row);
+json_t *ctl_tenant_object(const struct glake_tenant_row *row);
+json_t *ctl_model_object(const struct glake_model_row *row);
+json_t *ctl_sleeper_object(const struct glake_sleeper_row *row);
 
 /* ---- lists: rows that become a table, or {"KEY": [row, ...]} ---- */
 
@@ -156,6 +175,8 @@ struct ctl_list;
 /* Run @fill over a new list and print it. @key is its name in JSON. */
 int ctl_print_list(struct ctl *ctl, const char *key, const struct field *fields, size_t n_fields,
                    int (*fill)(struct ctl *ctl, struct ctl_list *list));
+/* Add a row that is an object already, which is taken over; only with --json. */
+int ctl_list_add_object(struct ctl_list *list, json_t *object);
 /* As callback of glake_admin.h's lists: @list is a struct ctl_list, @row matches its fields. */
 int ctl_list_add(void *list, const void *row);
 /* The same; in JSON the row has a member @key besides, @more, which is taken over. */

@@ -24,12 +24,9 @@ static const char style[] =
 	"p { margin: .2em 0 .6em; } p, small { color: var(--faint); } "
 	"small { font-weight: normal; }\n";
 
-void html_begin(FILE *out, const char *title, const char *css, unsigned refresh_s)
+void html_begin(FILE *out, const char *title, const char *css)
 {
 	fputs(head, out);
-	if (refresh_s > 0) {
-		fprintf(out, "<meta http-equiv=\"refresh\" content=\"%u\">\n", refresh_s);
-	}
 	fprintf(out, "<title>%s</title>\n<style>\n%s%s</style>\n</head>\n<body>\n<h1>%s</h1>\n",
 	        title, style, css, title);
 }

@@ -11,8 +11,8 @@
 #include <stdint.h>
 #include <stdio.h>
 
-/* Everything up to the body's first element. @css is added to what all pages have; @refresh_s: 0 = never. */
-void html_begin(FILE *out, const char *title, const char *css, unsigned refresh_s);
+/* Everything up to the body's first element. @css is added to what all pages have. */
+void html_begin(FILE *out, const char *title, const char *css);
 void html_end(FILE *out);
 
 /* Foreign text: safe in elements and attributes, without control characters. */

@@ -19,11 +19,15 @@ int ctl_print_json(struct ctl *ctl, json_t *document)
 	if (!document) {
 		return CTL_E_OUTPUT;
 	}
-	/* Names are foreign: plain ASCII keeps a terminal safe from them. */
 	int err = json_dumpf(document, ctl->out,
 	                     JSON_INDENT(2) | JSON_ENSURE_ASCII | JSON_REAL_PRECISION(6));
 	json_decref(document);
 	return err < 0 || fputc('\n', ctl->out) == EOF ? CTL_E_OUTPUT : 0;
+}
+
+int ctl_list_add_object(struct ctl_list *list, json_t *object)
+{
+	return json_array_append_new(list->rows, object) < 0 ? CTL_E_OUTPUT : 0;
 }
 
 int ctl_list_add(void *user, const void *row)

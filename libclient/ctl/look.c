@@ -129,20 +129,27 @@ json_t *ctl_device_object(const struct glake_device_status *device)
 	return object;
 }
 
+json_t *ctl_host_object(const struct glake_host_status *host)
+{
+	return field_object(FIELDS(host_fields), host);
+}
+
+json_t *ctl_status_object(const struct glake_status *status)
+{
+	return field_object(FIELDS(status_fields), status);
+}
+
 static int print_status_json(struct ctl *ctl, const struct glake_status *status)
 {
 	json_t *devices = json_array();
 	for (uint32_t i = 0; i < status->n_devices; i++) {
 		json_array_append_new(devices, ctl_device_object(&status->devices[i]));
 	}
-	json_t *object = field_object(status_fields, sizeof(status_fields) / sizeof(*status_fields),
-	                              status);
+	json_t *object = ctl_status_object(status);
 	json_object_set_new(object, "devices", devices);
 	json_t *hosts = json_array();
 	for (uint32_t i = 0; i < status->n_hosts; i++) {
-		json_array_append_new(
-			hosts, field_object(host_fields, sizeof(host_fields) / sizeof(*host_fields),
-		                            &status->hosts[i]));
+		json_array_append_new(hosts, ctl_host_object(&status->hosts[i]));
 	}
 	json_object_set_new(object, "hosts", hosts);
 	json_object_set_new(object, "hosts_lacking",

@@ -25,10 +25,13 @@ static int write_page(struct ctl *ctl, const struct map *map, const struct snaps
 	if (!out) {
 		return ctl_cannot_write(ctl, path);
 	}
-	map_write(map, snapshot, 0, out);
+	int err = map_write(map, snapshot, out);
 	bool is_lost = ferror(out) != 0;
 	if (fclose(out) != 0 || is_lost) {
 		return ctl_cannot_write(ctl, path);
+	}
+	if (err) {
+		return err;
 	}
 	char *escaped = text_escape(path);
 	fprintf(ctl->out, "%s: %zu samples of %zu devices\n", escaped ? escaped : DEFAULT_FILE,

@@ -32,6 +32,15 @@ uint64_t memory_device_driver_bytes(const struct glake_session_device *device)
 	               : device->array_bytes + device->graph_bytes + device->other_bytes;
 }
 
+uint32_t memory_first_device(const struct glake_session_row *row)
+{
+	uint32_t i = 0;
+	while (i < row->n_devices && row->devices[i].reserved_bytes == 0) {
+		i++;
+	}
+	return i < row->n_devices ? i : 0;
+}
+
 uint64_t memory_driver_bytes(const struct glake_session_row *row)
 {
 	uint64_t n_bytes = 0;

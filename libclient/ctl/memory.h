@@ -62,6 +62,9 @@ uint64_t memory_driver_bytes(const struct glake_session_row *row);
 /* The same on one device. */
 uint64_t memory_device_driver_bytes(const struct glake_session_device *device);
 
+/* Which of its devices stands for what is known of the session as a whole: the first with private memory, else the first. */
+uint32_t memory_first_device(const struct glake_session_row *row);
+
 /* Live over reserved, where what is live beyond it does not count; -1: nothing is reserved. */
 double memory_utilization(uint64_t live_bytes, uint64_t reserved_bytes);
 

@@ -413,7 +413,7 @@ static const char legend[] =
 
 static void put_head(const struct picture *picture, FILE *out)
 {
-	html_begin(out, "GPU memory over time", style, 0);
+	html_begin(out, "GPU memory over time", style);
 	fputs("<p>", out);
 	html_place(out, picture->begin);
 	fprintf(out, ": %zu samples in %.1f s. The programs report what is live.</p>\n%s",

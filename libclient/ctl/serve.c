@@ -10,10 +10,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "ctl/identity.h"
 #include "ctl/listen.h"
 #include "ctl/looker.h"
 #include "ctl/map.h"
 #include "ctl/metrics.h"
+#include "ctl/page.h"
 #include "ctl/snapshot.h"
 #include "ctl/token.h"
 #include "glake.h"
@@ -31,8 +33,8 @@
 /* What glaked told so lately is told again. */
 #define FRESH_MS 1000u
 
-/* Of the map, and between its samples. */
-#define REFRESH_S 5
+/* Between samples of the map. The page asks as often. */
+#define SAMPLE_S 5
 
 /* ---- pages ------------------------------------------------------------------------------------ */
 
@@ -49,10 +51,11 @@ struct server {
 	struct listen_address address;
 	bool has_models;
 	struct token *token;   /* borrowed; NULL: who can connect may ask */
-	pthread_mutex_t lock;  /* of the next three */
+	pthread_mutex_t lock;  /* of the next four */
 	struct looker *looker; /* owned */
 	struct snapshot found; /* of the last look; empty if that failed */
 	struct map map;
+	struct identities identities;
 	pthread_mutex_t guests_lock; /* of the next two */
 	struct guest guests[MAX_CONNECTIONS];
 	unsigned n_guests; /* but those who leave */
@@ -81,7 +84,19 @@ static void write_metrics(struct server *server, FILE *out)
 
 static void write_map(struct server *server, FILE *out)
 {
-	map_write(&server->map, look(server), REFRESH_S, out);
+	(void)server;
+	page_write(NULL, out);
+}
+
+static void write_memory(struct server *server, FILE *out)
+{
+	const struct snapshot *snapshot = look(server);
+	identities_refresh(&server->identities);
+	json_t *document = snapshot ? map_document(&server->map, snapshot, &server->identities)
+	                            : map_no_document("glaked does not answer");
+	json_dumpf(document, out, CTL_JSON_COMPACT);
+	fputc('\n', out);
+	json_decref(document);
 }
 
 /* For what the map shows over time. While glaked is away, nothing is added. */
@@ -101,6 +116,7 @@ static const struct {
 	void (*write)(struct server *server, FILE *out);
 } pages[] = {
 	{"/", "text/html; charset=utf-8", write_map},
+	{"/api/v1/memory", "application/json", write_memory},
 	{"/metrics", "text/plain; version=0.0.4; charset=utf-8", write_metrics},
 };
 
@@ -122,6 +138,8 @@ static enum MHD_Result say(struct MHD_Connection *connection, unsigned status, c
 	MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
 	MHD_add_response_header(response, MHD_HTTP_HEADER_CACHE_CONTROL, "no-store");
 	MHD_add_response_header(response, "X-Content-Type-Options", "nosniff");
+	MHD_add_response_header(response, "X-Frame-Options", "DENY");
+	MHD_add_response_header(response, "Referrer-Policy", "no-referrer");
 	if (status == MHD_HTTP_UNAUTHORIZED) {
 		MHD_add_response_header(response, MHD_HTTP_HEADER_WWW_AUTHENTICATE,
 		                        "Bearer realm=\"glake\"");
@@ -285,7 +303,7 @@ static enum MHD_Result answer(void *user, struct MHD_Connection *connection, con
 		i++;
 	}
 	if (i == N_PAGES) {
-		return refuse(connection, MHD_HTTP_NOT_FOUND, "/ and /metrics\n");
+		return refuse(connection, MHD_HTTP_NOT_FOUND, "/, /api/v1/memory and /metrics\n");
 	}
 	char *text = NULL;
 	size_t n_bytes = 0;
@@ -323,7 +341,7 @@ static void refresh_token(struct ctl *ctl, struct server *server)
 
 static void sample_until_signal(struct ctl *ctl, struct server *server, const sigset_t *signals)
 {
-	const struct timespec period = {.tv_sec = REFRESH_S};
+	const struct timespec period = {.tv_sec = SAMPLE_S};
 	do {
 		take_sample(server);
 		end_slow_guests(server);
@@ -370,6 +388,7 @@ static int serve(struct ctl *ctl, const struct serve_options *options, struct se
 	looker_free(server->looker);
 	snapshot_deinit(&server->found);
 	map_deinit(&server->map);
+	identities_deinit(&server->identities);
 	if (listen_is_unix(&server->address)) {
 		unlink(server->address.un.sun_path);
 	}

@@ -12,7 +12,7 @@
 
 /*
  * A session as `sessions` shows it: in JSON as a whole, with a list of devices; in a table on one of its devices. What
- * is not known by device stands in the first line of a session: FIELD_NONE in others, so that a column adds up.
+ * is not known by device stands in one line of a session (memory_first_device()): FIELD_NONE in others, so that a column adds up.
  */
 struct shown {
 	struct glake_session_row row; /* its texts and devices borrowed */
@@ -159,10 +159,19 @@ static int add_lines(struct listing *listing, struct shown *shown)
 	int err = row->n_devices == 0 ? ctl_list_add(listing->list, shown) : 0;
 	for (uint32_t i = 0; err == 0 && i < row->n_devices; i++) {
 		struct shown line = *shown;
-		narrow(&line, &row->devices[i], i == 0);
+		narrow(&line, &row->devices[i], i == memory_first_device(row));
 		err = ctl_list_add(listing->list, &line);
 	}
 	return err;
+}
+
+json_t *ctl_session_object(struct identities *identities, const struct glake_session_row *row)
+{
+	struct shown shown = show(row);
+	shown.identity = identity_of(identities, row);
+	json_t *object = field_object(session_fields, N_FIELDS, &shown);
+	json_object_set_new(object, "devices", device_list(row));
+	return object;
 }
 
 static int add_session(void *user, const struct glake_session_row *row)
@@ -174,7 +183,8 @@ static int add_session(void *user, const struct glake_session_row *row)
 	identity_pod(&shown.identity, row, pod, sizeof(pod));
 	shown.pod = pod;
 	return listing->ctl->json
-	               ? ctl_list_add_more(listing->list, &shown, "devices", device_list(row))
+	               ? ctl_list_add_object(listing->list,
+	                                     ctl_session_object(&listing->identities, row))
 	               : add_lines(listing, &shown);
 }
 

@@ -394,8 +394,19 @@ static const struct field row_stay_fields[] = {
 
 #undef ROW
 
-static int add_sleeper(void *list, const struct glake_sleeper_row *row)
+static struct sleeper show(const struct glake_sleeper_row *row)
 {
+	return (struct sleeper){
+		.of = *row,
+		.label = identity_label(row->name, row->script, row->program),
+		.woke_ms = row->woke_ns > 0 ? row->woke_ns / 1000000 : FIELD_NONE,
+		.waited_ms = row->woke_ns > 0 ? row->woke_waited_ms : FIELD_NONE,
+	};
+}
+
+json_t *ctl_sleeper_object(const struct glake_sleeper_row *row)
+{
+	const struct sleeper sleeper = show(row);
 	json_t *stays = json_array();
 	json_t *models = json_array();
 	for (uint32_t i = 0; i < row->n_stays; i++) {
@@ -404,23 +415,29 @@ static int add_sleeper(void *list, const struct glake_sleeper_row *row)
 	for (uint32_t i = 0; i < row->n_models; i++) {
 		json_array_append_new(models, json_string(row->models[i]));
 	}
-	const struct sleeper sleeper = {
-		.of = *row,
-		.label = identity_label(row->name, row->script, row->program),
-		.woke_ms = row->woke_ns > 0 ? row->woke_ns / 1000000 : FIELD_NONE,
-		.waited_ms = row->woke_ns > 0 ? row->woke_waited_ms : FIELD_NONE,
-	};
-	int err = ctl_list_add_more(list, &sleeper, "stays", stays);
-	if (err) {
-		json_decref(models);
-		return err;
-	}
-	return ctl_list_more(list, "models", models);
+	json_t *object = field_object(FIELDS(sleeper_fields), &sleeper);
+	json_object_set_new(object, "stays", stays);
+	json_object_set_new(object, "models", models);
+	return object;
+}
+
+struct sleeper_list {
+	const struct ctl *ctl;
+	struct ctl_list *list;
+};
+
+static int add_sleeper(void *user, const struct glake_sleeper_row *row)
+{
+	const struct sleeper_list *of = user;
+	const struct sleeper sleeper = show(row);
+	return of->ctl->json ? ctl_list_add_object(of->list, ctl_sleeper_object(row))
+	                     : ctl_list_add(of->list, &sleeper);
 }
 
 static int fill_sleepers(struct ctl *ctl, struct ctl_list *list)
 {
-	return glake_list_sleepers(ctl->session, add_sleeper, list);
+	struct sleeper_list of = {ctl, list};
+	return glake_list_sleepers(ctl->session, add_sleeper, &of);
 }
 
 static int run_sleepers(struct ctl *ctl)

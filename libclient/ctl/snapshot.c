@@ -130,6 +130,8 @@ static int take_sleeper(void *user, const struct glake_sleeper_row *of)
 	}
 	row->n_stays = 0;
 	row->stays = NULL;
+	row->n_models = 0;
+	row->models = NULL;
 	return keep_text(snapshot, &row->program) && keep_text(snapshot, &row->tenant) &&
 	                       keep_text(snapshot, &row->realm) &&
 	                       keep_text(snapshot, &row->state) && keep_text(snapshot, &row->why) &&

@@ -29,6 +29,7 @@ static const struct field model_fields[] = {
 	FIELD(ROW, idle_ms, U64, MS, "IDLE"),
 	FIELD(ROW, is_published, BOOL, PLAIN, "PUBLISHED"),
 	FIELD(ROW, copied_bytes, U64, BYTES, NULL),
+	FIELD(ROW, part_bytes, U64, BYTES, NULL),
 	FIELD(ROW, reload_reason, TEXT, PLAIN, "LOADED AGAIN"),
 };
 
@@ -47,6 +48,11 @@ static const struct field block_fields[] = {
 };
 
 #undef ROW
+
+json_t *ctl_model_object(const struct glake_model_row *row)
+{
+	return field_object(model_fields, sizeof(model_fields) / sizeof(model_fields[0]), row);
+}
 
 static int add_model(void *list, const struct glake_model_row *row)
 {

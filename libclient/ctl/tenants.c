@@ -44,7 +44,7 @@ struct tenants {
 	json_t *rows; /* owned until printed */
 };
 
-static int add_object(struct tenants *tenants, const struct glake_tenant_row *row)
+json_t *ctl_tenant_object(const struct glake_tenant_row *row)
 {
 	json_t *devices = json_array();
 	for (uint32_t i = 0; i < row->n_devices; i++) {
@@ -61,9 +61,9 @@ static int add_object(struct tenants *tenants, const struct glake_tenant_row *ro
 		                                (json_int_t)row->hosts[i].peak_bytes));
 	}
 	json_t *tenant = field_object(tenant_fields, N_TENANT_FIELDS, row);
-	int err = json_object_set_new(tenant, "devices", devices);
-	err |= json_object_set_new(tenant, "hosts", hosts);
-	return json_array_append_new(tenants->rows, tenant) < 0 || err < 0 ? CTL_E_OUTPUT : 0;
+	json_object_set_new(tenant, "devices", devices);
+	json_object_set_new(tenant, "hosts", hosts);
+	return tenant;
 }
 
 static int add_tenant(void *user, const struct glake_tenant_row *row)
@@ -71,7 +71,9 @@ static int add_tenant(void *user, const struct glake_tenant_row *row)
 	struct tenants *tenants = user;
 	bool exact = tenants->ctl->exact;
 	if (tenants->rows) {
-		return add_object(tenants, row);
+		return json_array_append_new(tenants->rows, ctl_tenant_object(row)) < 0
+		               ? CTL_E_OUTPUT
+		               : 0;
 	}
 	for (uint32_t i = 0; i < row->n_devices; i++) {
 		field_cells(&tenants->table, tenant_fields, 1, row, exact);

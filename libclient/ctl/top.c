@@ -235,7 +235,7 @@ static int list_sessions(struct top *top, struct rows *rows)
 			}
 			*row = shown;
 			if (top->by_gpu && of->n_devices > 0) {
-				narrow(row, &of->devices[at], at == 0);
+				narrow(row, &of->devices[at], at == memory_first_device(of));
 			}
 		}
 	}

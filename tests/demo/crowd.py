@@ -20,8 +20,8 @@ import time
 
 MIB = 1024 * 1024
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-TENANTS = (("research", 61001, "5GiB", 40), ("production", 61002, "6GiB", 64), ("batch", 61003, "3GiB", 30),
-           ("students", 61004, "2GiB", 30))
+TENANTS = (("research", 61001, "5GiB", 60), ("production", 61002, "6GiB", 64), ("batch", 61003, "3GiB", 50),
+           ("students", 61004, "2GiB", 50))
 NAMES = ("serve.py", "-m vllm.entrypoints.openai.api_server", "train_lora.py", "notebook", "evaluate.py",
          "embeddings-service", "rerank.py", "whisper-batch", "sd-webui", "agent-tools")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What anybody may send to `glakectl metrics --serve`: it answers with its two pages or an error, and goes on."""
+"""What anybody may send to `glakectl metrics --serve`: it answers with its pages or an error, and goes on."""
 
 import os
 import socket
@@ -9,7 +9,8 @@ from tests.integration.with_glaked import WithGlaked
 
 LINE = b" HTTP/1.1\r\nHost: localhost\r\n"
 PAGES = {
-    b"GET /": 200, b"GET /metrics": 200, b"GET /metrics?x=/etc/passwd": 200, b"HEAD /metrics": 200,
+    b"GET /": 200, b"GET /metrics": 200, b"GET /api/v1/memory": 200, b"GET /api/v1/memory/": 404, b"GET /api/v2/memory": 404,
+    b"GET /api": 404, b"POST /api/v1/memory": 405, b"GET /metrics?x=/etc/passwd": 200, b"HEAD /metrics": 200,
     b"GET //metrics": 404, b"GET /metrics/": 404, b"GET /metrics/../metrics": 404, b"GET /METRICS": 404,
     b"GET /../../../../etc/passwd": 404, b"GET /%2e%2e/%2e%2e/etc/passwd": 404, b"GET /..%2f..%2fetc/passwd": 404,
     b"GET /metrics%00.html": None, b"GET http://elsewhere.example/metrics": None, b"GET *": None,

@@ -1479,12 +1479,43 @@ static void take_page(const char *path, char *page, size_t n_bytes)
 	unlink(path);
 }
 
+/* The document in the page at @path. */
+static json_t *take_document(const char *path)
+{
+	static char page[4 * 1024 * 1024];
+	take_page(path, page, sizeof(page));
+	ck_assert_ptr_nonnull(strstr(page, "</html>\n"));
+	const char *begin = strstr(page, "<script type=\"application/json\"");
+	begin = begin ? strchr(begin, '>') : NULL;
+	ck_assert_ptr_nonnull(begin);
+	/* Nothing in it ends the element that it is in. */
+	const char *end = strchr(begin, '<');
+	ck_assert_int_eq(strncmp(end, "</script>", 9), 0);
+	json_t *document = json_loadb(begin + 1, (size_t)(end - begin - 1), 0, NULL);
+	ck_assert_ptr_nonnull(document);
+	/* Its script and style have a number that no other page has. */
+	ck_assert_ptr_null(strstr(page, "@NONCE@"));
+	ck_assert_ptr_null(strstr(page, "@DATA@"));
+	ck_assert_ptr_null(strstr(page, "https://"));
+	return document;
+}
+
+static json_t *first_of(json_t *document, const char *key)
+{
+	return json_array_get(json_object_get(document, key), 0);
+}
+
+static json_int_t number_of(json_t *object, const char *key)
+{
+	ck_assert_msg(json_is_integer(json_object_get(object, key)), "%s", key);
+	return json_integer_value(json_object_get(object, key));
+}
+
 START_TEST(the_map_names_who_holds_what)
 {
 	char path[256];
 	char line[300];
-	char page[64 * 1024] = "";
-	fake.name = "<i>\"a\" & b\n";
+	fake.name = "<i>\"a\" & b\n</script>";
 	fake.has_demoted = true;
 	fake.waits_to_wake = true;
 	snprintf(path, sizeof(path), "%s/map.html", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
@@ -1492,39 +1523,29 @@ START_TEST(the_map_names_who_holds_what)
 	for (int i = 0; i < 2; i++) {
 		ck_assert_int_eq(run(line), 0);
 		assert_contains(out_text, "map.html: 2 samples of 2 devices\n");
-		take_page(path, page, sizeof(page));
-		ck_assert_ptr_null(strstr(page, "<i>\"a"));
-		ck_assert_ptr_null(strstr(page, "<script"));
-		ck_assert_ptr_null(strstr(page, "http://"));
-		ck_assert_ptr_null(strstr(page, "https://"));
-		assert_contains(page, "<b>&lt;i&gt;&quot;a&quot; &amp; b\\x0a (100)</b>");
-		assert_contains(
-			page,
-			"tenant default; fragmentation 25.0 %, warm 1.0 GiB; shared 16.0 GiB");
-		assert_contains(
-			page,
-			"12.0 GiB of 24.0 GiB used. Sharing saves 4.0 GiB, dedup ratio 3.00.");
-		assert_contains(
-			page, "<b>programs without a session</b></span><span class=\"n\">5.0 GiB");
-		assert_contains(page, "; pinned");
-		ck_assert_int_eq(strstr(page, "; open in &lt;i&gt;") != NULL, !fake.is_old);
-		assert_contains(page,
-		                "<h2>Host memory, node 1</h2>\n<p>3.0 GiB taken, of 16.0 GiB that "
-		                "glaked may take; the node has 64.0 GiB. Sharing saves 3.5 GiB.");
-		assert_contains(page,
-		                "<b>copies for programs that sleep</b></span><span class=\"n\">"
-		                "512.0 MiB");
-		/* An older glaked has no sleepers. */
-		ck_assert_int_eq(
-			strstr(page,
-		               "<i class=\"asleep\"></i><span><b>&lt;i&gt;&quot;a&quot; &amp; "
-		               "b\\x0a (100)</b><small>tenant default; for 1.0 s (asked); "
-		               "shared 3.0 GiB, of it still on the GPU 2.0 GiB; on the GPU "
-		               "stays 2.0 MiB; place 2, for 3.0 s</small></span><span "
-		               "class=\"n\">4.0 GiB<small>waits for room") != NULL,
-			!fake.is_old);
-		assert_contains(page, "<b>demoted</b><small>unused for ");
-		assert_contains(page, "<polygon class=\"cached\"");
+		json_t *document = take_document(path);
+		json_t *session = first_of(document, "sessions");
+		json_t *device = first_of(document, "devices");
+		json_t *model = first_of(document, "models");
+		json_t *host = first_of(document, "hosts");
+		ck_assert_int_eq(number_of(document, "version"), 1);
+		ck_assert(json_is_null(json_object_get(document, "error")));
+		ck_assert_str_eq(json_string_value(json_object_get(session, "label")), fake.name);
+		ck_assert_int_eq(number_of(session, "live_bytes"), 3 * GIB);
+		ck_assert_ptr_null(json_object_get(session, "arguments"));
+		ck_assert_int_eq(number_of(first_of(session, "devices"), "process_bytes"), 2 * GIB);
+		ck_assert_int_eq(number_of(device, "foreign_bytes"), 5 * GIB);
+		ck_assert_int_eq(number_of(host, "slept_bytes"), 4 * GIB);
+		/* An older glaked tells neither who has a model open, nor who sleeps. */
+		ck_assert_int_eq(json_array_size(json_object_get(model, "sessions")) > 0,
+		                 !fake.is_old);
+		ck_assert_uint_eq(json_array_size(json_object_get(document, "sleepers")),
+		                  !fake.is_old);
+		ck_assert_uint_eq(json_array_size(json_object_get(document, "history_ms")), 2);
+		ck_assert_uint_eq(
+			json_array_size(json_object_get(first_of(document, "history"), "cached")),
+			2);
+		json_decref(document);
 		fake.is_old = true;
 	}
 	ck_assert_int_eq(run("map --html=/nowhere/map.html"), CTL_FAILED);
@@ -1535,24 +1556,29 @@ START_TEST(a_map_of_many_shows_the_largest)
 {
 	char path[256];
 	char line[300];
-	static char page[512 * 1024];
 	fake.n_crowd = 3000;
 	snprintf(path, sizeof(path), "%s/many.html", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
 	snprintf(line, sizeof(line), "map --html=%s", path);
 	ck_assert_int_eq(run(line), 0);
-	take_page(path, page, sizeof(page));
-	ck_assert_ptr_nonnull(strstr(page, "</html>"));
-	ck_assert_ptr_nonnull(strstr(page, "<b>crowd (4000)</b>"));
-	ck_assert_ptr_null(strstr(page, "<b>crowd (1001)</b>"));
-	ck_assert_ptr_nonnull(
-		strstr(page, "<b>2961 smaller sessions</b></span><span class=\"n\">4.2 TiB"));
-	/* Of a model its users, and how many more there are. */
-	ck_assert_ptr_nonnull(strstr(page, "; open in plain (100), crowd (1001), crowd (1002), "));
-	ck_assert_ptr_nonnull(strstr(page, " and 2989 more"));
-	ck_assert_ptr_nonnull(strstr(page, "<b>1480 smaller models</b>"));
-	/* As many rows of both devices, and of the node, as there are parts in their bars; and one who sleeps. */
-	ck_assert_uint_eq(count(page, "<li>"), count(page, "class=\"whole\"") + 1);
-	ck_assert_uint_lt(count(page, "<li>"), 100);
+	json_t *document = take_document(path);
+	json_t *sessions = json_object_get(document, "sessions");
+	ck_assert_uint_eq(json_array_size(sessions), 1000);
+	ck_assert_int_eq(number_of(document, "n_sessions_left_out"), 2002);
+	ck_assert_int_gt(number_of(document, "n_models_left_out"), 1999);
+	size_t i;
+	json_t *session;
+	json_array_foreach(sessions, i, session)
+	{
+		bool is_crowd = number_of(session, "pid") >= 1000;
+		ck_assert(!is_crowd ||
+		          number_of(session, "reserved_bytes") > (json_int_t)(2000 * MIB));
+	}
+	json_t *model;
+	json_array_foreach(json_object_get(document, "models"), i, model)
+	{
+		ck_assert_uint_le(json_array_size(json_object_get(model, "sessions")), 64);
+	}
+	json_decref(document);
 }
 END_TEST
 
