@@ -33,6 +33,19 @@ static bool has_words(const struct ctl_command *command)
 	return *command->operands >= 'a' && *command->operands <= 'z';
 }
 
+/* Kinds of names that its operands may be, as `names` takes them; "": none. */
+static const char *kinds_of(const struct ctl_command *command)
+{
+	bool has_pids = strstr(command->operands, "PID");
+	bool has_tenants = strstr(command->operands, "TENANT");
+	bool has_models = strstr(command->operands, "MODEL") || strstr(command->operands, "NAME");
+	return has_pids && has_tenants && has_models ? "pids tenants models"
+	       : has_pids                            ? "pids"
+	       : has_tenants                         ? "tenants"
+	       : has_models                          ? "models"
+	                                             : "";
+}
+
 static void put_words(const struct ctl_command *command, FILE *out)
 {
 	for (const char *at = command->operands; *at; at++) {
@@ -49,15 +62,18 @@ static void put_bash(FILE *out)
 	fputs("# Completion of glakectl for bash. Made by: glakectl completion bash\n"
 	      "_glakectl()\n{\n"
 	      "\tlocal cur=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]}\n"
-	      "\tlocal command= words i\n"
+	      "\tlocal command= words kinds= i\n"
+	      "\tlocal -a socket=()\n"
 	      "\tfor ((i = 1; i < COMP_CWORD; i++)); do\n"
 	      "\t\tcase ${COMP_WORDS[i]} in\n"
-	      "\t\t-s | --socket) ((i++)) ;;\n"
+	      "\t\t-s | --socket) socket=(--socket \"${COMP_WORDS[i + 1]}\"); ((i++)) ;;\n"
 	      "\t\t-*) ;;\n"
 	      "\t\t*) command=${COMP_WORDS[i]}; break ;;\n"
 	      "\t\tesac\n\tdone\n"
 	      "\tcase $command:$before in\n"
-	      "\t*:-s | *:--socket) mapfile -t COMPREPLY < <(compgen -f -- \"$cur\")\n"
+	      "\t*:-s | *:--socket) mapfile -t COMPREPLY < <(\n"
+	      "\t\tcompgen -W \"$(glakectl names sockets 2>/dev/null)\" -- \"$cur\"\n"
+	      "\t\tcompgen -f -- \"$cur\")\n"
 	      "\t\treturn ;;\n",
 	      out);
 	for (size_t i = 0; ctl_commands[i]; i++) {
@@ -83,9 +99,13 @@ static void put_bash(FILE *out)
 			fputc(' ', out);
 			put_words(command, out);
 		}
-		fputs("' ;;\n", out);
+		fprintf(out, "' kinds='%s' ;;\n", kinds_of(command));
 	}
-	fputs("\tesac\n", out);
+	/* Names of `names` mean nothing to a shell. */
+	fputs("\tesac\n"
+	      "\t[ -z \"$kinds\" ] || [[ $cur == -* ]] ||\n"
+	      "\t\twords+=\" $(glakectl \"${socket[@]}\" names $kinds 2>/dev/null)\"\n",
+	      out);
 	for (size_t i = 0; ctl_commands[i]; i++) {
 		if (takes_files(ctl_commands[i])) {
 			fprintf(out,
@@ -162,6 +182,13 @@ static void put_zsh(FILE *out)
 			put_words(ctl_commands[i], out);
 			fputs(")'", out);
 		}
+		const char *kinds = kinds_of(ctl_commands[i]);
+		if (*kinds) {
+			fprintf(out,
+			        " '*: :{local -a names=(${(f)\"$(glakectl names %s "
+			        "2>/dev/null)\"}); compadd -a names}'",
+			        kinds);
+		}
 		fprintf(out, "%s\n\t\t;;\n",
 		        takes_files(ctl_commands[i]) ? " '*:file:_files'" : "");
 	}
@@ -185,7 +212,9 @@ static void put_fish(FILE *out)
 {
 	fputs("# Completion of glakectl for fish. Made by: glakectl completion fish\n"
 	      "complete -c glakectl -f\n"
-	      "complete -c glakectl -s s -l socket -r -F -d 'The socket of glaked'\n"
+	      "complete -c glakectl -s s -l socket -r -F -a '(glakectl names sockets 2>/dev/null)' "
+	      "-d "
+	      "'The socket of glaked'\n"
 	      "complete -c glakectl -s h -l help -d 'Help'\n"
 	      "complete -c glakectl -n __fish_use_subcommand -l json"
 	      " -d 'One JSON document instead of text'\n"
@@ -222,6 +251,12 @@ static void put_fish(FILE *out)
 			        command->name);
 			put_words(command, out);
 			fputs("'\n", out);
+		}
+		if (*kinds_of(command)) {
+			fprintf(out,
+			        "complete -c glakectl -n '__fish_seen_subcommand_from %s' -a "
+			        "'(glakectl names %s 2>/dev/null)'\n",
+			        command->name, kinds_of(command));
 		}
 		if (takes_files(command)) {
 			fprintf(out,

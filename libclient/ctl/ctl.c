@@ -16,11 +16,11 @@
 #include "glake.h"
 
 const struct ctl_command *const ctl_commands[] = {
-	&ctl_status,   &ctl_top,    &ctl_stats,   &ctl_sessions,   &ctl_fragmentation,
-	&ctl_dedup,    &ctl_tiers,  &ctl_tenants, &ctl_models,     &ctl_blocks,
-	&ctl_sleepers, &ctl_events, &ctl_map,     &ctl_metrics,    &ctl_doctor,
-	&ctl_load,     &ctl_pin,    &ctl_unpin,   &ctl_evict,      &ctl_quota,
-	&ctl_seal,     &ctl_sleep,  &ctl_wake,    &ctl_completion, NULL,
+	&ctl_status, &ctl_top,     &ctl_stats,  &ctl_sessions, &ctl_fragmentation, &ctl_dedup,
+	&ctl_tiers,  &ctl_tenants, &ctl_models, &ctl_blocks,   &ctl_sleepers,      &ctl_events,
+	&ctl_map,    &ctl_metrics, &ctl_doctor, &ctl_load,     &ctl_pin,           &ctl_unpin,
+	&ctl_evict,  &ctl_quota,   &ctl_seal,   &ctl_sleep,    &ctl_wake,          &ctl_completion,
+	&ctl_names,  NULL,
 };
 
 /* Numbers of long options; those of commands follow with the numbers of enum ctl_option. */

@@ -194,6 +194,7 @@ extern const struct ctl_command ctl_tiers;              /* tiers.c */
 extern const struct ctl_command ctl_map;                /* map_command.c */
 extern const struct ctl_command ctl_metrics;            /* metrics_command.c */
 extern const struct ctl_command ctl_completion;         /* completion.c */
+extern const struct ctl_command ctl_names;              /* names.c */
 extern const struct ctl_command ctl_sessions;           /* sessions.c */
 extern const struct ctl_command ctl_fragmentation;      /* fragmentation.c */
 extern const struct ctl_command ctl_dedup;              /* dedup.c */

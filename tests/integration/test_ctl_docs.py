@@ -68,7 +68,7 @@ class ManPage(unittest.TestCase):
 
     def test_json_is_where_the_help_has_it(self):
         """Also the error of a command line, or of a daemon that is not there, is a document."""
-        words = {"completion": ["bash"], "map": ["--html=/nowhere/x"], "seal": ["1"], "sleep": ["1"], "wake": ["1"], "quota": ["x", "--sessions=1"]}
+        words = {"completion": ["bash"], "names": ["pids"], "map": ["--html=/nowhere/x"], "seal": ["1"], "sleep": ["1"], "wake": ["1"], "quota": ["x", "--sessions=1"]}
         without = set(re.findall(r"[a-z]+", self.man.split("instead of text; not with\n")[1].split("which")[0])) \
             - {"and"}
         for command in commands():
@@ -91,6 +91,10 @@ class ManPage(unittest.TestCase):
     def test_version(self):
         version = re.search(r"^VERSION := (.*)$", read("Makefile"), re.M).group(1)
         self.assertIn(f'"glake {version}"', self.man)
+
+
+# Commands whose operands are pids, tenants or models.
+NAMED = {"fragmentation", "seal", "sleep", "wake", "pin", "unpin", "evict", "quota"}
 
 
 class Completions(unittest.TestCase):
@@ -134,6 +138,7 @@ class Completions(unittest.TestCase):
             line = re.search(rf"\n\t{command}\)\n\t\t_arguments (.*?)\n\t\t;;", self.script("zsh"), re.S).group(1)
             found = set(re.findall(r"'(--[a-z-]+)", line)) | {"--socket", "--help"}
             self.assertEqual("(bash" in line, command == "completion")
+            self.assertEqual("glakectl names" in line, command in NAMED, command)
             self.assertEqual(found | ({"--json"} if "$json" in line else set()), options(help_of(command)), command)
 
     @unittest.skipUnless(shutil.which("fish"), "no fish here")
@@ -147,6 +152,45 @@ class Completions(unittest.TestCase):
         for command, text in zip(asked, found):
             self.assertEqual({line.split()[0] for line in text.splitlines()},
                              options(help_of(*[command] if command else [])), command)
+
+
+class Glake(unittest.TestCase):
+    """The completions of `glake`, which are files, know its options."""
+
+    def setUp(self):
+        done = subprocess.run([os.path.join(BUILD, "bin", "glake"), "--help"], capture_output=True, text=True, check=True)
+        self.options = set(re.findall(r"(?m)(--[a-z]+)(?:=|, | |$)", done.stdout.split("glake replay --help")[0])) - {"--"}
+        self.assertGreater(len(self.options), 10)
+
+    def test_each_shell_knows_each_option(self):
+        for shell, form in (("glake.bash", "{}"), ("_glake", "{}"), ("glake.fish", "-l {} ")):
+            script = read("shim/run/completion/" + shell)
+            for option in self.options:
+                self.assertIn(form.format(option if "l" not in form else option[2:]), script, shell)
+
+    def test_they_are_scripts(self):
+        for shell, check, name in (("bash", "-n", "glake.bash"), ("zsh", "-n", "_glake"), ("fish", "--no-execute", "glake.fish")):
+            if shutil.which(shell):
+                done = subprocess.run([shell, check, "shim/run/completion/" + name], capture_output=True, text=True, check=False)
+                self.assertEqual((done.returncode, done.stderr), (0, ""), name)
+
+    def bash(self, *words):
+        line = " ".join(f"'{word}'" for word in words)
+        done = subprocess.run(
+            ["bash", "-c", f"{read('shim/run/completion/glake.bash')}\nCOMP_WORDS=({line})\nCOMP_CWORD={len(words) - 1}\n"
+             '_glake\nprintf "%s\\n" "${COMPREPLY[@]}"'], capture_output=True, text=True, check=True)
+        self.assertEqual(done.stderr, "")
+        return done.stdout.split()
+
+    def test_bash(self):
+        self.assertEqual(self.bash("glake", "r"), ["run", "replay"])
+        self.assertEqual({word.rstrip("=") for word in self.bash("glake", "run", "--")} - {"--"}, self.options)
+        self.assertEqual(self.bash("glake", "run", "--own", "=", "a"), ["alloc", "async"])
+        self.assertEqual(self.bash("glake", "run", "--alloc", "="), ["plain", "stitch"])
+        self.assertIn("python3", self.bash("glake", "run", "--strict", "pytho"))
+        self.assertIn("python3", self.bash("glake", "run", "--name", "=", "x", "--", "pytho"))
+        self.assertEqual(self.bash("glake", "run", "--", "python3", "Makef"), ["Makefile"])
+        self.assertEqual(self.bash("glake", "replay", "Makef"), ["Makefile"])
 
 
 if __name__ == "__main__":

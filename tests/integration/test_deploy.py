@@ -35,6 +35,8 @@ class Install(unittest.TestCase):
                          "include/glake.h", "lib/libglake-client.so.1.2.3",
                          "share/bash-completion/completions/glakectl",
                          "share/zsh/site-functions/_glakectl",
+                         "share/bash-completion/completions/glake", "share/zsh/site-functions/_glake",
+                         "share/fish/vendor_completions.d/glake.fish",
                          "share/fish/vendor_completions.d/glakectl.fish",
                          "share/glake/grafana-glake.json", "share/glake/prometheus-glake.rules.yml",
                          "share/man/man1/glakectl.1", "share/man/man8/glaked.8",

@@ -439,6 +439,37 @@ class Glakectl(WithGlaked):
         self.assertRegex(text, r"\n  others +\?\n")
         self.assertRegex(text, r"\n  unaccounted +\?\n")
 
+    def complete(self, *words):
+        """As bash does, with glakectl in the PATH."""
+        bin_folder = os.path.abspath(os.path.join(BUILD, "bin"))
+        script = subprocess.run([os.path.join(bin_folder, "glakectl"), "completion", "bash"], capture_output=True, text=True,
+                                check=True).stdout
+        line = " ".join(f"'{word}'" for word in ("glakectl", *words))
+        done = subprocess.run(["bash", "-c", f"{script}\nCOMP_WORDS=({line})\nCOMP_CWORD={len(words)}\n"
+                               '_glakectl\nprintf "%s\\n" "${COMPREPLY[@]}"'], capture_output=True, text=True, check=True,
+                              env={**os.environ, "PATH": bin_folder + ":" + os.environ["PATH"], "GLAKE_SOCKET": self.socket})
+        self.assertEqual(done.stderr, "")
+        return [word for word in done.stdout.split() if not word.startswith("-")]
+
+    def test_completions_know_what_there_is(self):
+        program = self.serve()
+        path = self.model("m.safetensors", seed=1)
+        self.ask("load", path)
+        self.ask("load", self.model("$(touch owned);`x`'\"*.safetensors", seed=2))
+        self.assertEqual(self.complete("seal", ""), [str(program.pid)])
+        self.assertEqual(self.complete("pin", path[:-4]), [path])
+        self.assertEqual(self.complete("quota", "d"), ["default"])
+        self.assertEqual(set(self.complete("sleep", "")), {str(program.pid), "default", "cache", path})
+        self.assertIn(self.socket, self.complete("-s", ""))
+        self.assertEqual(self.complete("-s", "/nowhere", "quota", "d"), [])
+        self.assertEqual(self.ask("names", "tenants", "pids")["names"], ["cache", "default", str(program.pid)])
+        self.assertFalse(os.path.exists("owned"))
+        # A glaked that is stopped holds nobody up for long.
+        self.daemon.send_signal(signal.SIGSTOP)
+        self.addCleanup(self.daemon.send_signal, signal.SIGCONT)
+        self.assertEqual(self.complete("quota", "d"), [])
+        self.daemon.send_signal(signal.SIGCONT)
+
     def test_without_a_daemon(self):
         self.stop_daemon()
         self.refused(3, "GLAKE_E_GONE", "status")
