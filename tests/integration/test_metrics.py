@@ -2,6 +2,7 @@
 """Metrics of real programs: who has what adds up to the byte, and programs make no series."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import time
 import unittest
 
 from tests.integration.with_glaked import BUILD, MIB
-from tests.integration.with_metrics import WithMetrics, series, total
+from tests.integration.with_metrics import WithMetrics, parse, series, total
 
 ID = "0123456789abcdef" * 3
 POD_A, POD_B = "0b5c2d3e-1f20-4a5b-8c6d-7e8f90a1b2c3", "1b5c2d3e-1f20-4a5b-8c6d-7e8f90a1b2c3"
@@ -135,6 +136,31 @@ class Metrics(WithMetrics):
         self.assertGreater(total(samples, "glake_sessions_total"), 200)
         keys = {key for _, labels, _ in samples for key in labels}
         self.assertEqual(keys & {"session", "pid", "program", "user", "uid", "realm", "model", "arguments"}, set())
+
+    def test_names_of_models_are_hostile(self):
+        """What a program calls a model is a label, if it is asked for, and is nothing else to who reads it."""
+        names = [b'"} 1\nglake_up{x="', b"\xff\xfe\xc0\xaf", b"\x1b]0;owned\x07\x1b[2J", "\u202egnp.exe".encode(), b"a\\", b"other",
+                 b"x" * 900 + b"1", b"x" * 900 + b"2", b"#", b"{}", b"%s%n", "\u00e9".encode() * 150]
+        for i, name in enumerate(names):
+            path = self.model(f"{i}.safetensors", seed=i, n_tensors=1)
+            done = subprocess.run([os.path.join(BUILD, "bin", "glakectl"), "--socket", self.socket, "load", "--pin", "--name",
+                                   name, path], capture_output=True, check=False)
+            self.assertEqual(done.returncode, 0, done.stderr)
+        done = self.ctl("metrics", "--models")
+        self.assertEqual(done.returncode, 0)
+        samples = parse(done.stdout)
+        self.assertEqual(len(series(samples)), len(samples))
+        self.assertEqual([value for name, _, value in samples if name == "glake_up"], [1])
+        models = {labels["model"]: value for name, labels, value in samples if name == "glake_model_pinned"}
+        # The two long names that begin in the same way are one.
+        self.assertEqual((len(models), sum(models.values())), (len(names) - 1, len(names)))
+        self.assertEqual(models["x" * 200], 2)
+        self.assertIn(r"a\\x5c", models)
+        self.assertNotRegex(done.stdout, "[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
+        if shutil.which("promtool"):
+            checked = subprocess.run(["promtool", "check", "metrics"], input=done.stdout, capture_output=True, text=True,
+                                     check=False)
+            self.assertEqual((checked.returncode, checked.stdout + checked.stderr), (0, ""))
 
     def test_labels_are_those_of_dcgm(self):
         os.environ["NODE_NAME"] = 'node "7"\\'
