@@ -452,7 +452,7 @@ static void put_row(const struct picture *picture, const struct series *series, 
 	fputs("\n", out);
 }
 
-static void put_table(const struct picture *picture, FILE *out)
+static void put_table(const struct picture *picture, const struct series *const *order, FILE *out)
 {
 	fputs("<div><table>\n<tr><th>Process<th>Pid<th>Live<th>Reserved<th>Utilization"
 	      "<th>Most live<th>Most reserved<th title=\"Bytes of ranges that were stitched, in "
@@ -461,16 +461,72 @@ static void put_table(const struct picture *picture, FILE *out)
 	      "<th title=\"Handles mapped and unmapped during these samples\">VMM calls\n",
 	      out);
 	for (size_t i = 0; i < picture->series.n; i++) {
-		put_row(picture, rows_at(&picture->series, i), out);
+		put_row(picture, order[i], out);
 	}
 	fputs("</table></div>\n", out);
+}
+
+/* ---- which of them first ---------------------------------------------------------------------- */
+
+/* Charts of single sessions; the table has all. */
+#define MAX_CHARTS 12u
+
+/* What was reserved and not live, in sum over the samples. */
+static double waste(const struct picture *picture, const struct series *series)
+{
+	double bytes = 0;
+	for (size_t i = 0; i < picture->n_samples; i++) {
+		const struct point *point = &series->points[i];
+		if (point->reserved_bytes > point->live_bytes) {
+			bytes += (double)(point->reserved_bytes - point->live_bytes);
+		}
+	}
+	return bytes;
+}
+
+static int compare_waste(const void *a, const void *b, void *user)
+{
+	double left = waste(user, *(const struct series *const *)a);
+	double right = waste(user, *(const struct series *const *)b);
+	return left < right ? 1 : left > right ? -1 : 0;
+}
+
+/* The worst first. The caller frees it. NULL: no memory. */
+static const struct series **sort(const struct picture *picture)
+{
+	const struct series **order = calloc(picture->series.n + 1, sizeof(*order));
+	for (size_t i = 0; order && i < picture->series.n; i++) {
+		order[i] = rows_at(&picture->series, i);
+	}
+	if (order) {
+		qsort_r(order, picture->series.n, sizeof(*order), compare_waste, (void *)picture);
+	}
+	return order;
+}
+
+static void put_all(const struct picture *picture, const struct series *const *order, FILE *out)
+{
+	size_t n = picture->series.n;
+	for (size_t i = 0; i < n && i < MAX_CHARTS; i++) {
+		put_chart(picture, order[i], out);
+	}
+	if (n > MAX_CHARTS) {
+		fprintf(out,
+		        "<p>These %u had most memory reserved that was not live. All %zu are in "
+		        "the "
+		        "table.</p>\n",
+		        MAX_CHARTS, n);
+	}
+	put_table(picture, order, out);
 }
 
 int picture_write(const struct picture *picture, FILE *out)
 {
 	struct series sum;
-	int err = add_up(picture, &sum);
+	const struct series **order = sort(picture);
+	int err = order ? add_up(picture, &sum) : -ENOMEM;
 	if (err < 0) {
+		free(order);
 		return err;
 	}
 	put_head(picture, out);
@@ -480,13 +536,11 @@ int picture_write(const struct picture *picture, FILE *out)
 	if (picture->series.n > 1) {
 		put_chart(picture, &sum, out);
 	}
-	for (size_t i = 0; i < picture->series.n; i++) {
-		put_chart(picture, rows_at(&picture->series, i), out);
-	}
 	if (picture->series.n > 0) {
-		put_table(picture, out);
+		put_all(picture, order, out);
 	}
 	html_end(out);
 	series_deinit(&sum);
+	free(order);
 	return 0;
 }

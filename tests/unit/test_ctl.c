@@ -1907,6 +1907,27 @@ START_TEST(a_picture_needs_nothing_else)
 }
 END_TEST
 
+START_TEST(a_picture_of_many_has_charts_of_the_worst)
+{
+	char path[256];
+	char line[300];
+	static char page[1024 * 1024];
+	fake.n_crowd = 50;
+	snprintf(path, sizeof(path), "%s/worst.html", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
+	snprintf(line, sizeof(line), "fragmentation --html=%s --seconds 1", path);
+	ck_assert_int_eq(run(line), 0);
+	take_page(path, page, sizeof(page));
+	/* All together, and twelve; half of the memory of each is live, so the largest are the worst. */
+	ck_assert_uint_eq(count(page, "<path class=\"live\""), 13);
+	assert_contains(page, "These 12 had most memory reserved that was not live. All 51 are ");
+	const char *worst = strstr(page, "<small>pid 1050");
+	ck_assert_ptr_nonnull(worst);
+	ck_assert_ptr_nonnull(strstr(worst, "<small>pid 1049"));
+	ck_assert_ptr_null(strstr(page, "<small>pid 1001"));
+	ck_assert_ptr_nonnull(strstr(page, "<td>1001"));
+}
+END_TEST
+
 START_TEST(a_picture_that_cannot_be_written_is_told_at_once)
 {
 	ck_assert_int_eq(run("fragmentation --html=/no/folder.html --seconds 86400"), CTL_FAILED);
