@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdint.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -25,7 +26,7 @@ static bool parse_host(const char *host, uint16_t port, struct listen_address *a
 {
 	size_t n = strlen(host);
 	char inner[INET6_ADDRSTRLEN];
-	if (strcmp(host, "localhost") == 0) {
+	if (strcasecmp(host, "localhost") == 0) {
 		host = "127.0.0.1";
 	}
 	if (inet_pton(AF_INET, host, &address->in.sin_addr) == 1) {

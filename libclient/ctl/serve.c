@@ -155,21 +155,26 @@ static enum MHD_Result refuse(struct MHD_Connection *connection, unsigned status
 	return text ? say(connection, status, "text/plain", text, strlen(text)) : MHD_NO;
 }
 
+/* "localhost:9464", "127.0.0.1", "[::1]": not a name that anybody could have pointed to loopback. */
+static bool is_loopback(const char *host)
+{
+	char text[128];
+	struct listen_address address;
+	int n = snprintf(text, sizeof(text), "%s:80", host);
+	bool is_parsed = listen_parse(host, &address) ||
+	                 (n < (int)sizeof(text) && listen_parse(text, &address));
+	return is_parsed && !listen_is_unix(&address) && listen_is_local(&address);
+}
+
 /*
  * A page from elsewhere may point a name of its own to loopback, and read what the browser gets there. It does not know a
  * token.
  */
 static bool is_our_host(const struct server *server, struct MHD_Connection *connection)
 {
-	static const char *const names[] = {"127.0.0.1", "localhost", "[::1]"};
 	const char *host = MHD_lookup_connection_value(connection, MHD_HEADER_KIND,
 	                                               MHD_HTTP_HEADER_HOST);
-	bool is = listen_is_unix(&server->address) || server->token || !host;
-	for (size_t i = 0; !is && i < sizeof(names) / sizeof(names[0]); i++) {
-		size_t n = strlen(names[i]);
-		is = strncasecmp(host, names[i], n) == 0 && (host[n] == ':' || host[n] == '\0');
-	}
-	return is;
+	return listen_is_unix(&server->address) || server->token || !host || is_loopback(host);
 }
 
 static bool may_ask(const struct server *server, struct MHD_Connection *connection)

@@ -221,7 +221,10 @@ class Glakectl(WithGlaked):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         self.assertEqual(self.get(connection)[0], 200)
         self.assertEqual(self.get(connection, Host="localhost")[0], 200)
-        self.assertEqual(self.get(connection, Host="elsewhere.example")[0], 403)
+        for host in ("LOCALHOST:1", "[::1]", "[::1]:9464", "127.0.0.2"):
+            self.assertEqual(self.get(connection, Host=host)[0], 200, host)
+        for host in ("elsewhere.example", "unix:/x", "10.0.0.1", "[::]", "localhost.", "localhost:9464:1", "127.1", "x" * 300):
+            self.assertEqual(self.get(connection, Host=host)[0], 403, host)
         self.assertEqual(self.get(connection, Host="127.0.0.1.elsewhere.example")[0], 403)
         self.assertEqual(self.get(connection, method="POST")[0], 405)
         self.assertEqual(self.get(connection, method="HEAD"), (200, ""))

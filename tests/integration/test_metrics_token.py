@@ -26,6 +26,12 @@ class Token(WithMetrics):
             self.assertIn("ssh -L", text)
         self.assertIn("not unix:/PATH, localhost:PORT", self.refused("--serve", "node7:9464", "--token-file", "x"))
 
+    def test_this_host_needs_none(self):
+        for host in ("127.0.0.1", "127.0.0.2", "localhost"):
+            port = self.free_port()
+            self.serve_metrics(f"{host}:{port}")
+            self.assertEqual(self.get(port, host=host)[0], 200)
+
     def test_a_token_that_others_could_know_is_refused(self):
         address = f"0.0.0.0:{self.free_port()}"
         for mode in (0o644, 0o604, 0o602, 0o660):
