@@ -10,6 +10,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
+import textwrap
 import time
 import unittest
 
@@ -422,7 +423,41 @@ except glake.QuotaError as error:
         self.assertRegex(out.split("quota on device")[1], r"\n +1  /srv/models/llama-8b .* yes ")
         page = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9464/metrics').read())"
         self.assertIn("glake_up 1", self.inside("python3", "-c", page))
+        self.check_metrics_with_a_token()
         self.assert_nothing_left()
+
+    def check_metrics_with_a_token(self):
+        """The drop-in of docs/operations.md."""
+        with open("docs/operations.md", encoding="utf-8") as file:
+            (drop_in,) = re.findall(r"(?s)```\n(  \[Service\]\n  LoadCredential=token:.*?)```", file.read())
+        folder, token = (self.debian.root + path for path in ("/etc/systemd/system/glake-metrics.service.d",
+                                                               "/etc/glake/metrics.token"))
+        os.mkdir(folder)
+        with open(folder + "/token.conf", "w", encoding="utf-8") as file:
+            file.write(textwrap.dedent(drop_in))
+        with open(token, "w", opener=lambda path, flags: os.open(path, flags, 0o600), encoding="utf-8") as file:
+            file.write("0123456789abcdef" * 4)
+        self.inside("systemctl", "daemon-reload")
+        self.inside("systemctl", "restart", "glake-metrics")
+        ask = """
+import time, urllib.error, urllib.request
+for headers in ({}, {"Authorization": "Bearer " + "0123456789abcdef" * 4}):
+    for _ in range(600):
+        try:
+            answer = urllib.request.urlopen(urllib.request.Request("http://127.0.0.1:9464/metrics", headers=headers))
+        except urllib.error.HTTPError as error:
+            answer = error
+        except urllib.error.URLError:
+            time.sleep(0.1)
+            continue
+        print(answer.status, b"glake_up 1" in answer.read())
+        break
+"""
+        self.assertEqual(self.inside("python3", "-c", ask), "401 False\n200 True\n")
+        self.assertIn("0.0.0.0:9464", self.inside("cat", "/proc/" + self.property_of("glake-metrics", "MainPID") + "/cmdline"))
+        os.unlink(token)
+        shutil.rmtree(folder)
+        self.inside("systemctl", "daemon-reload")
 
     def assert_nothing_left(self):
         self.inside("apt-get", "remove", "-y", "-qq", *PACKAGES)
