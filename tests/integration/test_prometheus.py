@@ -162,7 +162,9 @@ class Prometheus(WithMetrics):
             with urllib.request.urlopen(url, timeout=30) as answer:
                 return json.load(answer)
         except urllib.error.HTTPError as error:
-            return json.load(error)
+            text = error.read().decode()
+            # While it starts it says so, and not in JSON.
+            return json.loads(text) if text.startswith("{") else {"status": "error", "error": text}
         except OSError:
             return {"status": "error", "error": "not there"}
 
