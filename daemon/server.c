@@ -112,6 +112,7 @@ static void on_tick(uv_timer_t *timer)
 	}
 	copies_tick(&server->copies);
 	sessions_tick(&server->rpc.sessions);
+	refused_tick(&server->rpc.holders.refused);
 	rpc_asks_tick(&server->rpc);
 	naps_tick(&server->rpc);
 	wake_again_tick(&server->rpc);
@@ -504,6 +505,7 @@ static void open_rpc(struct server *server)
 	rpc->started_ms = uv_now(&server->loop);
 	holders_init(&rpc->holders, &server->loop, server->locations, server->n_locations,
 	             &server->store, first_id());
+	rpc->holders.refused.events = &server->events;
 	list_init(&rpc->sessions.list);
 	list_init(&rpc->asks);
 	rpc->looks = &server->looks;

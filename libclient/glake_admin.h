@@ -209,6 +209,14 @@ struct glake_session_row {
 	const char *cgroup;       /* path in the unified hierarchy */
 	const char *pod_uid;      /* by the cgroup's name, as the kubelet writes it; so the next */
 	const char *container_id; /* 64 hexadecimal digits */
+	uint64_t n_refused;       /* requests for memory, and for models, that a bound refused */
+	/*
+	 * Of its request that has waited for memory longest: "quota" (for room in the tenant's limit), "room" (at the full
+	 * device or host node). "" = none waits.
+	 */
+	const char *wait_bound;
+	uint64_t wait_bytes;
+	uint64_t wait_ms; /* so far */
 };
 
 typedef int (*glake_session_fn)(void *user, const struct glake_session_row *row);
@@ -220,6 +228,15 @@ struct glake_tenant_device {
 	uint64_t used_bytes;
 	uint64_t quota_bytes; /* 0 = none */
 	uint64_t peak_bytes;
+	/* Requests for memory here that were refused since glaked started: all of them, and by the bound that they met. */
+	uint64_t n_refused;
+	uint64_t refused_quota;      /* the tenant's bytes here */
+	uint64_t refused_promise;    /* what the process was promised */
+	uint64_t refused_room;       /* the device, or host node, is full */
+	uint64_t refused_tenant_fds; /* the tenant's fds */
+	uint64_t refused_fds;        /* glaked's fd budget */
+	uint64_t refused_manifests;  /* the tenant's bytes for manifests */
+	uint64_t refused_user_share; /* the user's share of these */
 };
 
 struct glake_tenant_row {
@@ -297,19 +314,31 @@ struct glake_event_row {
 	uint64_t id;      /* from 1 on, since glaked started */
 	uint64_t time_ms; /* since 1970 */
 	const char *
-		kind; /* "block_damaged", "copy_damaged", "device_fault", "wake_refused", "limit_too_small", "mover_failed" */
+		kind; /* "block_damaged", "copy_damaged", "device_fault", "wake_refused", "limit_too_small", "mover_failed", "memory_refused" */
 	const char *realm; /* "" = of none: only admins see it */
 	uint64_t session;  /* 0 = of none */
 	uint32_t pid;      /* 0 = of none */
 	const char *text;
 	const char *pod_uid; /* of the process, as in glake_session_row; and so the next */
 	const char *container_id;
+	/* Of "memory_refused", else 0 and "": the last of these refusals, with the numbers of its moment. */
+	uint64_t n_refused;
+	const char *
+		bound; /* "quota", "promise", "room", "tenant_fds", "fds", "manifests", "user_share": as glake_tenant_device */
+	const char *tenant; /* who would have paid */
+	const char *program;
+	int is_host;       /* nonzero: of a host node, else of a device; */
+	uint32_t location; /* its number */
+	uint64_t
+		wanted; /* more than is used. Bytes; for "tenant_fds" and "fds", fds. And so the next */
+	uint64_t used;
+	uint64_t limit;
 };
 
 typedef int (*glake_event_fn)(void *user, const struct glake_event_row *row);
 /*
- * One row per event that an operator must know, oldest first. glaked keeps the last 512 that it found, and the
- * last 512 that programs reported: its counters tell how many were dropped. Errors: request errors.
+ * One row per event that an operator must know, oldest first. glaked keeps the last 512 that it found, the last 512
+ * that programs reported, and the last 512 refusals: its counters tell how many were dropped. Errors: request errors.
  */
 GLAKE_API int glake_list_events(struct glake_session *session, glake_event_fn row, void *user);
 /* The same, without those up to @after, an id. Errors: request errors. */

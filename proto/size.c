@@ -2,6 +2,7 @@
 #include "proto/size.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "proto/cleanup.h"
@@ -61,4 +62,36 @@ int size_parse(const char *text, uint64_t *bytes_out)
 	}
 	*bytes_out = number;
 	return 0;
+}
+
+const char *size_text(uint64_t bytes, char text[SIZE_TEXT_BYTES])
+{
+	static const char *const names[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+	double value = (double)bytes;
+	size_t unit = 0;
+	/* A number that would round to 1024.0 is 1.0 of the next unit. */
+	while (value >= 1023.95 && unit + 1 < n_elements(names)) {
+		value /= 1024;
+		unit++;
+	}
+	snprintf(text, SIZE_TEXT_BYTES, unit == 0 ? "%.0f %s" : "%.1f %s", value, names[unit]);
+	if (bytes == 0) {
+		snprintf(text, SIZE_TEXT_BYTES, "0");
+	}
+	return text;
+}
+
+const char *size_text_of(uint64_t used, uint64_t limit, char text[SIZE_TEXT_BYTES])
+{
+	char first[SIZE_TEXT_BYTES];
+	char second[SIZE_TEXT_BYTES];
+	size_text(used, first);
+	size_text(limit, second);
+	char *unit = strchr(first, ' ');
+	const char *other = strchr(second, ' ');
+	if (unit && other && strcmp(unit, other) == 0) {
+		*unit = '\0';
+	}
+	snprintf(text, SIZE_TEXT_BYTES, "%.20s of %.20s", first, second);
+	return text;
 }

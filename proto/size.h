@@ -15,4 +15,11 @@
 /* Returns 0, -EINVAL (not a size), or -ERANGE (does not fit 64 bits). */
 int size_parse(const char *text, uint64_t *bytes_out);
 
+#define SIZE_TEXT_BYTES 48u
+
+/* "0", "512 B", "1.5 KiB", "24.0 GiB": rounded to nearest. Returns @text. */
+const char *size_text(uint64_t bytes, char text[SIZE_TEXT_BYTES]);
+/* "4.8 of 6.0 GiB", "512.0 MiB of 6.0 GiB". Returns @text. */
+const char *size_text_of(uint64_t used, uint64_t limit, char text[SIZE_TEXT_BYTES]);
+
 #endif

@@ -31,7 +31,8 @@ static bool write_line(const struct event *event, struct log_limit *limit)
 	} else if (event->realm[0]) {
 		snprintf(who, sizeof(who), "realm %s: ", event->realm);
 	}
-	return log_limited(limit, LOG_LEVEL_ERROR, "%s%s", who, event->text);
+	return log_limited(limit, event->refusal.n > 0 ? LOG_LEVEL_WARNING : LOG_LEVEL_ERROR,
+	                   "%s%s", who, event->text);
 }
 
 /* ---- what is kept ---------------------------------------------------------------------------- */
@@ -95,16 +96,22 @@ bool events_add(struct events *events, enum event_kind kind, const struct event_
 	va_start(arguments, format);
 	vsnprintf(event.text, sizeof(event.text), format, arguments);
 	va_end(arguments);
+	if (subject->refusal) {
+		event.refusal = *subject->refusal;
+		text_clean(event.refusal.program);
+	}
 	/* It may quote a client, and may be cut inside a character. */
 	text_clean(event.text);
 	uint64_t realm = XXH3_64bits(event.realm, strlen(event.realm));
-	struct log_limit *limit = subject->limit ? subject->limit
-	                                         : log_limits_of(&events->limits, realm);
+	struct log_limits *limits = subject->refusal ? &events->refusal_limits : &events->limits;
+	struct log_limit *limit = subject->limit ? subject->limit : log_limits_of(limits, realm);
 	/* What glaked has found is kept in any case. */
 	if (!write_line(&event, limit) && subject->limit) {
 		return false;
 	}
-	struct event_list *list = subject->limit ? &events->of_clients : &events->own;
+	struct event_list *list = subject->refusal ? &events->refusals
+	                          : subject->limit ? &events->of_clients
+	                                           : &events->own;
 	events->stats->events_total++;
 	events->stats->events_dropped += list->n == EVENTS_KEPT;
 	event.id = ++events->last_id;
@@ -123,9 +130,14 @@ static const struct event *next_in(const struct event_list *list, uint64_t after
 
 const struct event *events_next(const struct events *events, uint64_t after)
 {
-	const struct event *own = next_in(&events->own, after);
-	const struct event *other = next_in(&events->of_clients, after);
-	return !own || (other && other->id < own->id) ? other : own;
+	const struct event_list *const lists[] = {&events->own, &events->of_clients,
+	                                          &events->refusals};
+	const struct event *first = NULL;
+	for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++) {
+		const struct event *event = next_in(lists[i], after);
+		first = !first || (event && event->id < first->id) ? event : first;
+	}
+	return first;
 }
 
 const char *event_kind_name(enum event_kind kind)
@@ -134,6 +146,7 @@ const char *event_kind_name(enum event_kind kind)
 		[EVENT_BLOCK_DAMAGED] = "block_damaged",     [EVENT_COPY_DAMAGED] = "copy_damaged",
 		[EVENT_DEVICE_FAULT] = "device_fault",       [EVENT_WAKE_REFUSED] = "wake_refused",
 		[EVENT_LIMIT_TOO_SMALL] = "limit_too_small", [EVENT_MOVER_FAILED] = "mover_failed",
+		[EVENT_MEMORY_REFUSED] = "memory_refused",
 	};
 	return names[kind];
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Events: what an operator must know. EVENTS_KEPT are kept; then the oldest of the realm that has most of them goes.
- * Those that clients report have as many places of their own. Each is an error line of the log as well, but of one
- * realm only so many (log_limits.h).
+ * Those that clients report have as many places of their own, and so have refusals, which clients cause. Each is a line of
+ * the log as well, but of one realm only so many (log_limits.h): a warning for a refusal, else an error.
  *
  * Owner: the server. Threads: loop thread.
  */
@@ -20,6 +20,7 @@
 #define EVENT_TEXT_BYTES 448u
 /* Of a longer one the end is missing: the pod comes first. */
 #define EVENT_CGROUP_BYTES 320u
+#define EVENT_NAME_BYTES 64
 
 enum event_kind {
 	EVENT_BLOCK_DAMAGED, /* the content of a block is not that of its digest any more */
@@ -28,7 +29,21 @@ enum event_kind {
 	EVENT_COPY_DAMAGED,  /* what a program that sleeps has is damaged in host memory */
 	EVENT_WAKE_REFUSED,  /* a program that sleeps wants to wake, and has had no room for long */
 	EVENT_LIMIT_TOO_SMALL, /* a tenant's limit is less than what a program needs that sleeps */
+	EVENT_MEMORY_REFUSED,  /* a program was refused memory (holders/refused.h) */
 	EVENT_N_KINDS,
+};
+
+/* Of EVENT_MEMORY_REFUSED: the last refusal that it is about. */
+struct event_refusal {
+	uint64_t n;        /* refusals that the event is about; 0: it is no such event */
+	const char *bound; /* memory/bound.h; static */
+	bool is_host;      /* the location: a host node, or a GPU */
+	uint32_t number;
+	uint64_t wanted; /* bytes, or fds; and so the next */
+	uint64_t used;
+	uint64_t limit;
+	char tenant[EVENT_NAME_BYTES];
+	char program[EVENT_NAME_BYTES]; /* as its client calls it */
 };
 
 struct event {
@@ -40,6 +55,7 @@ struct event {
 	char realm[EVENT_REALM_BYTES];   /* "" = of none: only admins see it */
 	char text[EVENT_TEXT_BYTES];     /* one line, safe to show */
 	char cgroup[EVENT_CGROUP_BYTES]; /* of the process, as it connected; "" = not known */
+	struct event_refusal refusal;
 };
 
 struct event_list {
@@ -52,7 +68,9 @@ struct event_list {
 struct events {
 	struct event_list own;
 	struct event_list of_clients;
-	struct log_limits limits; /* of lines, by realm */
+	struct event_list refusals;
+	struct log_limits limits;         /* of lines, by realm */
+	struct log_limits refusal_limits; /* the same, of refusals: they keep no other line out */
 	uint64_t last_id;
 	struct stats *stats; /* borrowed */
 };
@@ -65,6 +83,7 @@ struct event_subject {
 	const char *cgroup; /* of the process, clean */
 	struct log_limit
 		*limit; /* of the client that reports it; NULL: glaked itself has found it */
+	const struct event_refusal *refusal; /* of EVENT_MEMORY_REFUSED; copied */
 };
 
 void events_init(struct events *events, struct stats *stats);

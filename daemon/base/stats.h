@@ -49,7 +49,9 @@
 	X(reclaims_sent, "notices asking clients for warm memory") \
 	X(quota_waits, "requests that waited for room in a tenant's limit") \
 	X(quota_refusals, "requests refused by a tenant's limit") \
+	X(memory_waits, "requests that waited for room at a full device or host node") \
 	X(memory_refusals, "requests refused for lack of device memory") \
+	X(fd_refusals, "requests refused because the fd budget of glaked is spent") \
 	X(sleeps, "times that a program fell asleep") \
 	X(sleeps_asked, "of them: because somebody asked") \
 	X(sleeps_idle, "of them: because it was idle") \

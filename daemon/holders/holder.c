@@ -35,6 +35,8 @@ void holders_init(struct holders *holders, uv_loop_t *loop, struct location *con
 	                            .last_id = last_id};
 	list_init(&holders->list);
 	list_init(&holders->realms);
+	list_init(&holders->refused.list);
+	holders->refused.loop = loop;
 	list_init(&holders->sleepers);
 	list_init(&holders->reading);
 	orders_init(&holders->orders);
@@ -48,12 +50,34 @@ struct holder *holder_new(struct holders *holders)
 		return NULL;
 	}
 	holder->all = holders;
+	refused_init(&holder->refused);
 	holder->n_refs = 2; /* the list's, and the caller's */
 	holder->id = ++holders->last_id;
 	holder->since_ms = uv_now(holders->loop);
 	list_insert(&holders->list, &holder->link);
 	holders->n++;
 	return holder;
+}
+
+static bool is_said(const char *label)
+{
+	return label && *label;
+}
+
+void holder_note_refusal(struct holder *holder, const struct refusal *refusal)
+{
+	const struct holder_labels *labels = &holder->labels;
+	if (holder->state != HOLDER_ENDED) {
+		const struct event_subject who = {.realm = holder->realm->name,
+		                                  .session = holder->id,
+		                                  .pid = holder->peer.pid,
+		                                  .cgroup = labels->cgroup};
+		refused_note(&holder->all->refused, &holder->refused, &who,
+		             is_said(labels->name)     ? labels->name
+		             : is_said(labels->script) ? labels->script
+		                                       : labels->program,
+		             refusal);
+	}
 }
 
 struct holder *holder_ref(struct holder *holder)
@@ -1004,6 +1028,7 @@ void holder_end(struct holder *holder)
 	if (holder->all->watch && holder->state != HOLDER_NEW) {
 		holder->all->watch->holder_gone(holder->all->watcher, holder);
 	}
+	refused_end(&holder->all->refused, &holder->refused);
 	holder_set_state(holder, HOLDER_ENDED);
 	stop_watch(holder);
 	leave_walk(holder);

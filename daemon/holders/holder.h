@@ -30,7 +30,9 @@
 #include "daemon/base/hash.h"
 #include "daemon/base/log.h"
 #include "daemon/holders/orders.h"
+#include "daemon/holders/refused.h"
 #include "daemon/memory/chunk.h"
+#include "daemon/memory/pressure.h"
 #include "daemon/net/peer.h"
 #include "daemon/net/process_watch.h"
 #include "daemon/store/admit.h"
@@ -226,6 +228,7 @@ struct holders {
 	struct list reading;  /* of sleep_wake.turn: they copy from host memory in this order */
 	uint64_t n_unkept;    /* named chunks that are not parked */
 	struct list realms;
+	struct refused_sums refused;
 	const struct holder_watch *watch; /* NULL: nobody; then the next is not used */
 	void *watcher;
 	struct log_limits log_limits; /* by owner: of lines about holders without a tenant */
@@ -269,6 +272,8 @@ struct holder {
 	size_t n_places;         /* of blocks in its models, and one for each model */
 	struct sleeper *sleeper; /* owned; NULL: nothing of it has a copy */
 	struct holder_sleep sleep;
+	struct refused refused;
+	struct pressure_wait wait; /* the longest of its requests', when that was looked at last */
 	struct holder_usage usage;
 	struct holder_sharing sharing; /* as holder_look_at_sharing() last found it */
 	struct sharing_walk sharing_walk;
@@ -279,6 +284,9 @@ static inline struct payer holder_payer(const struct holder *holder)
 {
 	return (struct payer){holder->tenant, holder->user};
 }
+
+/* A request of it was refused. Harmless for no bound, and for a holder that has ended. */
+void holder_note_refusal(struct holder *holder, const struct refusal *refusal);
 
 /* Ids begin after @last_id. */
 void holders_init(struct holders *holders, uv_loop_t *loop, struct location *const *locations,

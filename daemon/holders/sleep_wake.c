@@ -62,6 +62,7 @@ struct sleep_wake {
 	struct parking_wait parking; /* for blocks that are being parked */
 	struct alloc *alloc;         /* under way, or NULL; and so the next */
 	struct promise_request *promise;
+	struct refusal refusal; /* of what was asked for last */
 	uint32_t step; /* of it, or of the next: for each slot one for chunks, and one for blocks */
 	uint64_t waited_ms;
 	uint64_t since_ms; /* that alloc began */
@@ -528,17 +529,8 @@ static bool lacks_there(const struct sleep_wake *wake, const struct place *place
 	       (place->slept->kind != HELD_CHUNK) == (wake->step % 2 == 1);
 }
 
-static uint64_t lacking_bytes(const struct sleep_wake *wake)
-{
-	uint64_t bytes = 0;
-	for (size_t i = 0; i < wake->n_places; i++) {
-		bytes += lacks_there(wake, &wake->places[i]) ? wake->places[i].copy->bytes : 0;
-	}
-	return bytes;
-}
-
 /* The program asks again and again; an operator learns of it once. */
-static void note_refusal(struct sleep_wake *wake, enum status status)
+static void note_refusal(struct sleep_wake *wake, const char *why)
 {
 	const struct sleep_context *context = wake->context;
 	struct holder *holder = wake->sleeper->holder;
@@ -553,18 +545,15 @@ static void note_refusal(struct sleep_wake *wake, enum status status)
 		sleep->is_told = events_add(context->events, EVENT_WAKE_REFUSED, &subject,
 		                            "session %llu (pid %d) sleeps and cannot wake: %s",
 		                            (unsigned long long)holder->id, (int)holder->peer.pid,
-		                            status == STATUS_NO_DEVICE_MEMORY
-		                                    ? "the device has no room for it"
-		                                    : "its tenant's limits leave no room for it");
+		                            why);
 	}
 }
 
 static void refuse(struct sleep_wake *wake, enum status status)
 {
-	char text[SLEEP_ERROR_BYTES];
-	note_refusal(wake, status);
-	alloc_explain(status, wake->sleeper->holder->tenant, at_of(wake), lacking_bytes(wake), text,
-	              sizeof(text));
+	char text[REFUSAL_TEXT_BYTES];
+	alloc_explain(status, &wake->refusal, text);
+	note_refusal(wake, text);
 	fail(wake, status, text);
 }
 
@@ -631,7 +620,8 @@ static enum status ask_promise(struct sleep_wake *wake, bool *is_asked_out)
 	                                      .tenant = holder->tenant,
 	                                      .bytes = promise_lent_bytes(promise),
 	                                      .waited_ms = wake->waited_ms,
-	                                      .patience_ms = wake->patience_ms};
+	                                      .patience_ms = wake->patience_ms,
+	                                      .refusal = &wake->refusal};
 	if (wanted.bytes == 0) {
 		promise->is_lent = false;
 		return STATUS_OK;
@@ -674,6 +664,7 @@ static enum status ask(struct sleep_wake *wake, bool *is_asked_out)
 		.n_chunks = n,
 		.waited_ms = &wake->waited_ms,
 		.patience_ms = wake->patience_ms,
+		.refusal = &wake->refusal,
 		.promise = wake->step % 2 == 0 ? promise_of(wake) : NULL,
 		.keeps_place = true};
 	wake->since_ms = uv_now(holder->all->loop);

@@ -3,7 +3,6 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -36,8 +35,9 @@ struct alloc {
 	alloc_done_fn done;
 	void *user;
 	struct alloc **self; /* the caller's pointer, cleared before done; may be NULL */
-	uint64_t *waited_ms; /* the caller's; NULL once it is cancelled */
-	bool keep_handles;   /* the fd budget is short: hold by handle */
+	uint64_t *waited_ms; /* the caller's, as the next; NULL once it is cancelled */
+	struct refusal *refusal;
+	bool keep_handles; /* the fd budget is short: hold by handle */
 	CUresult result;
 	size_t n_made;           /* entries of made[], so far */
 	uint64_t coming_bytes;   /* of the location, while the worker makes them */
@@ -330,6 +330,9 @@ static void done(struct pressure_request *request, enum status status)
 	if (alloc->waited_ms) {
 		*alloc->waited_ms = request->waited_ms;
 	}
+	if (alloc->refusal) {
+		*alloc->refusal = request->refusal;
+	}
 	if (request->state == PRESSURE_GRANTED) {
 		alloc->done(alloc->user, STATUS_OK, alloc->chunks, alloc->n_chunks);
 	} else if (request->state == PRESSURE_REFUSED) {
@@ -352,6 +355,26 @@ static enum pressure_fds fds_of(const struct alloc_wanted *wanted)
 	return wanted->sizes[0] < BIG_CHUNK_BYTES ? PRESSURE_FDS_SMALL : PRESSURE_FDS_BIG;
 }
 
+/* More than the process was promised. */
+static enum status refuse_promised(const struct allocator *allocator,
+                                   const struct alloc_wanted *wanted, uint64_t bytes)
+{
+	const struct promise *promise = wanted->promise;
+	const struct refusal refusal = {.bound = BOUND_PROMISE,
+	                                .at = wanted->at,
+	                                .tenant = wanted->tenant,
+	                                .wanted = bytes,
+	                                .used = promise->bytes - promise_left_bytes(promise),
+	                                .limit = promise->bytes};
+	if (!wanted->is_spare) {
+		refusal_count(&refusal, allocator->stats);
+	}
+	if (wanted->refusal) {
+		*wanted->refusal = refusal;
+	}
+	return refusal_status(&refusal);
+}
+
 enum status alloc_check(const struct allocator *allocator, const struct alloc_wanted *wanted)
 {
 	struct pressure_request request = {.at = wanted->at,
@@ -362,7 +385,18 @@ enum status alloc_check(const struct allocator *allocator, const struct alloc_wa
 	for (size_t i = 0; i < wanted->n_chunks; i++) {
 		request.bytes += wanted->sizes[i];
 	}
-	return pressure_check(&allocator->pressure, &request);
+	enum bound bound = pressure_check(&allocator->pressure, &request);
+	if (bound == BOUND_NONE) {
+		return STATUS_OK;
+	}
+	const struct refusal refusal = pressure_explain(&allocator->pressure, &request, bound);
+	if (!wanted->is_spare) {
+		refusal_count(&refusal, allocator->stats);
+	}
+	if (wanted->refusal) {
+		*wanted->refusal = refusal;
+	}
+	return refusal_status(&refusal);
 }
 
 enum status alloc_start(struct allocator *allocator, const struct alloc_wanted *wanted,
@@ -378,8 +412,9 @@ enum status alloc_start(struct allocator *allocator, const struct alloc_wanted *
 	}
 	promises_settle(&allocator->promises);
 	if (wanted->promise && !promise_draw(wanted->promise, alloc->request.bytes)) {
+		enum status refused = refuse_promised(allocator, wanted, alloc->request.bytes);
 		alloc_free(alloc);
-		return STATUS_OVER_QUOTA;
+		return refused;
 	}
 	alloc->promise = wanted->promise;
 	alloc->request.is_promised = wanted->promise &&
@@ -396,6 +431,7 @@ enum status alloc_start(struct allocator *allocator, const struct alloc_wanted *
 	alloc->request.fds = fds_of(wanted);
 	alloc->request.n_chunks = wanted->n_chunks;
 	alloc->waited_ms = wanted->waited_ms;
+	alloc->refusal = wanted->refusal;
 	alloc->request.waited_ms = *wanted->waited_ms;
 	alloc->request.patience_ms = wanted->patience_ms;
 	alloc->request.keeps_place = wanted->keeps_place;
@@ -409,6 +445,9 @@ enum status alloc_start(struct allocator *allocator, const struct alloc_wanted *
 		if (alloc_out) {
 			*alloc_out = NULL;
 		}
+		if (wanted->refusal) {
+			*wanted->refusal = alloc->request.refusal;
+		}
 		alloc_free(alloc);
 	}
 	return status;
@@ -418,6 +457,7 @@ void alloc_cancel(struct alloc *alloc)
 {
 	alloc->self = NULL;
 	alloc->waited_ms = NULL;
+	alloc->refusal = NULL;
 	if (pressure_cancel(&alloc->request)) {
 		alloc_free(alloc);
 	}
@@ -428,48 +468,21 @@ uint64_t alloc_waiting_number(const struct alloc *alloc)
 	return alloc ? pressure_waiting_number(&alloc->request) : 0;
 }
 
-void alloc_explain(enum status status, const struct tenant *tenant, const struct location *at,
-                   uint64_t bytes, char *text, size_t n_text)
+struct pressure_wait alloc_wait_of(const struct alloc *alloc)
 {
-	char name[LOCATION_NAME_BYTES];
-	const struct tenant_location *limits = &tenant->at[at->slot];
-	switch (status) {
-	case STATUS_OVER_QUOTA:
-		snprintf(text, n_text,
-		         "%" PRIu64 " bytes more on %s: tenant %s uses %" PRIu64 " of %" PRIu64,
-		         bytes, location_name(at, name), tenant->name, limits->used_bytes,
-		         limits->quota_bytes);
-		return;
-	case STATUS_NO_FDS:
-		snprintf(text, n_text, "no fds left for more chunks (tenant %s)", tenant->name);
-		return;
-	case STATUS_NO_DEVICE_MEMORY:
-		snprintf(text, n_text,
-		         "%s has no %" PRIu64 " bytes left, and nothing can be evicted",
-		         location_name(at, name), bytes);
-		return;
-	case STATUS_NO_HOST_MEMORY:
-		snprintf(text, n_text, "glaked is out of host memory");
-		return;
-	default:
-		snprintf(text, n_text, "the driver cannot make a chunk");
-	}
+	return alloc ? pressure_wait_of(&alloc->request)
+	             : (struct pressure_wait){.bound = BOUND_NONE};
 }
 
-bool alloc_explain_promise(enum status status, const struct promise *promise, uint64_t bytes,
-                           char *text, size_t n_text)
+void alloc_explain(enum status status, const struct refusal *refusal, char text[REFUSAL_TEXT_BYTES])
 {
-	char name[LOCATION_NAME_BYTES];
-	bool is_reason = status == STATUS_OVER_QUOTA && promise &&
-	                 bytes > promise_left_bytes(promise);
-	if (is_reason) {
-		snprintf(text, n_text,
-		         "%" PRIu64 " bytes more on %s: this process was promised %" PRIu64
-		         ", of which %" PRIu64 " are left",
-		         bytes, location_name(promise->at, name), promise->bytes,
-		         promise_left_bytes(promise));
+	if (refusal->bound) {
+		refusal_text(refusal, text);
+	} else {
+		snprintf(text, REFUSAL_TEXT_BYTES, "%s",
+		         status == STATUS_NO_HOST_MEMORY ? "glaked is out of host memory"
+		                                         : "the driver cannot make a chunk");
 	}
-	return is_reason;
 }
 
 /* ---- the allocator ----------------------------------------------------------------------------- */

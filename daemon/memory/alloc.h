@@ -61,6 +61,8 @@ struct alloc_wanted {
 	bool keeps_place;         /* while it waits, later ones leave the room to it */
 	bool is_spare;            /* only of what is free: see pressure.h */
 	const bool *is_held_back; /* borrowed as waited_ms; may be NULL: see pressure.h */
+	struct refusal *
+		refusal; /* borrowed as waited_ms: set before @done if a bound refuses it. NULL: not wanted */
 	/*
 	 * NULL, or of the process: the chunks are drawn from it, and carry it until they are handed over. More than is left of
 	 * it is STATUS_OVER_QUOTA.
@@ -78,8 +80,8 @@ enum status alloc_start(struct allocator *allocator, const struct alloc_wanted *
                         alloc_done_fn done, void *user, struct alloc **alloc_out);
 
 /*
- * Whether such a request could ever be granted: STATUS_OK, or why not. Nothing is taken back or charged. An
- * alloc_start() asks itself.
+ * Whether such a request could ever be granted: STATUS_OK, or why not, counted as a refusal. Nothing is taken back or
+ * charged. An alloc_start() asks itself.
  */
 enum status alloc_check(const struct allocator *allocator, const struct alloc_wanted *wanted);
 
@@ -89,11 +91,11 @@ void alloc_cancel(struct alloc *alloc);
 /* As pressure_waiting_number(). NULL is fine: 0. */
 uint64_t alloc_waiting_number(const struct alloc *alloc);
 
-/* One line for the client: the reason for refusing @bytes at @at. */
-void alloc_explain(enum status status, const struct tenant *tenant, const struct location *at,
-                   uint64_t bytes, char *text, size_t n_text);
-/* The same if @promise, which may be NULL, is the reason. False: it is not. */
-bool alloc_explain_promise(enum status status, const struct promise *promise, uint64_t bytes,
-                           char *text, size_t n_text);
+/* As pressure_wait_of(). NULL is fine: it does not wait. */
+struct pressure_wait alloc_wait_of(const struct alloc *alloc);
+
+/* One line for the client: @refusal, or without a bound what @status says. */
+void alloc_explain(enum status status, const struct refusal *refusal,
+                   char text[REFUSAL_TEXT_BYTES]);
 
 #endif

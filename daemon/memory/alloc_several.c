@@ -83,7 +83,7 @@ static void on_part(void *user, enum status status, struct chunk *chunks, size_t
 	}
 }
 
-static struct alloc_wanted wanted_of(const struct alloc_several *several, size_t i,
+static struct alloc_wanted wanted_of(struct alloc_several *several, size_t i,
                                      uint64_t sizes[ALLOC_MAX_CHUNKS])
 {
 	const struct alloc_part *part = &several->parts[i];
@@ -101,6 +101,7 @@ static struct alloc_wanted wanted_of(const struct alloc_several *several, size_t
 		.waited_ms = several->waited_ms,
 		.is_held_back = several->is_held_back,
 		.is_spare = several->is_spare,
+		.refusal = &several->refusal,
 		.promise = several->promise_at ? several->promise_at(several->user, part->at)
 	                                       : NULL};
 }
@@ -120,7 +121,7 @@ static void start_next(struct alloc_several *several)
 }
 
 /* Whether each part could be granted alone, some time. *at_out: which not. */
-static enum status check_all(const struct alloc_several *several, const struct location **at_out)
+static enum status check_all(struct alloc_several *several, const struct location **at_out)
 {
 	uint64_t sizes[ALLOC_MAX_CHUNKS];
 	enum status status = STATUS_OK;

@@ -180,6 +180,10 @@ static void park(struct pressure_request *request, enum pressure_state state)
 {
 	struct pressure *pressure = request->pressure;
 	pressure_set_state(request, state);
+	if (state == PRESSURE_SHORT && !request->is_counted) {
+		request->is_counted = true;
+		pressure->stats->memory_waits++;
+	}
 	list_insert(&pressure->waiting, &request->link);
 	wake(pressure, STEP_MS);
 }
@@ -199,18 +203,46 @@ static void end(struct pressure_request *request)
 	tenant_queue_leave(request->tenant, &request->place);
 }
 
-static enum status refuse(struct pressure_request *request, enum status status)
+struct refusal pressure_explain(const struct pressure *pressure,
+                                const struct pressure_request *request, enum bound bound)
 {
-	struct stats *stats = request->pressure->stats;
-	end(request);
-	pressure_set_state(request, PRESSURE_REFUSED);
-	stats->memory_refusals += status == STATUS_NO_DEVICE_MEMORY && !request->is_spare;
-	return status;
+	bool is_fds = bound == BOUND_TENANT_FDS || bound == BOUND_FDS;
+	struct refusal refusal = refusal_of_tenant(bound, request->tenant, request->at,
+	                                           is_fds ? request->n_chunks : request->bytes);
+	if (bound == BOUND_ROOM) {
+		return refusal_of_room(request->tenant, request->at, request->bytes);
+	}
+	if (bound == BOUND_FDS) {
+		refusal.limit = pressure->books->max_fds;
+		refusal.used = pressure->books->n_fds;
+	}
+	return refusal;
 }
 
-static void refuse_later(struct pressure_request *request, enum status status)
+/* This is the one place that knows why. A spare request is no demand: its refusal is not counted. */
+static enum status refuse(struct pressure_request *request, enum bound bound)
 {
-	request->ops->done(request, refuse(request, status));
+	struct pressure *pressure = request->pressure;
+	request->refusal = pressure_explain(pressure, request, bound);
+	if (!request->is_spare) {
+		refusal_count(&request->refusal, pressure->stats);
+	}
+	end(request);
+	pressure_set_state(request, PRESSURE_REFUSED);
+	return refusal_status(&request->refusal);
+}
+
+static void refuse_later(struct pressure_request *request, enum bound bound)
+{
+	request->ops->done(request, refuse(request, bound));
+}
+
+/* It failed, and met no bound. */
+static void fail(struct pressure_request *request, enum status status)
+{
+	end(request);
+	pressure_set_state(request, PRESSURE_REFUSED);
+	request->ops->done(request, status);
 }
 
 /* It was cancelled while it was being made, or by the callback of an eviction for it. */
@@ -242,19 +274,20 @@ static bool exceeds(uint64_t wanted, uint64_t limit)
 }
 
 /* Whether bytes and fds could ever be available. The tenant's own limits come first. */
-enum status pressure_check(const struct pressure *pressure, const struct pressure_request *request)
+enum bound pressure_check(const struct pressure *pressure, const struct pressure_request *request)
 {
 	const struct tenant *tenant = request->tenant;
 	if (!request->is_promised &&
 	    exceeds(request->bytes, tenant->at[request->at->slot].quota_bytes)) {
-		return STATUS_OVER_QUOTA;
+		return BOUND_QUOTA;
 	}
-	if (exceeds(request->n_chunks, tenant->max_fds) ||
-	    (request->fds == PRESSURE_FDS_MUST && request->n_chunks > pressure->books->max_fds)) {
-		return STATUS_NO_FDS;
+	if (exceeds(request->n_chunks, tenant->max_fds)) {
+		return BOUND_TENANT_FDS;
 	}
-	return request->bytes > location_most_bytes(request->at) ? STATUS_NO_DEVICE_MEMORY
-	                                                         : STATUS_OK;
+	if (request->fds == PRESSURE_FDS_MUST && request->n_chunks > pressure->books->max_fds) {
+		return BOUND_FDS;
+	}
+	return request->bytes > location_most_bytes(request->at) ? BOUND_ROOM : BOUND_NONE;
 }
 
 /*
@@ -385,8 +418,7 @@ static enum status wait_in_line(struct pressure_request *request, bool is_next)
 	bool is_awaited = (is_next || !request->has_asked) && fits_after_asking(request) &&
 	                  ask(request, &request->asked, request->tenant, request->bytes);
 	if (!may_wait(request, is_awaited || !is_next)) {
-		pressure->stats->quota_refusals++;
-		return refuse(request, STATUS_OVER_QUOTA);
+		return refuse(request, BOUND_QUOTA);
 	}
 	if (list_is_empty(&request->place)) {
 		tenant_queue_enter(request->tenant, request->at->slot, &request->place);
@@ -402,25 +434,22 @@ static enum status wait_in_line(struct pressure_request *request, bool is_next)
  */
 static enum status admit(struct pressure_request *request)
 {
-	struct stats *stats = request->pressure->stats;
-	enum status status = pressure_check(request->pressure, request);
-	if (status != STATUS_OK) {
-		stats->quota_refusals += status != STATUS_NO_DEVICE_MEMORY && !request->is_spare;
-		return refuse(request, status);
+	enum bound bound = pressure_check(request->pressure, request);
+	if (bound != BOUND_NONE) {
+		return refuse(request, bound);
 	}
 	if (is_modest(request) && is_short(request->pressure, request->at)) {
-		return refuse(request, STATUS_NO_DEVICE_MEMORY);
+		return refuse(request, BOUND_ROOM);
 	}
 	bool is_next = request->is_promised ||
 	               tenant_queue_is_next(request->tenant, request->at->slot, &request->place);
 	int r = is_next ? request->ops->charge(request) : TENANT_E_BYTES;
 	if (r == TENANT_E_BYTES) {
-		return request->is_spare ? refuse(request, STATUS_OVER_QUOTA)
+		return request->is_spare ? refuse(request, BOUND_QUOTA)
 		                         : wait_in_line(request, is_next);
 	}
 	if (r != 0) {
-		stats->quota_refusals += !request->is_spare;
-		return refuse(request, STATUS_NO_FDS);
+		return refuse(request, BOUND_TENANT_FDS);
 	}
 	request->has_asked = false;
 	request->asked_bytes = 0;
@@ -430,13 +459,13 @@ static enum status admit(struct pressure_request *request)
 	if (request->state == PRESSURE_CANCELLED) {
 		finish_cancelled(request);
 	} else if (!has_found) {
-		return refuse(request, STATUS_NO_FDS);
+		return refuse(request, BOUND_FDS);
 	} else if (!is_behind(request)) {
 		make(request);
 	} else if (!request->is_spare && may_wait(request, true)) {
 		park(request, PRESSURE_SHORT);
 	} else {
-		return refuse(request, STATUS_NO_DEVICE_MEMORY);
+		return refuse(request, BOUND_ROOM);
 	}
 	return STATUS_OK;
 }
@@ -515,7 +544,7 @@ static void wait_on(struct pressure_request *request, bool is_late)
 	if (may_wait(request, is_late)) {
 		park(request, PRESSURE_SHORT);
 	} else {
-		refuse_later(request, STATUS_NO_DEVICE_MEMORY);
+		refuse_later(request, BOUND_ROOM);
 	}
 }
 
@@ -524,6 +553,19 @@ uint64_t pressure_waiting_number(const struct pressure_request *request)
 	bool is_waiting = request->state == PRESSURE_SHORT ||
 	                  (request->state == PRESSURE_MAKING && request->has_waited);
 	return is_waiting ? request->number : 0;
+}
+
+struct pressure_wait pressure_wait_of(const struct pressure_request *request)
+{
+	bool is_in_line = request->state == PRESSURE_IN_LINE;
+	bool is_short = pressure_waiting_number(request) != 0;
+	if (!is_in_line && !is_short) {
+		return (struct pressure_wait){.bound = BOUND_NONE};
+	}
+	return (struct pressure_wait){.bound = is_in_line ? BOUND_QUOTA : BOUND_ROOM,
+	                              .at = request->at,
+	                              .bytes = request->bytes,
+	                              .ms = now_ms(request->pressure) - request->since_ms};
 }
 
 static void keep_place(struct pressure_request *request)
@@ -541,7 +583,7 @@ static void fall_short(struct pressure_request *request)
 	bool is_late = false;
 	bool is_coming = false;
 	if (is_modest(request)) {
-		refuse_later(request, STATUS_NO_DEVICE_MEMORY);
+		refuse_later(request, BOUND_ROOM);
 		return;
 	}
 	if (is_held_back(request)) {
@@ -572,7 +614,7 @@ static void fall_short(struct pressure_request *request)
 	if (may_wait(request, is_late) || is_coming) {
 		park(request, PRESSURE_SHORT);
 	} else {
-		refuse_later(request, STATUS_NO_DEVICE_MEMORY);
+		refuse_later(request, BOUND_ROOM);
 	}
 }
 
@@ -587,7 +629,7 @@ void pressure_made(struct pressure_request *request, enum status status)
 	} else if (status == STATUS_NO_DEVICE_MEMORY) {
 		fall_short(request);
 	} else {
-		refuse_later(request, status);
+		fail(request, status);
 	}
 }
 

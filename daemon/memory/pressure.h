@@ -74,6 +74,7 @@
 #include "daemon/base/stats.h"
 #include "daemon/base/status.h"
 #include "daemon/memory/chunk.h"
+#include "daemon/memory/refusal.h"
 
 /*
  * A request waits so long for memory that is on its way: while a client has not answered, and while
@@ -209,6 +210,8 @@ struct pressure_request {
 	uint64_t n_reserved; /* fds, until they are made */
 	uint64_t since_ms;   /* when it began to wait */
 	bool has_waited;
+	bool is_counted;             /* as one that waits for room */
+	struct refusal refusal;      /* once it is REFUSED by a bound */
 	bool has_asked;              /* clients, for the room that it lacks now, */
 	uint64_t asked_bytes;        /* for so much at most */
 	bool has_coming;             /* programs were falling asleep when that was asked last, */
@@ -266,10 +269,12 @@ void pressure_client_answer(struct pressure *pressure, struct pressure_client *c
  */
 enum status pressure_start(struct pressure *pressure, struct pressure_request *request);
 
-/*
- * Whether a request, not started, could ever be granted: STATUS_OK, or why not, as pressure_start() would say at once.
- */
-enum status pressure_check(const struct pressure *pressure, const struct pressure_request *request);
+/* The bound that keeps a request, not started, from ever being granted. BOUND_NONE: it could be. */
+enum bound pressure_check(const struct pressure *pressure, const struct pressure_request *request);
+
+/* Why @request does not fit: the bound, with the numbers of now. */
+struct refusal pressure_explain(const struct pressure *pressure,
+                                const struct pressure_request *request, enum bound bound);
 
 /*
  * STATUS_OK: all is made, and the request GRANTED. STATUS_NO_DEVICE_MEMORY: there was no room. Other
@@ -285,6 +290,16 @@ bool pressure_cancel(struct pressure_request *request);
 
 /* The number of a request that waits for room at its location; 0: it does not. */
 uint64_t pressure_waiting_number(const struct pressure_request *request);
+
+/* A request that waits. */
+struct pressure_wait {
+	enum bound bound; /* QUOTA: it is in line; ROOM: it lacks room. NONE: it does not wait */
+	const struct location *at;
+	uint64_t bytes;
+	uint64_t ms; /* so long now */
+};
+
+struct pressure_wait pressure_wait_of(const struct pressure_request *request);
 
 /* Look at all waiting requests. The clock calls this. */
 void pressure_look(struct pressure *pressure);

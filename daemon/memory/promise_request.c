@@ -11,6 +11,7 @@ struct promise_request {
 	struct promise *promise; /* a reference */
 	struct charge charge;    /* until it is reserved */
 	struct promise_request **self;
+	struct refusal *refusal; /* the caller's; may be NULL */
 	promise_done_fn done;
 	void *user;
 };
@@ -64,6 +65,9 @@ static void done(struct pressure_request *request, enum status status)
 	struct promise_request *asked = asked_of(request);
 	if (request->state != PRESSURE_CANCELLED) {
 		*asked->self = NULL;
+		if (asked->refusal) {
+			*asked->refusal = request->refusal;
+		}
 		asked->done(asked->user, status);
 	}
 	free_request(asked);
@@ -85,6 +89,7 @@ enum status promise_request_start(struct allocator *allocator, const struct prom
 	}
 	asked->promise = promise_ref(wanted->promise);
 	asked->self = request_out;
+	asked->refusal = wanted->refusal;
 	asked->done = done_fn;
 	asked->user = user;
 	asked->request = (struct pressure_request){.ops = &ops,
@@ -99,9 +104,18 @@ enum status promise_request_start(struct allocator *allocator, const struct prom
 	enum status status = pressure_start(&allocator->pressure, &asked->request);
 	if (status != STATUS_OK) {
 		*request_out = NULL;
+		if (wanted->refusal) {
+			*wanted->refusal = asked->request.refusal;
+		}
 		free_request(asked);
 	}
 	return status;
+}
+
+struct pressure_wait promise_request_wait_of(const struct promise_request *request)
+{
+	return request ? pressure_wait_of(&request->request)
+	               : (struct pressure_wait){.bound = BOUND_NONE};
 }
 
 void promise_request_cancel(struct promise_request *request)

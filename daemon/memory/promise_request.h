@@ -21,12 +21,15 @@ struct promise_wanted {
 	uint64_t bytes;          /* more than is reserved now */
 	uint64_t waited_ms;      /* as in alloc_wanted, and so the next */
 	uint64_t patience_ms;
+	struct refusal *refusal; /* as in alloc_wanted; borrowed until @done */
 };
 
 /* As alloc_start(). */
 enum status promise_request_start(struct allocator *allocator, const struct promise_wanted *wanted,
                                   promise_done_fn done, void *user,
                                   struct promise_request **request_out);
+/* As pressure_wait_of(). NULL is fine. */
+struct pressure_wait promise_request_wait_of(const struct promise_request *request);
 /* @done will not be called, and nothing is reserved. */
 void promise_request_cancel(struct promise_request *request);
 

@@ -264,12 +264,37 @@ static bool fits(uint64_t used, uint64_t more, uint64_t limit)
 	return more == 0 || (used <= limit && more <= limit - used);
 }
 
-static bool may_have_manifests(const struct tenant *tenant, const struct user *user,
-                               uint64_t more_bytes)
+static enum bound find_share_bound(const struct pot *pot, const struct user *user,
+                                   uint64_t more_bytes, uint64_t *used_out, uint64_t *limit_out)
 {
-	return fits(tenant->manifest_bytes, more_bytes, tenant->quota_manifest_bytes) &&
-	       pot_has_room(&tenant->manifests, user, more_bytes) &&
-	       pot_has_room(&books, user, more_bytes);
+	if (pot_has_room(pot, user, more_bytes)) {
+		return BOUND_NONE;
+	}
+	*used_out = pot_used_by(pot, user);
+	*limit_out = user_share(pot->row, pot->limit, pot->used - *used_out);
+	return BOUND_USER_SHARE;
+}
+
+enum bound tenant_manifest_bound(struct payer payer, uint64_t more_bytes, uint64_t *used_out,
+                                 uint64_t *limit_out)
+{
+	const struct tenant *tenant = payer.tenant;
+	if (!fits(tenant->manifest_bytes, more_bytes, tenant->quota_manifest_bytes)) {
+		*used_out = tenant->manifest_bytes;
+		*limit_out = tenant->quota_manifest_bytes;
+		return BOUND_MANIFESTS;
+	}
+	enum bound bound = find_share_bound(&tenant->manifests, payer.user, more_bytes, used_out,
+	                                    limit_out);
+	return bound ? bound
+	             : find_share_bound(&books, payer.user, more_bytes, used_out, limit_out);
+}
+
+static bool may_have_manifests(struct payer payer, uint64_t more_bytes)
+{
+	uint64_t used;
+	uint64_t limit;
+	return tenant_manifest_bound(payer, more_bytes, &used, &limit) == BOUND_NONE;
 }
 
 static void count_manifest(struct charge *charge, uint64_t more_bytes)
@@ -309,7 +334,7 @@ static int take(struct payer payer, const struct charge *wanted, struct charge *
 	if (!fits(tenant->n_fds, wanted->n_fds, tenant->max_fds)) {
 		return TENANT_E_FDS;
 	}
-	if (!may_have_manifests(tenant, payer.user, wanted->manifest_bytes)) {
+	if (!may_have_manifests(payer, wanted->manifest_bytes)) {
 		return TENANT_E_MANIFESTS;
 	}
 	count(payer, wanted, charge_out);
@@ -354,8 +379,7 @@ struct charge tenant_charge_manifest(struct payer payer)
 
 int charge_grow_manifest(struct charge *charge, uint64_t more_bytes)
 {
-	struct tenant *tenant = charge->tenant;
-	if (!may_have_manifests(tenant, charge->user, more_bytes)) {
+	if (!may_have_manifests((struct payer){charge->tenant, charge->user}, more_bytes)) {
 		return TENANT_E_MANIFESTS;
 	}
 	count_manifest(charge, more_bytes);

@@ -26,6 +26,7 @@
 
 #include "daemon/config/config.h"
 #include "daemon/base/list.h"
+#include "daemon/memory/bound.h"
 #include "daemon/net/user.h"
 
 /*
@@ -46,7 +47,9 @@ struct tenant_location {
 	uint64_t used_bytes;
 	uint64_t quota_bytes; /* 0 = no limit */
 	uint64_t peak_bytes;  /* the highest used_bytes so far */
-	struct list queue;    /* of requests that wait for room, in the order of arrival */
+	uint64_t n_refused
+		[N_BOUNDS]; /* requests for memory there, by the bound that they met (refusal.h) */
+	struct list queue;  /* of requests that wait for room, in the order of arrival */
 };
 
 /* To be read by anyone; written by tenant.c. */
@@ -160,6 +163,9 @@ struct charge tenant_charge_adopted(struct payer payer, uint32_t slot, uint64_t 
 struct charge tenant_charge_manifest(struct payer payer);
 /* The manifest grows. Returns 0 or TENANT_E_MANIFESTS: nothing has changed then. */
 int charge_grow_manifest(struct charge *charge, uint64_t more_bytes);
+/* What keeps @payer from @more_bytes of manifests, with its numbers. BOUND_NONE: nothing does. */
+enum bound tenant_manifest_bound(struct payer payer, uint64_t more_bytes, uint64_t *used_out,
+                                 uint64_t *limit_out);
 
 /*
  * Enter the queue of requests that wait for room at @slot. While @place is there, the tenant

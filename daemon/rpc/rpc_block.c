@@ -272,6 +272,22 @@ void rpc_block_publish(struct session *session, const request_t *request, struct
 	            session->holder->user, &private->chunk, body->content_bytes, NULL, &admit_ops);
 }
 
+/* @error: TENANT_E_*. */
+static void refuse_block(struct session *session, uint64_t id, const struct block *block, int error)
+{
+	struct refusal refusal = error == TENANT_E_FDS
+	                                 ? refusal_of_tenant(BOUND_TENANT_FDS,
+	                                                     session->holder->tenant,
+	                                                     block->chunk.at, 1)
+	                                 : refusal_of_tenant(BOUND_QUOTA, session->holder->tenant,
+	                                                     block->chunk.at, block->chunk.bytes);
+	char why[REFUSAL_TEXT_BYTES];
+	refusal_count(&refusal, rpc_of(session)->stats);
+	holder_note_refusal(session->holder, &refusal);
+	refusal_text(&refusal, why);
+	rpc_refuse(session, id, refusal_status(&refusal), "the block does not fit: %s", why);
+}
+
 void rpc_block_lookup(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	const Glake__Wire__BlockLookup *body = request->block_lookup;
@@ -293,11 +309,9 @@ void rpc_block_lookup(struct session *session, const request_t *request, struct 
 		           device->index);
 		return;
 	}
-	if (store_use_block(rpc_of(session)->store, block, session->holder->tenant) != 0) {
-		rpc_of(session)->stats->quota_refusals++;
-		rpc_refuse(session, request->id, STATUS_OVER_QUOTA,
-		           "the block does not fit the limits of tenant %s",
-		           session->holder->tenant->name);
+	int r = store_use_block(rpc_of(session)->store, block, session->holder->tenant);
+	if (r != 0) {
+		refuse_block(session, request->id, block, r);
 		return;
 	}
 	uint64_t id = holder_add_block(session->holder, request->id, block);

@@ -13,6 +13,10 @@ typedef void (*rpc_handler_fn)(struct session *session, const request_t *request
 void rpc_chunk_alloc(struct session *session, const request_t *request, struct fdlist *fds);
 /* The number of a ChunkAlloc that waits for room, in the order of requests (pressure.h); 0: it is none. */
 uint64_t rpc_waits_for_room(const struct pending *pending);
+/* The wait of the request, if it is one for chunks, a promise, a model. Each for its own kind: others do not wait. */
+struct pressure_wait rpc_chunk_wait(const struct pending *pending);
+struct pressure_wait rpc_promise_wait(const struct pending *pending);
+struct pressure_wait rpc_model_wait(const struct pending *pending);
 void rpc_promise(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_chunk_free(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_chunk_share(struct session *session, const request_t *request, struct fdlist *fds);

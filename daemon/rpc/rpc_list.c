@@ -363,6 +363,10 @@ static void describe_holder(const struct session *asker, const struct holder *ho
 	for (uint32_t i = rpc->n_devices; i < rpc->n_locations; i++) {
 		row->host_bytes += holder->at[i].reserved_bytes;
 	}
+	row->n_refused = holder->refused.n;
+	row->wait_bound = (char *)bound_name(holder->wait.bound);
+	row->wait_bytes = holder->wait.bytes;
+	row->wait_ms = holder->wait.ms;
 	row->devices = place->device_list;
 	row->pools = place->pool_list;
 	for (uint32_t i = 0; i < rpc->n_devices; i++) {
@@ -388,6 +392,31 @@ static bool may_describe(const struct rpc_page *page, struct holder *holder, siz
 	return holder_look_at_sharing(holder, n_steps) || page->n_rows == 0;
 }
 
+/* Of all holders, for what follows. */
+static void look_at_waits(struct rpc_context *rpc)
+{
+	struct holder *holder;
+	struct session *session;
+	const struct pending *pending;
+	list_for_each (holder, &rpc->holders.list, link) {
+		holder->wait = (struct pressure_wait){.bound = BOUND_NONE};
+	}
+	list_for_each (session, &rpc->sessions.list, link) {
+		list_for_each (pending, &session->pending, link) {
+			const struct pressure_wait waits[] = {rpc_chunk_wait(pending),
+			                                      rpc_promise_wait(pending),
+			                                      rpc_model_wait(pending)};
+			for (size_t i = 0; i < n_elements(waits); i++) {
+				struct pressure_wait *longest = &session->holder->wait;
+				if (waits[i].bound &&
+				    (!longest->bound || waits[i].ms > longest->ms)) {
+					*longest = waits[i];
+				}
+			}
+		}
+	}
+}
+
 void rpc_session_list(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	static Glake__Wire__SessionInfo rows[PAGE_ROWS];
@@ -404,8 +433,9 @@ void rpc_session_list(struct session *session, const request_t *request, struct 
 	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__SessionListAnswer body = GLAKE__WIRE__SESSION_LIST_ANSWER__INIT;
 	struct rpc_page page = {.rows = rows, .list = list, .max_rows = PAGE_ROWS};
-	const struct rpc_context *rpc = rpc_of(session);
+	struct rpc_context *rpc = rpc_of(session);
 	struct holder *holder;
+	look_at_waits(rpc);
 	list_for_each (holder, &rpc->holders.list, link) {
 		if (holder->id <= request->session_list->after || holder->state == HOLDER_NEW ||
 		    !rpc_may_act(session, holder->realm)) {
@@ -492,15 +522,41 @@ void rpc_use_list(struct session *session, const request_t *request, struct fdli
 	rpc_answer(session, request->id, &answer, NULL, 0);
 }
 
+/* Of a location of a tenant; places by slot. */
+struct refused_place {
+	Glake__Wire__Refused rows[N_BOUNDS];
+	Glake__Wire__Refused *list[N_BOUNDS];
+};
+
+static void describe_refused(const struct tenant_location *tenant, struct refused_place *place,
+                             Glake__Wire__TenantDevice *row)
+{
+	row->refused = place->list;
+	for (int bound = BOUND_NONE + 1; bound < N_BOUNDS; bound++) {
+		if (tenant->n_refused[bound] > 0) {
+			Glake__Wire__Refused *refused = &place->rows[row->n_refused];
+			glake__wire__refused__init(refused);
+			refused->bound = (char *)bound_name((enum bound)bound);
+			refused->n = tenant->n_refused[bound];
+			place->list[row->n_refused++] = refused;
+		}
+	}
+}
+
 /* One tenant a page: there are few, and each has a row for each device. */
 static void describe_tenant(const struct tenant *tenant, const struct location *at,
                             Glake__Wire__TenantDevice *row)
 {
+	static struct refused_place places[RPC_MAX_DEVICES + NODE_MAX];
+	const struct tenant_location *there = &tenant->at[at->slot];
 	glake__wire__tenant_device__init(row);
 	row->device = at->number;
-	row->used_bytes = tenant->at[at->slot].used_bytes;
-	row->quota_bytes = tenant->at[at->slot].quota_bytes;
-	row->peak_bytes = tenant->at[at->slot].peak_bytes;
+	row->used_bytes = there->used_bytes;
+	row->quota_bytes = there->quota_bytes;
+	row->peak_bytes = there->peak_bytes;
+	if (at->slot < n_elements(places)) {
+		describe_refused(there, &places[at->slot], row);
+	}
 }
 
 static void describe_tenant_nodes(const struct rpc_context *rpc, const struct tenant *tenant,
@@ -660,6 +716,20 @@ void rpc_block_list(struct session *session, const request_t *request, struct fd
 	rpc_answer(session, request->id, &answer, NULL, 0);
 }
 
+static void describe_refusal(const struct event_refusal *refusal, Glake__Wire__EventInfo *row)
+{
+	row->n_refused = refusal->n;
+	row->bound = (char *)refusal->bound;
+	row->tenant = (char *)refusal->tenant;
+	row->program = (char *)refusal->program;
+	row->at = refusal->is_host ? GLAKE__WIRE__LOCATION_KIND__LOCATION_HOST
+	                           : GLAKE__WIRE__LOCATION_KIND__LOCATION_GPU;
+	row->number = refusal->number;
+	row->wanted = refusal->wanted;
+	row->used = refusal->used;
+	row->limit = refusal->limit;
+}
+
 static void describe_event(const struct event *event, Glake__Wire__EventInfo *row)
 {
 	glake__wire__event_info__init(row);
@@ -671,6 +741,9 @@ static void describe_event(const struct event *event, Glake__Wire__EventInfo *ro
 	row->pid = (uint32_t)event->pid;
 	row->text = (char *)event->text;
 	row->cgroup = (char *)event->cgroup;
+	if (event->refusal.n > 0) {
+		describe_refusal(&event->refusal, row);
+	}
 }
 
 void rpc_event_list(struct session *session, const request_t *request, struct fdlist *fds)

@@ -15,6 +15,7 @@ struct chunk_request {
 	struct alloc_several several;
 	uint64_t waited_ms;
 	uint64_t began_ns;
+	bool is_again; /* the program was refused the same memory before */
 };
 
 static void cancel_chunk_request(struct pending *pending)
@@ -31,6 +32,14 @@ uint64_t rpc_waits_for_room(const struct pending *pending)
 	return pending->cancel == cancel_chunk_request
 	               ? alloc_waiting_number(operation->several.alloc)
 	               : 0;
+}
+
+struct pressure_wait rpc_chunk_wait(const struct pending *pending)
+{
+	const struct chunk_request *operation = container_of(pending, const struct chunk_request,
+	                                                     pending);
+	return alloc_wait_of(pending->cancel == cancel_chunk_request ? operation->several.alloc
+	                                                             : NULL);
 }
 
 /* What the request wants at @at. */
@@ -89,16 +98,6 @@ static struct promise *promise_at(void *user, const struct location *at)
 	return operation->pending.session->holder->at[at->slot].promise;
 }
 
-static void explain(struct chunk_request *operation, enum status status, const struct location *at,
-                    char *text, size_t n_text)
-{
-	uint64_t bytes = wanted_bytes(&operation->several, at);
-	if (!alloc_explain_promise(status, promise_at(operation, at), bytes, text, n_text)) {
-		alloc_explain(status, operation->pending.session->holder->tenant, at, bytes, text,
-		              n_text);
-	}
-}
-
 static void on_chunks(void *user, enum status status, const struct location *at,
                       struct chunk *chunks, size_t n_chunks)
 {
@@ -106,7 +105,9 @@ static void on_chunks(void *user, enum status status, const struct location *at,
 	struct session *session = operation->pending.session;
 	uint64_t id = operation->pending.request;
 	struct held *privates[GLAKE_MAX_PACKET_FDS];
-	char text[256];
+	const struct refusal refusal = operation->several.refusal;
+	bool is_told = !operation->several.is_spare && !operation->is_again;
+	char text[REFUSAL_TEXT_BYTES];
 
 	if (status == STATUS_OK &&
 	    holder_add_chunks(session->holder, id, chunks, n_chunks, privates) < 0) {
@@ -114,7 +115,7 @@ static void on_chunks(void *user, enum status status, const struct location *at,
 		at = operation->several.parts[0].at;
 	}
 	if (status != STATUS_OK) {
-		explain(operation, status, at, text, sizeof(text));
+		alloc_explain(status, &refusal, text);
 		status = status_at(status, at);
 	}
 	histogram_add(&rpc_of(session)->stats->alloc_time, uv_hrtime() - operation->began_ns);
@@ -123,6 +124,9 @@ static void on_chunks(void *user, enum status status, const struct location *at,
 	if (status == STATUS_OK) {
 		answer_chunks(session, id, privates, n_chunks);
 	} else {
+		if (is_told) {
+			holder_note_refusal(session->holder, &refusal);
+		}
 		rpc_refuse(session, id, status, "%s", text);
 	}
 }
@@ -215,6 +219,7 @@ void rpc_chunk_alloc(struct session *session, const request_t *request, struct f
 	}
 	operation->began_ns = uv_hrtime();
 	operation->waited_ms = request->chunk_alloc->waited_ms;
+	operation->is_again = request->chunk_alloc->is_again;
 	operation->several = several;
 	operation->several.waited_ms = &operation->waited_ms;
 	operation->several.user = operation;

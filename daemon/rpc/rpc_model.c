@@ -30,18 +30,22 @@ void rpc_refuse_model(struct session *session, uint64_t id, const struct model *
 		rpc_refuse(session, id, STATUS_NO_HOST_MEMORY, "glaked is out of host memory");
 		return;
 	}
-	rpc_of(session)->stats->quota_refusals++;
-	if (error == TENANT_E_MANIFESTS) {
-		rpc_refuse(session, id, STATUS_OVER_QUOTA,
-		           "the manifest of '%s' (%" PRIu64
-		           " bytes) does not fit the limits of tenant %s, or this user's share of "
-		           "them",
-		           model->name, model->manifest_bytes, session->holder->tenant->name);
-		return;
-	}
-	rpc_refuse(session, id, error == TENANT_E_FDS ? STATUS_NO_FDS : STATUS_OVER_QUOTA,
-	           "'%s' (%" PRIu64 " bytes) does not fit the limits of tenant %s", model->name,
-	           model->span_bytes, session->holder->tenant->name);
+	const struct location *at = &model->device->at;
+	struct tenant *tenant = session->holder->tenant;
+	struct refusal refusal = error == TENANT_E_MANIFESTS
+	                                 ? refusal_of_manifest(holder_payer(session->holder), at,
+	                                                       model->manifest_bytes)
+	                         : error == TENANT_E_FDS
+	                                 ? refusal_of_tenant(BOUND_TENANT_FDS, tenant, at,
+	                                                     model->n_blocks)
+	                                 : refusal_of_tenant(BOUND_QUOTA, tenant, at,
+	                                                     model->span_bytes);
+	char why[REFUSAL_TEXT_BYTES];
+	refusal_count(&refusal, rpc_of(session)->stats);
+	holder_note_refusal(session->holder, &refusal);
+	refusal_text(&refusal, why);
+	rpc_refuse(session, id, refusal_status(&refusal), "'%s' does not fit: %s", model->name,
+	           why);
 }
 
 static void answer_open(struct session *session, uint64_t id, struct model *model, bool was_loaded,
@@ -94,6 +98,7 @@ static void on_loaded(struct load_waiter *waiter, enum status status, const char
 	uint64_t id = operation->pending.request;
 	session_end(&operation->pending);
 	if (status != STATUS_OK) {
+		holder_note_refusal(session->holder, &waiter->refusal);
 		rpc_refuse(session, id, status, "%s", error);
 	} else {
 		open_ready(session, id, operation->model, operation->pin, false,
@@ -125,6 +130,15 @@ static void cancel_model_request(struct pending *pending)
 	struct model_request *operation = container_of(pending, struct model_request, pending);
 	load_leave(&operation->waiter);
 	free(operation);
+}
+
+struct pressure_wait rpc_model_wait(const struct pending *pending)
+{
+	const struct model_request *operation = container_of(pending, const struct model_request,
+	                                                     pending);
+	return pending->cancel == cancel_model_request
+	               ? load_wait_of(&operation->waiter)
+	               : (struct pressure_wait){.bound = BOUND_NONE};
 }
 
 /* The files of a request, checked. */

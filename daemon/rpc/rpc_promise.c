@@ -14,6 +14,7 @@ struct promise_wait {
 	struct promise *promise; /* a reference */
 	struct promise_request *request;
 	uint64_t bytes;
+	struct refusal refusal;
 };
 
 static void free_wait(struct promise_wait *wait)
@@ -27,6 +28,12 @@ static void cancel_promise(struct pending *pending)
 	struct promise_wait *wait = container_of(pending, struct promise_wait, pending);
 	promise_request_cancel(wait->request);
 	free_wait(wait);
+}
+
+struct pressure_wait rpc_promise_wait(const struct pending *pending)
+{
+	const struct promise_wait *wait = container_of(pending, const struct promise_wait, pending);
+	return promise_request_wait_of(pending->cancel == cancel_promise ? wait->request : NULL);
 }
 
 /* There is one already: the process repeats itself, or another session of it was first. */
@@ -46,10 +53,9 @@ static void on_reserved(void *user, enum status status)
 {
 	struct promise_wait *wait = user;
 	struct session *session = wait->pending.session;
-	struct location *at = wait->promise->at;
-	struct promise *other = holder_find_promise(session->holder, at->slot);
+	struct promise *other = holder_find_promise(session->holder, wait->promise->at->slot);
 	uint64_t id = wait->pending.request;
-	char text[256];
+	char text[REFUSAL_TEXT_BYTES];
 	session_end(&wait->pending);
 	if (other) {
 		answer_again(session, id, other, wait->bytes);
@@ -57,7 +63,8 @@ static void on_reserved(void *user, enum status status)
 		holder_set_promise(session->holder, wait->promise, wait->bytes);
 		rpc_answer_ok(session, id);
 	} else {
-		alloc_explain(status, session->holder->tenant, at, wait->bytes, text, sizeof(text));
+		alloc_explain(status, &wait->refusal, text);
+		holder_note_refusal(session->holder, &wait->refusal);
 		rpc_refuse(session, id, status, "a promise: %s", text);
 	}
 	free_wait(wait);
@@ -95,7 +102,8 @@ static void start(struct session *session, const request_t *request, struct loca
 	const struct promise_wanted wanted = {.promise = wait->promise,
 	                                      .tenant = session->holder->tenant,
 	                                      .bytes = body->bytes - had,
-	                                      .waited_ms = body->waited_ms};
+	                                      .waited_ms = body->waited_ms,
+	                                      .refusal = &wait->refusal};
 	enum status status = STATUS_OK;
 	if (wanted.bytes > 0) {
 		status = promise_request_start(rpc_of(session)->allocator, &wanted, on_reserved,

@@ -201,17 +201,17 @@ static bool add_tensor(struct model *draft, const Glake__Wire__Tensor *tensor, s
 
 static bool charge(struct session *session, struct model *draft, struct fault *fault)
 {
-	struct tenant *tenant = session->holder->tenant;
 	uint64_t more_bytes = draft->manifest_bytes - draft->charge.manifest_bytes;
 	if (charge_grow_manifest(&draft->charge, more_bytes) == 0) {
 		return true;
 	}
-	rpc_of(session)->stats->quota_refusals++;
-	return fail(fault, STATUS_OVER_QUOTA,
-	            "the manifest is too large: tenant %s may have %" PRIu64
-	            " bytes for all of its models' manifests, and a user half of what its others "
-	            "leave",
-	            tenant->name, tenant->quota_manifest_bytes);
+	const struct payer payer = {draft->charge.tenant, draft->charge.user};
+	const struct refusal refusal = refusal_of_manifest(payer, &draft->device->at, more_bytes);
+	char why[REFUSAL_TEXT_BYTES];
+	refusal_count(&refusal, rpc_of(session)->stats);
+	holder_note_refusal(session->holder, &refusal);
+	refusal_text(&refusal, why);
+	return fail(fault, STATUS_OVER_QUOTA, "the manifest is too large: %s", why);
 }
 
 /* Of an open model, few bytes name a million blocks. */

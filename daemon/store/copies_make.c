@@ -325,10 +325,15 @@ static void note_refusal(struct copy_making *making, enum status status)
 
 static void fail_refused(struct copy_making *making)
 {
-	char error[256];
+	char error[REFUSAL_TEXT_BYTES] = "no fds are left for a copy in host memory";
 	const struct location *at = making->copies->nodes[making->i_refused].at;
-	alloc_explain(making->refusal, making->payer, at, making->copy->bytes, error,
-	              sizeof(error));
+	struct refusal refusal = refusal_of_room(making->payer, at, making->copy->bytes);
+	if (making->refusal == STATUS_OVER_QUOTA) {
+		refusal = refusal_of_tenant(BOUND_QUOTA, making->payer, at, making->copy->bytes);
+	}
+	if (making->refusal != STATUS_NO_FDS) {
+		alloc_explain(making->refusal, &refusal, error);
+	}
 	making_fail(making,
 	            making->refusal == STATUS_NO_DEVICE_MEMORY ? STATUS_NO_HOST_MEMORY
 	                                                       : making->refusal,

@@ -70,8 +70,8 @@ struct load {
 	uint64_t ended_ns;
 	struct parking_wait parking; /* SETTLING: until all blocks are parked */
 	struct alloc *alloc;         /* under way, or NULL */
-	uint64_t asked_bytes;        /* by the last alloc */
-	uint64_t waited_ms;          /* by all of them */
+	uint64_t waited_ms;          /* by all allocs */
+	struct refusal refusal;      /* the bound that ended it; none: none did */
 };
 
 #define BIT(state) (1u << (state))
@@ -203,6 +203,7 @@ static void log_success(const struct load *load)
 /* No model comes of it. The load may be gone afterwards. */
 static void fail(struct load *load, enum status status, const char *error)
 {
+	const struct refusal refusal = load->refusal;
 	struct model *model = load->model;
 	struct list waiters;
 	list_init(&waiters);
@@ -241,6 +242,7 @@ static void fail(struct load *load, enum status status, const char *error)
 	while (!list_is_empty(&waiters)) {
 		struct load_waiter *waiter = list_first(&waiters, struct load_waiter, link);
 		list_remove(&waiter->link);
+		waiter->refusal = refusal;
 		waiter->done(waiter, status, error);
 	}
 }
@@ -413,10 +415,9 @@ static void on_chunks(void *user, enum status status, struct chunk *chunks, size
 
 	load->alloc = NULL;
 	if (status != STATUS_OK) {
-		char why[256];
+		char why[REFUSAL_TEXT_BYTES];
 		char error[320];
-		alloc_explain(status, load_payer(load), &load->model->device->at, load->asked_bytes,
-		              why, sizeof(why));
+		alloc_explain(status, &load->refusal, why);
 		snprintf(error, sizeof(error), "the model does not fit the %s: %s",
 		         status == STATUS_OVER_QUOTA ? "tenant's quota" : "device's memory", why);
 		fail(load, status,
@@ -474,11 +475,9 @@ static void grant_more(struct load *load)
 		if (n == 0) {
 			break;
 		}
-		load->asked_bytes = 0;
 		for (size_t i = 0; i < n; i++) {
-			load->asked_bytes += sizes[i];
+			load->window_used_bytes += sizes[i];
 		}
-		load->window_used_bytes += load->asked_bytes;
 		const struct alloc_wanted wanted = {
 			.at = &model->device->at,
 			.tenant = load_payer(load),
@@ -487,6 +486,7 @@ static void grant_more(struct load *load)
 			.sizes = sizes,
 			.n_chunks = n,
 			.waited_ms = &load->waited_ms,
+			.refusal = &load->refusal,
 		};
 		load->is_granting = true;
 		enum status status = alloc_start(load->context->admit->allocator, &wanted,
@@ -505,16 +505,15 @@ static void grant_more(struct load *load)
 static int charge_manifest(struct load *load)
 {
 	struct model *model = load->model;
-	const struct tenant *payer = model->charge.tenant;
+	const struct payer payer = {model->charge.tenant, model->charge.user};
 	uint64_t more_bytes = model->manifest_bytes - model->charge.manifest_bytes;
 	if (charge_grow_manifest(&model->charge, more_bytes) != 0) {
-		char error[256];
-		snprintf(error, sizeof(error),
-		         "the manifest is too large: tenant %s may have %" PRIu64
-		         " bytes for all of its models' manifests, and a user half of what its "
-		         "others leave",
-		         payer->name, payer->quota_manifest_bytes);
-		load->context->stats->quota_refusals++;
+		char why[REFUSAL_TEXT_BYTES];
+		char error[320];
+		load->refusal = refusal_of_manifest(payer, &model->device->at, more_bytes);
+		refusal_count(&load->refusal, load->context->stats);
+		refusal_text(&load->refusal, why);
+		snprintf(error, sizeof(error), "the manifest is too large: %s", why);
 		fail(load, STATUS_OVER_QUOTA, error);
 	}
 	return 0;
@@ -583,17 +582,14 @@ static const char *find_reload_reason(const struct load *load, const char *of_mo
 static bool has_room(struct load *load)
 {
 	const struct load_context *context = load->context;
-	char error[256];
+	char error[320];
 	enum status status = load_check_room(context->admit->store, context->admit->allocator,
-	                                     load->model, load_payer(load), error, sizeof(error));
+	                                     load->model, load_payer(load), &load->refusal, error,
+	                                     sizeof(error));
 	if (status == STATUS_OK) {
 		return true;
 	}
-	if (status == STATUS_NO_DEVICE_MEMORY) {
-		context->stats->memory_refusals++;
-	} else {
-		context->stats->quota_refusals++;
-	}
+	refusal_count(&load->refusal, context->stats);
 	fail(load, status, error);
 	return false;
 }
@@ -819,11 +815,15 @@ void load_promote(const struct load_context *context, struct model *model, struc
 	}
 	if (store_begin_promotion(context->admit->store, model, payer) != 0) {
 		user_refund_all(&load->job.place);
+		char why[REFUSAL_TEXT_BYTES];
+		char error[320];
 		load_free(load);
-		context->stats->quota_refusals++;
-		waiter->done(waiter, STATUS_OVER_QUOTA,
-		             "the model's manifest does not fit the tenant's limit, or this "
-		             "user's share of it");
+		waiter->refusal = refusal_of_manifest(payer, &model->device->at,
+		                                      model->manifest_bytes);
+		refusal_count(&waiter->refusal, context->stats);
+		refusal_text(&waiter->refusal, why);
+		snprintf(error, sizeof(error), "the manifest is too large: %s", why);
+		waiter->done(waiter, STATUS_OVER_QUOTA, error);
 		return;
 	}
 	model->load = load;
@@ -850,6 +850,11 @@ void load_leave(struct load_waiter *waiter)
 	if (load->state != LOAD_READY && list_is_empty(&load->waiters)) {
 		fail(load, STATUS_BUSY, "all clients that waited for it have left");
 	}
+}
+
+struct pressure_wait load_wait_of(const struct load_waiter *waiter)
+{
+	return alloc_wait_of(waiter->load ? waiter->load->alloc : NULL);
 }
 
 struct load_result load_result(const struct load *load)

@@ -59,6 +59,8 @@ struct load_waiter {
 	uid_t uid;             /* the user of the files */
 	load_done_fn done;
 	load_progress_fn progress; /* NULL: not wanted */
+	struct refusal
+		refusal; /* zeroed by the owner; set before @done if a bound ended the load */
 };
 
 /* The result of a load, for the answer. Valid in load_done_fn. */
@@ -87,6 +89,9 @@ void load_join(struct load *load, struct load_waiter *waiter);
 
 /* @waiter does not wait any more. May cancel the load. */
 void load_leave(struct load_waiter *waiter);
+
+/* As pressure_wait_of(), of the memory that the load wants. */
+struct pressure_wait load_wait_of(const struct load_waiter *waiter);
 
 struct load_result load_result(const struct load *load);
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/store/load_room.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 
 #include "proto/limits.h"
@@ -58,56 +57,60 @@ static uint64_t loading_fds(const struct allocator *allocator)
 	return bytes / GLAKE_CHUNK_GRANULARITY;
 }
 
-enum status load_check_room(const struct store *store, const struct allocator *allocator,
-                            const struct model *model, const struct tenant *payer, char *error,
-                            size_t n_error)
+static enum status refuse(struct refusal refusal, struct refusal *refusal_out, const char *what,
+                          char *error, size_t n_error)
 {
-	const struct device *device = model->device;
-	const struct location *at = &device->at;
+	char why[REFUSAL_TEXT_BYTES];
+	*refusal_out = refusal;
+	refusal_text(&refusal, why);
+	snprintf(error, n_error, "%s: it needs %s", what, why);
+	return refusal_status(&refusal);
+}
+
+enum status load_check_room(const struct store *store, const struct allocator *allocator,
+                            const struct model *model, struct tenant *payer,
+                            struct refusal *refusal_out, char *error, size_t n_error)
+{
+	const struct location *at = &model->device->at;
 	const struct tenant_location *limits = &payer->at[at->slot];
 	const struct chunk_books *books = &allocator->books;
 	struct room room = look(store, model, payer);
 	bool waits = allocator->pressure.wait_ms > 0;
-	uint64_t quota_bytes = less(limits->quota_bytes, waits ? 0 : room.paid_bytes);
+	uint64_t paid_bytes = waits ? 0 : room.paid_bytes;
 	uint64_t most_bytes = location_most_bytes(at);
 	uint64_t needed_bytes = model->span_bytes;
+	struct refusal refusal = {.at = at, .tenant = payer};
 	if (needed_bytes <= most_bytes && !waits) {
 		needed_bytes = room.needed_bytes;
 		most_bytes = pressure_most_bytes(&allocator->pressure, at) + at->coming_bytes;
 		/* Blocks that are being loaded may turn out equal, or their load may fail. */
 		most_bytes += at->use_bytes[CHUNK_LOADING];
 	}
-	if (limits->quota_bytes > 0 && room.needed_bytes > quota_bytes) {
-		snprintf(error, n_error,
-		         "the model does not fit the tenant's quota: it needs %" PRIu64
-		         " bytes more on device %u, and %s may have %" PRIu64 " of %" PRIu64,
-		         room.needed_bytes, device->index, payer->name, quota_bytes,
-		         limits->quota_bytes);
-		return STATUS_OVER_QUOTA;
+	if (limits->quota_bytes > 0 && room.needed_bytes > less(limits->quota_bytes, paid_bytes)) {
+		refusal = refusal_of_tenant(BOUND_QUOTA, payer, at, room.needed_bytes);
+		refusal.used = paid_bytes;
+		return refuse(refusal, refusal_out, "the model does not fit the tenant's quota",
+		              error, n_error);
 	}
 	if (needed_bytes > most_bytes) {
-		snprintf(error, n_error,
-		         "the model does not fit the device's memory: it needs %" PRIu64
-		         " bytes more on device %u, and %" PRIu64 " can be had at most",
-		         needed_bytes, device->index, most_bytes);
-		return STATUS_NO_DEVICE_MEMORY;
+		refusal = refusal_of_room(payer, at, needed_bytes);
+		refusal.used = less(refusal.limit, most_bytes);
+		return refuse(refusal, refusal_out, "the model does not fit the device's memory",
+		              error, n_error);
 	}
 	uint64_t coming_fds = loading_fds(allocator);
 	if (payer->max_fds > 0 &&
 	    room.needed_fds > less(payer->max_fds, payer->n_fds) + coming_fds) {
-		snprintf(error, n_error,
-		         "no fds left for its blocks: it needs %" PRIu64
-		         " more, and %s has %" PRIu64 " of %" PRIu64,
-		         room.needed_fds, payer->name, payer->n_fds, payer->max_fds);
-		return STATUS_NO_FDS;
+		refusal = refusal_of_tenant(BOUND_TENANT_FDS, payer, at, room.needed_fds);
+		return refuse(refusal, refusal_out, "no fds left for its blocks", error, n_error);
 	}
 	uint64_t most_fds = pressure_most_fds(&allocator->pressure) + coming_fds;
 	if (room.needed_fds > most_fds) {
-		snprintf(error, n_error,
-		         "no fds left for its blocks: it needs %" PRIu64 " more, and %" PRIu64
-		         " of glaked's %" PRIu64 " can be had at most",
-		         room.needed_fds, most_fds, books->max_fds);
-		return STATUS_NO_FDS;
+		refusal.bound = BOUND_FDS;
+		refusal.wanted = room.needed_fds;
+		refusal.limit = books->max_fds;
+		refusal.used = less(books->max_fds, most_fds);
+		return refuse(refusal, refusal_out, "no fds left for its blocks", error, n_error);
 	}
 	return STATUS_OK;
 }

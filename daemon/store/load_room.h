@@ -19,10 +19,10 @@
 
 /*
  * @model has its complete plan and no block yet; @payer will pay. Returns STATUS_OK, or another
- * status and one line in @error.
+ * status, the bound, and one line in @error.
  */
 enum status load_check_room(const struct store *store, const struct allocator *allocator,
-                            const struct model *model, const struct tenant *payer, char *error,
-                            size_t n_error);
+                            const struct model *model, struct tenant *payer,
+                            struct refusal *refusal_out, char *error, size_t n_error);
 
 #endif

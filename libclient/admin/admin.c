@@ -402,6 +402,10 @@ static int show_session(const Glake__Wire__SessionInfo *from, const struct list 
 		.cgroup = TEXT(from->cgroup),
 		.pod_uid = pod.uid,
 		.container_id = pod.container,
+		.n_refused = from->n_refused,
+		.wait_bound = TEXT(from->wait_bound),
+		.wait_bytes = from->wait_bytes,
+		.wait_ms = from->wait_ms,
 	};
 	return list->row.session(list->user, &row);
 }
@@ -424,6 +428,28 @@ int glake_list_sessions(struct glake_session *session, glake_session_fn row, voi
 	return walk(session, &list);
 }
 
+static void take_refused(const Glake__Wire__Refused *from, struct glake_tenant_device *to)
+{
+	const struct {
+		const char *bound;
+		uint64_t *n;
+	} places[] = {
+		{"quota", &to->refused_quota},
+		{"promise", &to->refused_promise},
+		{"room", &to->refused_room},
+		{"tenant_fds", &to->refused_tenant_fds},
+		{"fds", &to->refused_fds},
+		{"manifests", &to->refused_manifests},
+		{"user_share", &to->refused_user_share},
+	};
+	to->n_refused += from->n;
+	for (size_t i = 0; i < n_elements(places); i++) {
+		if (strcmp(TEXT(from->bound), places[i].bound) == 0) {
+			*places[i].n += from->n;
+		}
+	}
+}
+
 /* For the caller to free; NULL: out of memory. */
 static struct glake_tenant_device *take_tenant_devices(Glake__Wire__TenantDevice *const *from,
                                                        size_t n)
@@ -436,6 +462,9 @@ static struct glake_tenant_device *take_tenant_devices(Glake__Wire__TenantDevice
 			.quota_bytes = from[i]->quota_bytes,
 			.peak_bytes = from[i]->peak_bytes,
 		};
+		for (size_t k = 0; k < from[i]->n_refused; k++) {
+			take_refused(from[i]->refused[k], &to[i]);
+		}
 	}
 	return to;
 }
@@ -573,6 +602,15 @@ static int show_events(const Glake__Wire__Answer *answer, const struct list *lis
 			.text = TEXT(from->text),
 			.pod_uid = pod.uid,
 			.container_id = pod.container,
+			.n_refused = from->n_refused,
+			.bound = TEXT(from->bound),
+			.tenant = TEXT(from->tenant),
+			.program = TEXT(from->program),
+			.is_host = from->at == GLAKE__WIRE__LOCATION_KIND__LOCATION_HOST,
+			.location = from->number,
+			.wanted = from->wanted,
+			.used = from->used,
+			.limit = from->limit,
 		};
 		r = list->row.event(list->user, &row);
 	}

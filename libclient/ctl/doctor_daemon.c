@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "ctl/doctor.h"
+#include "ctl/rows.h"
 #include "ctl/text.h"
 #include "glake.h"
 #include "glake_admin.h"
@@ -240,22 +241,124 @@ static int check_status(void *user, const struct glake_status *status)
 	return 0;
 }
 
-static int count_event(void *user, const struct glake_event_row *row)
+/* Refusals of one program in one tenant, by one bound. */
+struct refused {
+	char *program; /* owned, as the next */
+	char *tenant;
+	char *bound;
+	char *text; /* of the last event */
+	uint64_t n;
+};
+
+struct seen_events {
+	struct rows refused; /* of struct refused */
+	uint64_t n_refused;
+	uint64_t n_others;
+};
+
+static void forget_events(struct seen_events *seen)
 {
-	uint64_t *n = user;
-	++*n;
+	for (size_t i = 0; i < seen->refused.n; i++) {
+		struct refused *refused = rows_at(&seen->refused, i);
+		free(refused->program);
+		free(refused->tenant);
+		free(refused->bound);
+		free(refused->text);
+	}
+	rows_deinit(&seen->refused);
+}
+
+static struct refused *find_refused(struct seen_events *seen, const struct glake_event_row *row)
+{
+	for (size_t i = 0; i < seen->refused.n; i++) {
+		struct refused *refused = rows_at(&seen->refused, i);
+		if (strcmp(refused->program, row->program) == 0 &&
+		    strcmp(refused->tenant, row->tenant) == 0 &&
+		    strcmp(refused->bound, row->bound) == 0) {
+			return refused;
+		}
+	}
+	struct refused *refused = rows_add(&seen->refused, sizeof(*refused));
+	if (refused) {
+		refused->program = strdup(row->program);
+		refused->tenant = strdup(row->tenant);
+		refused->bound = strdup(row->bound);
+	}
+	bool is_whole = refused && refused->program && refused->tenant && refused->bound;
+	return is_whole ? refused : NULL;
+}
+
+static int see_event(void *user, const struct glake_event_row *row)
+{
+	struct seen_events *seen = user;
+	if (row->n_refused == 0) {
+		seen->n_others++;
+		return 0;
+	}
+	struct refused *refused = find_refused(seen, row);
+	char *text = strdup(row->text);
+	if (!refused || !text) {
+		free(text);
+		return -ENOMEM;
+	}
+	free(refused->text);
+	refused->text = text;
+	refused->n += row->n_refused;
+	seen->n_refused += row->n_refused;
 	return 0;
+}
+
+static const char *refused_remedy(const char *bound)
+{
+	static const char *const remedies[][2] = {
+		{"quota", "glakectl tenants: what it uses; glakectl quota gives it more, or end "
+	                  "what it does not need"},
+		{"promise", "a larger GLAKE_PROMISE, glake run --promise"},
+		{"room", "glakectl status, glakectl map: what holds the rest; pressure = \"wait\" "
+	                 "lets requests wait"},
+		{"tenant_fds", "tenants.max_fds"},
+		{"fds", "LimitNOFILE= of glaked.service, and fd_budget"},
+		{"manifests", "glakectl quota --manifests, or close models"},
+		{"user_share", "glakectl quota --manifests: a user may have half of what the "
+	                       "tenant's others leave"},
+	};
+	for (size_t i = 0; i < sizeof(remedies) / sizeof(remedies[0]); i++) {
+		if (strcmp(remedies[i][0], bound) == 0) {
+			return remedies[i][1];
+		}
+	}
+	return "glakectl events";
+}
+
+static void check_refused(struct findings *findings, const struct seen_events *seen)
+{
+	const struct refused *most = NULL;
+	for (size_t i = 0; i < seen->refused.n; i++) {
+		const struct refused *refused = rows_at(&seen->refused, i);
+		most = !most || refused->n > most->n ? refused : most;
+	}
+	if (!most) {
+		finding_add(findings, "refused", FINDING_OK, NULL,
+		            "no program was refused memory lately");
+		return;
+	}
+	finding_add(findings, "refused", FINDING_WARNING, refused_remedy(most->bound),
+	            "tenant %s, %s: %" PRIu64 " of the last %" PRIu64
+	            " refusals of memory, most of all. The last: %s",
+	            most->tenant, most->program, most->n, seen->n_refused, most->text);
 }
 
 static void check_events(struct ctl *ctl, struct findings *findings)
 {
-	uint64_t n = 0;
-	int err = glake_list_events(ctl->session, count_event, &n);
-	if (err < 0) {
-		return;
+	struct seen_events seen = {.n_others = 0};
+	int err = glake_list_events(ctl->session, see_event, &seen);
+	if (err == 0) {
+		check_refused(findings, &seen);
+		finding_add(findings, "events", seen.n_others > 0 ? FINDING_WARNING : FINDING_OK,
+		            seen.n_others > 0 ? "glakectl events" : NULL,
+		            "%" PRIu64 " since glaked started", seen.n_others);
 	}
-	finding_add(findings, "events", n > 0 ? FINDING_WARNING : FINDING_OK,
-	            n > 0 ? "glakectl events" : NULL, "%" PRIu64 " since glaked started", n);
+	forget_events(&seen);
 }
 
 static void check_session(struct ctl *ctl, struct findings *findings)

@@ -37,9 +37,27 @@ static const struct field event_fields[] = {
 	FIELD(struct event_view, container, TEXT, PLAIN, NULL),
 };
 
+/* In JSON, of refusals only. */
+static const struct field refusal_fields[] = {
+	FIELD(ROW, program, TEXT, PLAIN, NULL),  FIELD(ROW, tenant, TEXT, PLAIN, NULL),
+	FIELD(ROW, bound, TEXT, PLAIN, NULL),    FIELD(ROW, is_host, BOOL, PLAIN, NULL),
+	FIELD(ROW, location, U32, PLAIN, NULL),  FIELD(ROW, wanted, U64, PLAIN, NULL),
+	FIELD(ROW, used, U64, PLAIN, NULL),      FIELD(ROW, limit, U64, PLAIN, NULL),
+	FIELD(ROW, n_refused, U64, PLAIN, NULL),
+};
+
 #undef ROW
 
 #define N_FIELDS (sizeof(event_fields) / sizeof(event_fields[0]))
+
+/* NULL: it is about no refusal. */
+static json_t *refusal_of(const struct glake_event_row *row)
+{
+	return row->n_refused > 0
+	               ? field_object(refusal_fields,
+	                              sizeof(refusal_fields) / sizeof(refusal_fields[0]), row)
+	               : json_null();
+}
 
 /* Texts are borrowed from both. */
 static struct event_view view_of(struct identities *identities, const struct glake_event_row *row)
@@ -68,7 +86,7 @@ static int add_event(void *user, const struct glake_event_row *row)
 {
 	struct adding *adding = user;
 	const struct event_view view = view_of(&adding->identities, row);
-	return ctl_list_add(adding->list, &view);
+	return ctl_list_add_more(adding->list, &view, "refusal", refusal_of(row));
 }
 
 static int fill_events(struct ctl *ctl, struct ctl_list *list)
@@ -92,7 +110,7 @@ struct following {
 };
 
 /* Columns of a width that most fit: nobody knows yet what comes. */
-#define LINE "%-19s  %-13s  %-10s"
+#define LINE "%-19s  %-14s  %-10s"
 
 static int show_event(void *user, const struct glake_event_row *row)
 {
@@ -102,6 +120,7 @@ static int show_event(void *user, const struct glake_event_row *row)
 	if (ctl->json) {
 		const struct event_view view = view_of(&following->identities, row);
 		json_t *object = field_object(event_fields, N_FIELDS, &view);
+		json_object_set_new(object, "refusal", refusal_of(row));
 		int err = object ? json_dumpf(object, ctl->out, JSON_COMPACT | JSON_ENSURE_ASCII)
 		                 : -1;
 		json_decref(object);
@@ -210,7 +229,7 @@ static int run_events(struct ctl *ctl)
 const struct ctl_command ctl_events = {
 	.name = "events",
 	.operands = "",
-	.summary = "Damaged blocks, faults of GPUs, movers that ended",
+	.summary = "Refused memory, damaged blocks, faults of GPUs, movers that ended",
 	.options = CTL_OPTION_FOLLOW | CTL_OPTION_SECONDS,
 	.check = check_events,
 	.run = run_events,

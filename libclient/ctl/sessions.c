@@ -29,6 +29,8 @@ struct shown {
 	uint64_t warm_bytes;
 	uint64_t n_owned;
 	uint64_t n_passed;
+	uint64_t n_refused;
+	const char *waits_for;
 };
 
 #define OF_ROW(member, type_, style_, title_) \
@@ -66,6 +68,11 @@ static const struct field session_fields[] = {
 	FIELD(ROW, driver_bytes, U64, BYTES, "DRIVER"),
 	FIELD(ROW, n_owned, MAYBE, PLAIN, "OWNED"),
 	FIELD(ROW, n_passed, MAYBE, PLAIN, "PASSED"),
+	FIELD(ROW, n_refused, MAYBE, PLAIN, "REFUSED"),
+	FIELD(ROW, waits_for, TEXT, PLAIN, "WAITS FOR"),
+	OF_ROW(wait_bound, TEXT, PLAIN, NULL),
+	OF_ROW(wait_bytes, U64, BYTES, NULL),
+	OF_ROW(wait_ms, U64, MS, NULL),
 	OF_ROW(n_chunks, U32, PLAIN, NULL),
 	OF_ROW(n_models, U32, PLAIN, NULL),
 	OF_ROW(age_ms, U64, MS, "AGE"),
@@ -129,6 +136,8 @@ static struct shown show(const struct glake_session_row *row)
 		.warm_bytes = row->warm_bytes,
 		.n_owned = row->n_owned,
 		.n_passed = row->n_passed,
+		.n_refused = row->n_refused,
+		.waits_for = row->wait_bound,
 	};
 	for (uint32_t i = 0; i < row->n_devices; i++) {
 		shown.promise_bytes += row->devices[i].promise_bytes;
@@ -150,6 +159,8 @@ static void narrow(struct shown *shown, const struct glake_session_device *devic
 		shown->warm_bytes = FIELD_NONE;
 		shown->n_owned = FIELD_NONE;
 		shown->n_passed = FIELD_NONE;
+		shown->n_refused = FIELD_NONE;
+		shown->waits_for = "";
 	}
 }
 

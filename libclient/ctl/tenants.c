@@ -30,6 +30,14 @@ static const struct field device_fields[] = {
 	FIELD(ROW, used_bytes, U64, BYTES, "USED"),
 	FIELD(ROW, quota_bytes, U64, BYTES_LIMIT, "QUOTA"),
 	FIELD(ROW, peak_bytes, U64, BYTES, "PEAK"),
+	FIELD(ROW, n_refused, U64, PLAIN, "REFUSED"),
+	FIELD(ROW, refused_quota, U64, PLAIN, NULL),
+	FIELD(ROW, refused_promise, U64, PLAIN, NULL),
+	FIELD(ROW, refused_room, U64, PLAIN, NULL),
+	FIELD(ROW, refused_tenant_fds, U64, PLAIN, NULL),
+	FIELD(ROW, refused_fds, U64, PLAIN, NULL),
+	FIELD(ROW, refused_manifests, U64, PLAIN, NULL),
+	FIELD(ROW, refused_user_share, U64, PLAIN, NULL),
 };
 
 #undef ROW
@@ -53,12 +61,10 @@ json_t *ctl_tenant_object(const struct glake_tenant_row *row)
 	}
 	json_t *hosts = json_array();
 	for (uint32_t i = 0; i < row->n_hosts; i++) {
-		json_array_append_new(hosts,
-		                      json_pack("{s:I, s:I, s:I, s:I}", "node",
-		                                (json_int_t)row->hosts[i].device, "used_bytes",
-		                                (json_int_t)row->hosts[i].used_bytes, "quota_bytes",
-		                                (json_int_t)row->hosts[i].quota_bytes, "peak_bytes",
-		                                (json_int_t)row->hosts[i].peak_bytes));
+		json_t *host = field_object(device_fields, N_DEVICE_FIELDS, &row->hosts[i]);
+		json_object_del(host, "device");
+		json_object_set_new(host, "node", json_integer(row->hosts[i].device));
+		json_array_append_new(hosts, host);
 	}
 	json_t *tenant = field_object(tenant_fields, N_TENANT_FIELDS, row);
 	json_object_set_new(tenant, "devices", devices);

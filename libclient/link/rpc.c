@@ -217,6 +217,7 @@ static void want_chunks(Glake__Wire__Request *request, Glake__Wire__ChunkAlloc *
 	alloc->last_bytes = last_bytes;
 	alloc->waited_ms = (now_ns - wait->since_ns) / 1000000;
 	alloc->is_spare = wait->is_spare;
+	alloc->is_again = wait->is_room_made;
 	glake__wire__request__init(request);
 	request->body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC;
 	request->chunk_alloc = alloc;

@@ -62,6 +62,17 @@ class Troubleshooting(unittest.TestCase):
                 if len(words) > 2 and not words.startswith("."):
                     self.assertTrue(words in known, f"{line}: nobody says {words!r}")
 
+    def test_every_refusal_is_quoted_as_it_is_printed(self):
+        """The formats of refusal_text(), whole: a page that quotes another text helps nobody."""
+        body = joined("daemon/memory/refusal.c").split("void refusal_text(")[1]
+        formats = re.findall(r'snprintf\(text, REFUSAL_TEXT_BYTES,\s*"((?:[^"\\]|\\.)*)"', body)
+        self.assertEqual(len(formats), 8)
+        quoted = [line.split(": ", 1)[1] if line.startswith(("over ", "out of ")) else line for line in lines()]
+        for text in formats:
+            parts = [re.escape(part) for part in re.split(CONVERSION, text)]
+            self.assertTrue(any(re.fullmatch(".+".join(parts), line) for line in quoted),
+                            f"docs/troubleshooting.md does not quote {text!r}")
+
     def test_every_warning_is_explained(self):
         explained = list(lines())
         n = 0

@@ -307,6 +307,35 @@ class Glakectl(WithGlaked):
         self.refused(5, "GLAKE_E_NOT_FOUND", "pin", pinned)
         self.refused(5, "GLAKE_E_NOT_FOUND", "evict", pinned)
 
+    def test_who_is_refused_is_told_with_the_bound(self):
+        self.assertEqual(self.findings(0)["refused"]["level"], "ok")
+        path = self.model("refused.safetensors", seed=3)
+        self.ask("quota", "default", "--bytes", "2MiB")
+        said = self.refused(7, "GLAKE_E_OVER_QUOTA", "load", path)
+        why = re.search(r"[0-9.]+ MiB more on device 0: tenant default uses 0 of 2\.0 MiB", said)
+        self.assertTrue(why, said)
+        events = self.ask("events")["events"]
+        n = len(events)  # each run of the command was a session
+        event = events[0]
+        self.assertEqual((event["kind"], event["text"]), ("memory_refused", f"glakectl was refused {why[0]}"))
+        refusal = event["refusal"]
+        self.assertEqual({key: refusal[key] for key in ("program", "tenant", "bound", "is_host", "location", "used",
+                                                        "limit", "n_refused")},
+                         {"program": "glakectl", "tenant": "default", "bound": "quota", "is_host": False, "location": 0,
+                          "used": 0, "limit": 2 * MIB, "n_refused": 1})
+        self.assertGreater(refusal["wanted"], 2 * MIB)
+        tenants = {tenant["name"]: tenant for tenant in self.ask("tenants")["tenants"]}
+        device = tenants["default"]["devices"][0]
+        self.assertEqual((device["n_refused"], device["refused_quota"]), (n, n))
+        found = self.findings(0)
+        self.assertEqual((found["refused"]["level"], found["events"]["level"]), ("warning", "ok"))
+        self.assertIn(f"tenant default, glakectl: {n} of the last {n} refusals", found["refused"]["text"])
+        self.assertIn("glakectl quota", found["refused"]["remedy"])
+        # Whoever has this text looks it up.
+        with open("docs/troubleshooting.md", encoding="utf-8") as page:
+            self.assertIn("`over the tenant's quota: ... more on ...: tenant ... uses ... of ...`", page.read())
+        self.ask("quota", "default", "--bytes", "none")
+
     def test_quotas_refuse(self):
         path = self.model("m.safetensors", seed=1)
         self.ask("quota", "default", "--bytes", "4MiB", "--sessions", "7")

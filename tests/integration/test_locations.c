@@ -306,7 +306,7 @@ START_TEST(a_part_that_can_never_be_costs_the_others_nothing)
 	      "tenants = ({ name = \"default\"; host_bytes = [ \"0\", \"16MiB\" ]; });");
 	int connection = connection_hello(&harness);
 	uint64_t n_made = world_metric("chunks_created");
-	EXPECT(connection, NO_HOST_MEMORY, "host node 0 has no", {GPU, 0, 8, 1}, {HOST, 0, 66, 1});
+	EXPECT(connection, NO_HOST_MEMORY, "more on host node 0", {GPU, 0, 8, 1}, {HOST, 0, 66, 1});
 	EXPECT(connection, OVER_QUOTA, "on host node 1: tenant default", {GPU, 0, 8, 1},
 	       {HOST, 1, 18, 1});
 	EXPECT(connection, NO_DEVICE_MEMORY, "device 1", {HOST, 0, 8, 1}, {GPU, 1, 512, 1});
@@ -323,7 +323,7 @@ START_TEST(a_part_that_cannot_be_now_gives_the_others_back)
 	begin(WORLD_CONFIG);
 	int connection = connection_hello(&harness);
 	EXPECT(connection, OK, NULL, {HOST, 1, 40, 1});
-	EXPECT(connection, NO_HOST_MEMORY, "host node 1 has no", {GPU, 0, 8, 2}, {HOST, 0, 8, 3},
+	EXPECT(connection, NO_HOST_MEMORY, "more on host node 1", {GPU, 0, 8, 2}, {HOST, 0, 8, 3},
 	       {HOST, 1, 40, 1});
 	struct books books = books_before;
 	books.host_bytes = books.charged_host_bytes = 40 * MIB;
@@ -341,7 +341,7 @@ START_TEST(the_drivers_memory_may_end_before_the_limit)
 	world_begin(.config = WORLD_CONFIG, .devices = "1x256MiB", .speed = 10);
 	int connection = connection_hello(&harness);
 	EXPECT(connection, OK, NULL, {HOST, 0, 4, 1});
-	EXPECT(connection, NO_HOST_MEMORY, "host node 0 has no", {GPU, 0, 2, 1}, {HOST, 0, 6, 1});
+	EXPECT(connection, NO_HOST_MEMORY, "more on host node 0", {GPU, 0, 2, 1}, {HOST, 0, 6, 1});
 	EXPECT(connection, OK, NULL, {HOST, 0, 4, 1});
 	connection_close(&connection);
 }

@@ -103,7 +103,7 @@ START_TEST(a_manifest_beyond_the_limit_is_refused)
 	struct glake_session *session = world_connect_blind();
 	struct books before = world_books();
 	uint64_t rss_bytes = harness_rss_bytes(&harness);
-	assert_fails(GLAKE_E_OVER_QUOTA, "tenant default may have 8388608 bytes",
+	assert_fails(GLAKE_E_OVER_QUOTA, "more for manifests: tenant default uses 8.0 of 8.0 MiB",
 	             world_open_unmapped(session, path, &model));
 	ck_assert(TEST_SANITIZED || harness_rss_bytes(&harness) < rss_bytes + 40 * MIB);
 	world_wait_books(&before);
@@ -136,16 +136,17 @@ START_TEST(who_keeps_a_model_pays_for_its_manifest)
 
 	/* The first one is there, and no more than that. */
 	struct books before = world_books();
-	assert_fails(GLAKE_E_OVER_QUOTA, "the manifest of",
+	assert_fails(GLAKE_E_OVER_QUOTA, "more for manifests: tenant default uses",
 	             world_open_unmapped(session, paths[0], &other));
-	assert_fails(GLAKE_E_OVER_QUOTA, "the manifest of", glake_pin(eye, paths[0], 1));
+	assert_fails(GLAKE_E_OVER_QUOTA, "more for manifests: tenant default uses",
+	             glake_pin(eye, paths[0], 1));
 	world_wait_books(&before);
 	ck_assert_uint_eq(manifests_of("cache").bytes, bytes);
 
 	assert_ok(glake_pin(eye, paths[1], 1));
 	glake_model_close(model);
 	ck_assert_uint_eq(manifests_of("default").bytes, bytes);
-	assert_fails(GLAKE_E_OVER_QUOTA, "the manifest of",
+	assert_fails(GLAKE_E_OVER_QUOTA, "more for manifests: tenant default uses",
 	             world_open_unmapped(session, paths[0], &other));
 	assert_ok(glake_pin(eye, paths[1], 0));
 	ck_assert_uint_eq(manifests_of("default").bytes, 0);

@@ -24,7 +24,8 @@ START_TEST(private_memory_over_the_quota_is_refused_whole)
 	struct books before = world_books();
 	assert_fails(GLAKE_E_OVER_QUOTA, "tenant default",
 	             glake_alloc(session, 0, 40 * MIB, 0, &second));
-	ck_assert_ptr_nonnull(strstr(glake_error(), "67108864"));
+	ck_assert_ptr_nonnull(strstr(
+		glake_error(), "40.0 MiB more on device 0: tenant default uses 40.0 of 64.0 MiB"));
 	world_wait_books(&before);
 	ck_assert_uint_ge(world_metric("quota_refusals"), 1);
 	assert_ok(glake_alloc(session, 0, 24 * MIB, 0, &second));
@@ -677,7 +678,8 @@ START_TEST(nothing_goes_for_who_is_at_his_own_limit_of_fds)
 	const char *many = write_blocks("many.safetensors", 31, 2 * MIB, 2);
 	struct glake_session *session = world_connect_blind();
 	load_and_close(idle);
-	assert_fails(GLAKE_E_NO_FDS, "needs 31 more, and default has 0 of 30",
+	assert_fails(GLAKE_E_NO_FDS,
+	             "needs 31 more fds for chunks on device 0: tenant default uses 0 of 30",
 	             world_open_unmapped(session, many, &model));
 	ck_assert(is_there(idle));
 }
@@ -713,19 +715,19 @@ START_TEST_WITH(nothing_goes_for_a_model_that_cannot_fit, .n = 7)
 		const char *words;
 	} cases[] = {
 		{WORLD_CONFIG, 0, 60, 6 * MIB, GLAKE_E_NO_DEVICE_MEMORY,
-	         "needs 377487360 bytes more on device 0, and 266338304 can be had at most"},
+	         "needs 360.0 MiB more on device 0, which has 254.0 MiB in all"},
 		{WORLD_CONFIG "pressure = \"wait\"; wait_ms = 3600000;", 0, 60, 6 * MIB,
-	         GLAKE_E_NO_DEVICE_MEMORY, "needs 377487360 bytes more on device 0"},
+	         GLAKE_E_NO_DEVICE_MEMORY, "needs 360.0 MiB more on device 0, which"},
 		{WORLD_CONFIG, 100 * MIB, 40, 4 * MIB, GLAKE_E_NO_DEVICE_MEMORY,
-	         "needs 167772160 bytes more on device 0, and 161480704 can be had at most"},
+	         "needs 160.0 MiB more on device 0: 100.0 of 254.0 MiB are in use"},
 		{WORLD_CONFIG TENANT("230MiB"), 0, 60, 4 * MIB, GLAKE_E_OVER_QUOTA,
-	         "needs 251658240 bytes more on device 0, and default may have 241172480"},
+	         "needs 240.0 MiB more on device 0: tenant default uses 0 of 230.0 MiB"},
 		{WORLD_CONFIG TENANT("230MiB"), 100 * MIB, 34, 4 * MIB, GLAKE_E_OVER_QUOTA,
-	         "and default may have 136314880 of 241172480"},
+	         "136.0 MiB more on device 0: tenant default uses 100.0 of 230.0 MiB"},
 		{WORLD_CONFIG FEW_FDS, 0, 33, 2 * MIB, GLAKE_E_NO_FDS,
-	         "needs 33 more, and 32 of glaked's 32 can be had at most"},
+	         "needs 33 more fds for chunks on device 0: 0 of glaked's 32 are in use"},
 		{WORLD_CONFIG FEW_FDS, 100 * MIB, 32, 2 * MIB, GLAKE_E_NO_FDS,
-	         "needs 32 more, and 31 of glaked's 32 can be had at most"},
+	         "needs 32 more fds for chunks on device 0: 1 of glaked's 32 are in use"},
 	};
 	struct glake_model *used;
 	struct glake_model *model;
@@ -744,7 +746,9 @@ START_TEST_WITH(nothing_goes_for_a_model_that_cannot_fit, .n = 7)
 	assert_fails(cases[_i].code, cases[_i].words, world_open_unmapped(session, large, &model));
 	ck_assert(is_there(idle));
 	world_wait_books(&before);
-	ck_assert_uint_eq(world_metric("memory_refusals") + world_metric("quota_refusals"), 1);
+	ck_assert_uint_eq(world_metric("memory_refusals") + world_metric("quota_refusals") +
+	                          world_metric("fd_refusals"),
+	                  1);
 }
 END_TEST
 

@@ -154,7 +154,8 @@ START_TEST(what_can_never_fit_does_not_wait)
 	glake_ptr ptr = 0;
 	begin(WORLD_CONFIG WAIT TENANT("64MiB"));
 	struct glake_session *session = world_connect();
-	assert_fails(GLAKE_E_OVER_QUOTA, "67108864", glake_alloc(session, 0, 66 * MIB, 0, &ptr));
+	assert_fails(GLAKE_E_OVER_QUOTA, "tenant default uses 0 of 64.0 MiB",
+	             glake_alloc(session, 0, 66 * MIB, 0, &ptr));
 	ck_assert_uint_eq(world_metric("quota_waits"), 0);
 	ck_assert_uint_eq(world_metric("quota_refusals"), 1);
 	ck_assert_uint_eq(world_metric("reclaims_sent"), 0);

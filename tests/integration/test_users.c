@@ -330,7 +330,7 @@ static void flood_manifests(void)
 	ck_assert_uint_le(n_drafts, 2 * MIB / (16 * KIB));
 	is_served(BOB, false);
 	/* One more of hers is refused, whatever it is for. */
-	ck_assert_int_eq(await(connections[0], send_open(connections[0]), "others leave"),
+	ck_assert_int_eq(await(connections[0], send_open(connections[0]), "its share in tenant"),
 	                 GLAKE__WIRE__STATUS__OVER_QUOTA);
 	for (unsigned i = 0; i < N; i++) {
 		connection_close(&connections[i]);
@@ -393,7 +393,7 @@ static void flood_books(void)
 	ck_assert_uint_ge(publish_names(connections[0], n_bytes), n_bytes);
 	while (draft(connections[1]) == GLAKE__WIRE__STATUS__OK) {
 	}
-	ck_assert_int_eq(await(connections[1], send_open(connections[1]), "others leave"),
+	ck_assert_int_eq(await(connections[1], send_open(connections[1]), "its share in tenant"),
 	                 GLAKE__WIRE__STATUS__OVER_QUOTA);
 	is_served(BOB, true);
 	connection_close(&connections[0]);

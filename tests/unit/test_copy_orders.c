@@ -742,7 +742,7 @@ START_TEST(a_tenant_pays_within_his_quota)
 	order_chunk(&waits[2], 4 * MIB);
 	finish(1);
 	finish(3);
-	expect(&waits[1], STATUS_OVER_QUOTA, "of 8388608");
+	expect(&waits[1], STATUS_OVER_QUOTA, "uses 8.0 of 8.0 MiB");
 	finish(2);
 	expect_ok(&waits[0]);
 	expect_ok(&waits[2]);

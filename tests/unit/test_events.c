@@ -64,6 +64,25 @@ START_TEST(the_oldest_are_dropped)
 }
 END_TEST
 
+/* Programs that are refused in a loop. */
+START_TEST(refusals_push_no_other_event_out)
+{
+	const struct event_refusal refusal = {.n = 1, .bound = "quota", .program = "a\033b"};
+	struct event_subject subject = {.realm = "uid:1", .refusal = &refusal};
+	begin();
+	add(&(struct event_subject){.realm = "uid:1"}, 7);
+	for (unsigned i = 0; i < EVENTS_KEPT + 9; i++) {
+		ck_assert(events_add(&events, EVENT_MEMORY_REFUSED, &subject, "refused"));
+	}
+	ck_assert_str_eq(events_next(&events, 0)->text, "number 7");
+	ck_assert_uint_eq(events_next(&events, 0)->refusal.n, 0);
+	ck_assert_uint_eq(events_next(&events, 1)->id, 11);
+	ck_assert_uint_eq(events_next(&events, 1)->refusal.n, 1);
+	ck_assert_str_eq(events_next(&events, 1)->refusal.program, "a?b");
+	ck_assert_uint_eq(stats.events_dropped, 9);
+}
+END_TEST
+
 START_TEST(one_client_cannot_push_the_events_of_others_out)
 {
 	begin();

@@ -43,9 +43,11 @@ static enum status ask(unsigned n_blocks, uint64_t block_bytes)
 	for (unsigned i = 0; i < n_blocks; i++) {
 		ck_assert_int_eq(model_add_block(model, block_bytes), 0);
 	}
-	enum status status = load_check_room(&store, &allocator, model, payer, error,
+	struct refusal refusal = {.bound = BOUND_NONE};
+	enum status status = load_check_room(&store, &allocator, model, payer, &refusal, error,
 	                                     sizeof(error));
 	ck_assert_int_eq(status == STATUS_OK, error[0] == 0);
+	ck_assert_int_eq(status == STATUS_OK, refusal.bound == BOUND_NONE);
 	store_drop_model(&store, model);
 	return status;
 }

@@ -513,7 +513,7 @@ START_TEST_WITH(what_can_never_fit_costs_nobody, .n = 8)
 	expect_refused(never, cases[_i / 2].status);
 	expect_heard("");
 	ck_assert_uint_eq(wake_at, 0);
-	ck_assert_uint_eq(stats.memory_refusals + stats.quota_refusals, 1);
+	ck_assert_uint_eq(stats.memory_refusals + stats.quota_refusals + stats.fd_refusals, 1);
 	end();
 }
 END_TEST
