@@ -1210,7 +1210,7 @@ END_TEST
 START_TEST(events_are_followed_once_each)
 {
 	ck_assert_int_eq(run("events --follow --seconds 1"), 0);
-	const char *line = strstr(out_text, "block_damaged  uid:0          77  plain\n");
+	const char *line = strstr(out_text, "block_damaged   uid:0          77  plain\n");
 	ck_assert_ptr_nonnull(line);
 	ck_assert_ptr_null(strstr(line + 1, "block_damaged"));
 	ck_assert_int_eq(run("events --follow --seconds 0 --json"), 0);
@@ -1721,13 +1721,13 @@ START_TEST(sessions_show_what_each_process_has)
 	assert_contains(
 		out_text,
 		"  GPU   PROMISE  RESERVED     LIVE     PEAK     WARM    UTIL    SHARED     "
-		"DRIVER  OWNED  PASSED   AGE");
+		"DRIVER  OWNED  PASSED  REFUSED  WAITS FOR   AGE");
 	/* Driver usage by NVML on one device, by its own word on the other. What is known of the session alone stands once. */
 	assert_contains(out_text, "    0  24.0 GiB   4.0 GiB  3.0 GiB  3.5 GiB  1.0 GiB  75.0 %  "
 	                          "16.0 GiB    2.0 GiB  12345      67");
 	assert_contains(out_text,
 	                "    3         0         0        -        -        -       -         "
-	                "0  512.0 MiB      -       -");
+	                "0  512.0 MiB      -       -        -  ");
 	json_t *document = run_json("sessions --json");
 	json_t *row = json_array_get(json_object_get(document, "sessions"), 0);
 	json_t *none = json_array_get(json_object_get(document, "sessions"), 1);
