@@ -11,8 +11,6 @@
  * sealed. Not seen: pointers that lie in device memory, memory outside the window, and all kernels on drivers before
  * CUDA 12.4, which do not tell where parameters are.
  *
- * What is known of a function is kept until code may have been unloaded, since a handle may then be another's.
- *
  * Ownership: the process. Threads: any.
  */
 #ifndef GLAKE_SHIM_EYES_H
@@ -29,10 +27,6 @@ void eyes_look(CUfunction function, void *const *params, void *const *extra);
 
 /* An executable graph is about to be launched, which was looked at when glake__sealed.n_sealings was *@seen. */
 void eyes_look_at_graph(uint64_t *seen);
-
-/* Around a call after which handles of functions may be others'; they are if code @is_gone. */
-void eyes_hide_code(void);
-void eyes_show_code(bool is_gone);
 
 /* False: the driver does not tell where parameters are. */
 bool eyes_can_see(void);

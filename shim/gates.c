@@ -11,6 +11,7 @@
 #include "shim/fills.h"
 #include "shim/gate.h"
 #include "shim/graphs.h"
+#include "shim/kernels.h"
 #include "shim/order.h"
 #include "shim/writes.h"
 
@@ -110,9 +111,9 @@ static inline void look_at_stream(CUstream stream, bool is_per_thread)
 	static CUresult(*real_##symbol) parameters; \
 	static CUresult gated_##symbol parameters \
 	{ \
-		eyes_hide_code(); \
+		kernels_hide_code(); \
 		CUresult result = real_##symbol arguments; \
-		eyes_show_code(result == CUDA_SUCCESS); \
+		kernels_show_code(result == CUDA_SUCCESS); \
 		return result; \
 	}
 

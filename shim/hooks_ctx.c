@@ -4,7 +4,7 @@
 #include "shim/context.h"
 #include "shim/drain.h"
 #include "shim/driver_usage.h"
-#include "shim/eyes.h"
+#include "shim/kernels.h"
 #include "shim/graphmem.h"
 #include "shim/heap.h"
 #include "shim/ipc.h"
@@ -81,13 +81,13 @@ static void ending_prepare(struct ending *ending)
 {
 	ending->generation = context_next_generation();
 	order_hide_ctx(ending->ctx);
-	eyes_hide_code();
+	kernels_hide_code();
 }
 
 /* Contexts are let before the parts that ask glaked, so that others can end meanwhile. */
 static void ending_settle(const struct ending *ending, bool is_gone)
 {
-	eyes_show_code(is_gone);
+	kernels_show_code(is_gone);
 	if (!is_gone) {
 		order_show_ctx(ending->ctx);
 		order_let_contexts();

@@ -9,6 +9,7 @@
 
 #include "shim/eyes.h"
 #include "shim/gates.h"
+#include "shim/kernels.h"
 #include "shim/shim.h"
 #include "tests/check_glake.h"
 #include "tests/unit/fake_window.h"
@@ -256,27 +257,27 @@ START_TEST(handles_may_be_others_after_unloading)
 	void *params[] = {large};
 	eyes_look(handle(0), params, NULL);
 	ck_assert_str_eq(suspects(), "f0 ");
-	eyes_hide_code();
+	kernels_hide_code();
 	functions[0] = (struct function){.name = "other", .n = 1, .sizes = {8}};
 	void *small[] = {memory + page - 8};
 	memcpy(small[0], &(uint64_t){SEALED}, 8);
 	eyes_look(handle(0), small, NULL);
 	ck_assert_str_eq(suspects(), "f0 ");
-	eyes_show_code(true);
+	kernels_show_code(true);
 	eyes_look(handle(0), small, NULL);
 	ck_assert_str_eq(suspects(), "other f0 ");
 	/* The same one is not new because something else was unloaded. */
-	eyes_hide_code();
-	eyes_hide_code();
-	eyes_show_code(true);
-	eyes_show_code(true);
+	kernels_hide_code();
+	kernels_hide_code();
+	kernels_show_code(true);
+	kernels_show_code(true);
 	launch(1, SEALED);
 	eyes_look(handle(0), small, NULL);
 	ck_assert_str_eq(suspects(), "f1 other f0 ");
 	/* Nothing is asked again if nothing was unloaded. */
 	unsigned n = n_asked;
-	eyes_hide_code();
-	eyes_show_code(false);
+	kernels_hide_code();
+	kernels_show_code(false);
 	eyes_look(handle(0), small, NULL);
 	ck_assert_uint_eq(n_asked, n);
 	munmap(memory, 2 * (size_t)page);
@@ -365,8 +366,8 @@ static void *launch_many(void *user)
 	for (unsigned i = 0; i < N_LAUNCHES; i++) {
 		launch((unsigned)rand_r(&state) % N_FUNCTIONS, i % 3 ? SEALED : PRIVATE);
 		if (i % 64 == 0) {
-			eyes_hide_code();
-			eyes_show_code(true);
+			kernels_hide_code();
+			kernels_show_code(true);
 			glake__sealed.n_sealings++;
 			struct glake__suspect list[GLAKE_MAX_SUSPECTS];
 			eyes_suspects(list, GLAKE_MAX_SUSPECTS);

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the driver tells of the program's kernels: their names, and where their parameters are. The driver is asked once for
+ * each handle, and again after code may have been unloaded, since a handle may then be another kernel's.
+ *
+ * Launches read the table without a lock. What is known of a kernel is never freed, because a launch may be reading it.
+ *
+ * Ownership: the process. Threads: any.
+ */
+#ifndef GLAKE_SHIM_KERNELS_H
+#define GLAKE_SHIM_KERNELS_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/cudrv.h"
+
+/* Words of 8 bytes of one parameter, as a pointer in a parameter lies. */
+struct kernel_span {
+	uint16_t param;
+	uint16_t at;    /* byte of the parameter where the first one is */
+	uint16_t first; /* its number among all words of the kernel's parameters, side by side */
+	uint16_t n;
+};
+
+/*
+ * All but @code and what was seen is written before others know of it. A launch behind other work finds nothing of it
+ * in the processor's caches: so it is one piece, of few lines.
+ */
+struct kernel {
+	_Alignas(64) CUfunction function;
+	_Atomic uint64_t code; /* what is known here was right then */
+	char *name;            /* owned */
+	uint32_t n_spans;
+	uint32_t n_words;
+	struct kernel_span spans[]; /* behind them kernel_seen() */
+};
+
+/* A mark for each word, for eyes.c. */
+static inline _Atomic uint32_t *kernel_seen(struct kernel *kernel)
+{
+	return (_Atomic uint32_t *)(void *)(kernel->spans + kernel->n_spans);
+}
+
+/* NULL: it is not known now; it may be the next time. */
+struct kernel *kernels_find(CUfunction function);
+
+/* False: the driver does not tell where parameters are. */
+bool kernels_are_told(void);
+
+/* Around a call after which handles of functions may be others'; they are if code @is_gone. */
+void kernels_hide_code(void);
+void kernels_show_code(bool is_gone);
+
+/* All parameters side by side, as cuLaunchKernel() takes them by @extra. False: it says more than that. */
+bool kernels_buffer_of(void *const *extra, const char **buffer_out, size_t *n_bytes_out);
+
+#endif
