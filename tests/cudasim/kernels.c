@@ -206,11 +206,11 @@ static CUresult sum(struct ctx *ctx, const uint64_t *params)
 }
 
 static const struct kernel kernels[] = {
-	{"glake_digest_leaves", digest_leaves, NULL, 3, {8, 8, 8}},
-	{"glake_digest_roots", digest_roots, NULL, 2, {8, 4}},
-	{"glake_compare", compare, NULL, 4, {8, 8, 8, 8}},
-	{"cudasim_fill", fill, NULL, 3, {8, 8, 4}},
-	{"cudasim_sum", sum, NULL, 3, {8, 8, 8}},
+	{"glake_digest_leaves", digest_leaves, NULL, NULL, 3, {8, 8, 8}},
+	{"glake_digest_roots", digest_roots, NULL, NULL, 2, {8, 4}},
+	{"glake_compare", compare, NULL, NULL, 4, {8, 8, 8, 8}},
+	{"cudasim_fill", fill, NULL, NULL, 3, {8, 8, 4}},
+	{"cudasim_sum", sum, NULL, NULL, 3, {8, 8, 8}},
 };
 
 #define N_KERNELS (sizeof(kernels) / sizeof(kernels[0]))

@@ -83,6 +83,7 @@ static CUresult make_kernels(struct module *module)
 		if (!module->kernels[i]) {
 			return CUDA_ERROR_OUT_OF_MEMORY;
 		}
+		module->kernels[i]->module = module;
 	}
 	return module->kernels ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -241,6 +242,33 @@ CUresult cuLibraryGetModule(CUmodule *module_out, CUlibrary library)
 	}
 	*module_out = (CUmodule)library;
 	return CUDA_SUCCESS;
+}
+
+/* The sim's own functions are those of all modules. */
+static CUresult get_module(const void **module_out, CUfunction function)
+{
+	const struct kernel *kernel = kernel_from_handle(function);
+
+	if (!module_out || !kernel) {
+		return module_out ? CUDA_ERROR_INVALID_HANDLE : CUDA_ERROR_INVALID_VALUE;
+	}
+	if (!kernel->module) {
+		return CUDA_ERROR_NOT_FOUND;
+	}
+	*module_out = kernel->module;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuFuncGetModule(CUmodule *module_out, CUfunction function)
+{
+	ENTER(cuFuncGetModule);
+	return get_module((const void **)module_out, function);
+}
+
+CUresult cuKernelGetLibrary(CUlibrary *library_out, CUkernel kernel)
+{
+	ENTER(cuKernelGetLibrary);
+	return get_module((const void **)library_out, (CUfunction)kernel);
 }
 
 static CUresult get_global(CUdeviceptr *ptr_out, size_t *bytes_out, const void *handle,

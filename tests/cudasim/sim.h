@@ -553,6 +553,7 @@ struct kernel {
 	const char *name;
 	CUresult (*run)(struct ctx *ctx, const uint64_t *params); /* one of the sim's own */
 	const struct cudasim_kernel *given;                       /* or of an image, else NULL */
+	const void *module;                                       /* of an image */
 	unsigned n_params;
 	uint16_t param_bytes[16];
 };
