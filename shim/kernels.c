@@ -7,6 +7,8 @@
 #include "glake_shim.h"
 #include "proto/cleanup.h"
 #include "shim/capture.h"
+#include "shim/code.h"
+#include "shim/reader_files.h"
 #include "shim/shim.h"
 
 #define N_SLOTS 8192u /* a power of two */
@@ -56,13 +58,13 @@ static struct asked ask_name(CUfunction function)
 	return asked;
 }
 
-static bool ask_param(const struct asked *asked, size_t i, size_t *offset_out, size_t *n_bytes_out)
+static CUresult ask_param(const struct asked *asked, size_t i, size_t *offset_out,
+                          size_t *n_bytes_out)
 {
-	CUresult result = asked->is_kernel ? real(cuKernelGetParamInfo)((CUkernel)asked->function,
-	                                                                i, offset_out, n_bytes_out)
-	                                   : real(cuFuncGetParamInfo)(asked->function, i,
-	                                                              offset_out, n_bytes_out);
-	return result == CUDA_SUCCESS && *offset_out + *n_bytes_out <= MAX_WORDS * 8;
+	return asked->is_kernel
+	               ? real(cuKernelGetParamInfo)((CUkernel)asked->function, i, offset_out,
+	                                            n_bytes_out)
+	               : real(cuFuncGetParamInfo)(asked->function, i, offset_out, n_bytes_out);
 }
 
 /* The words of a parameter; n is 0 if it can have no pointer. */
@@ -85,7 +87,10 @@ static size_t read_spans(const struct asked *asked, struct kernel_span *spans_ou
 	size_t offset;
 	size_t n_bytes;
 	*n_words_out = 0;
-	for (size_t i = 0; n < MAX_WORDS && ask_param(asked, i, &offset, &n_bytes); i++) {
+	for (size_t i = 0;
+	     n < MAX_WORDS && ask_param(asked, i, &offset, &n_bytes) == CUDA_SUCCESS &&
+	     offset + n_bytes <= MAX_WORDS * 8;
+	     i++) {
 		struct kernel_span span = span_of(i, offset, n_bytes);
 		if (span.n > 0) {
 			spans_out[n++] = span;
@@ -98,6 +103,7 @@ static size_t read_spans(const struct asked *asked, struct kernel_span *spans_ou
 static void free_kernel(struct kernel *kernel)
 {
 	if (kernel) {
+		free(kernel->known);
 		free(kernel->name);
 		free(kernel);
 	}
@@ -117,6 +123,77 @@ static struct kernel *new_kernel(const struct kernel_span *spans, size_t n_spans
 	return kernel;
 }
 
+/* ---- what tables know of it ------------------------------------------------------------------- */
+
+/* The parameters, all of them. NULL: the driver does not tell, or there is no memory. */
+static struct kernel_known *read_params(const struct asked *asked,
+                                        const struct reader_function *function)
+{
+	struct kernel_known *known = malloc(sizeof(*known) + MAX_WORDS * sizeof(known->params[0]));
+	CUresult result = CUDA_SUCCESS;
+	size_t offset;
+	size_t n_bytes;
+	if (!known) {
+		return NULL;
+	}
+	*known = (struct kernel_known){.function = function};
+	while (known->n_params < MAX_WORDS &&
+	       (result = ask_param(asked, known->n_params, &offset, &n_bytes)) == CUDA_SUCCESS &&
+	       offset + n_bytes <= MAX_WORDS * 8) {
+		known->params[known->n_params++] = (struct kernel_param){(uint16_t)offset,
+		                                                         (uint16_t)n_bytes};
+	}
+	/* So the driver says that there is no more. */
+	if (result != CUDA_ERROR_INVALID_VALUE) {
+		free(known);
+		return NULL;
+	}
+	return known;
+}
+
+static bool is_within(const struct kernel_known *known, unsigned at, unsigned n_bytes)
+{
+	size_t i = 0;
+	while (i < known->n_params &&
+	       !(at >= known->params[i].offset &&
+	         at + n_bytes <= (unsigned)known->params[i].offset + known->params[i].n_bytes)) {
+		i++;
+	}
+	return i < known->n_params;
+}
+
+/* A table that names what is not there is of another kernel. */
+static bool fits(const struct kernel_known *known)
+{
+	const struct reader_function *function = known->function;
+	bool fits = true;
+	for (size_t i = 0; fits && i < function->n_words; i++) {
+		const struct reader_word *word = &function->words[i];
+		fits = is_within(known, word->at, 8);
+		for (unsigned j = 0; fits && j < word->n_conditions; j++) {
+			fits = is_within(known, word->conditions[j].at,
+			                 word->conditions[j].n_bytes);
+		}
+	}
+	return fits;
+}
+
+static void look_up(const struct asked *asked, struct kernel *kernel)
+{
+	if (shim_policy()->dedup == SHIM_DEDUP_ASKED) {
+		return;
+	}
+	kernel->image = code_of(asked->function, asked->is_kernel);
+	const struct reader_function *function = reader_files_find(&kernel->image, asked->name);
+	kernel->known = function ? read_params(asked, function) : NULL;
+	if (kernel->known && !fits(kernel->known)) {
+		free(kernel->known);
+		kernel->known = NULL;
+	}
+}
+
+/* ---- asking ----------------------------------------------------------------------------------- */
+
 /* NULL without memory. */
 static struct kernel *ask_kernel(CUfunction function, uint64_t code)
 {
@@ -135,6 +212,7 @@ static struct kernel *ask_kernel(CUfunction function, uint64_t code)
 		free_kernel(kernel);
 		return NULL;
 	}
+	look_up(&asked, kernel);
 	return kernel;
 }
 
@@ -152,7 +230,10 @@ static struct kernel *ask_quietly(CUfunction function, uint64_t code)
 
 static bool is_same(const struct kernel *a, const struct kernel *b)
 {
-	return a->n_spans == b->n_spans && strcmp(a->name, b->name) == 0 &&
+	return a->n_spans == b->n_spans && !a->known == !b->known &&
+	       (!a->known || a->known->function == b->known->function) &&
+	       memcmp(&a->image, &b->image, sizeof(a->image)) == 0 &&
+	       strcmp(a->name, b->name) == 0 &&
 	       memcmp(a->spans, b->spans, a->n_spans * sizeof(*a->spans)) == 0;
 }
 
@@ -199,6 +280,16 @@ struct kernel *kernels_find(CUfunction function)
 	uint64_t code = atomic_load_explicit(&code_now, memory_order_acquire);
 	return kernels_are_told() && function && !(code & HIDDEN_MASK) ? find(function, code)
 	                                                               : NULL;
+}
+
+struct kernel *kernels_ask(CUfunction function)
+{
+	return kernels_are_told() && function ? ask_quietly(function, 0) : NULL;
+}
+
+void kernels_forget(struct kernel *kernel)
+{
+	free_kernel(kernel);
 }
 
 bool kernels_are_told(void)

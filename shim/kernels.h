@@ -16,6 +16,7 @@
 #include <stdint.h>
 
 #include "proto/cudrv.h"
+#include "shim/readers.h"
 
 /* Words of 8 bytes of one parameter, as a pointer in a parameter lies. */
 struct kernel_span {
@@ -25,14 +26,28 @@ struct kernel_span {
 	uint16_t n;
 };
 
+struct kernel_param {
+	uint16_t offset;
+	uint16_t n_bytes;
+};
+
+/* What a table says of it. */
+struct kernel_known {
+	const struct reader_function *function;
+	size_t n_params;
+	struct kernel_param params[];
+};
+
 /*
  * All but @code and what was seen is written before others know of it. A launch behind other work finds nothing of it
  * in the processor's caches: so it is one piece, of few lines.
  */
 struct kernel {
 	_Alignas(64) CUfunction function;
-	_Atomic uint64_t code; /* what is known here was right then */
-	char *name;            /* owned */
+	_Atomic uint64_t code;      /* what is known here was right then */
+	char *name;                 /* owned */
+	struct kernel_known *known; /* owned; NULL: no table knows it, or none is wanted */
+	struct image_id image;      /* it is of, if tables are wanted */
 	uint32_t n_spans;
 	uint32_t n_words;
 	struct kernel_span spans[]; /* behind them kernel_seen() */
@@ -46,6 +61,14 @@ static inline _Atomic uint32_t *kernel_seen(struct kernel *kernel)
 
 /* NULL: it is not known now; it may be the next time. */
 struct kernel *kernels_find(CUfunction function);
+
+/*
+ * What is true now, for one launch whose kernel kernels_find() does not know: the caller's, until kernels_forget(). NULL: the
+ * driver does not tell, or there is no memory.
+ */
+struct kernel *kernels_ask(CUfunction function);
+/* NULL is allowed. */
+void kernels_forget(struct kernel *kernel);
 
 /* False: the driver does not tell where parameters are. */
 bool kernels_are_told(void);

@@ -37,6 +37,9 @@ static void read_environment(void)
 		.owns_alloc = !owned || has_word(owned, "alloc"),
 		.owns_async = !owned || has_word(owned, "async"),
 		.owns_vmm = !owned || has_word(owned, "vmm"),
+		.dedup = is_set_to("GLAKE_DEDUP", "auto")       ? SHIM_DEDUP_AUTO
+	                 : is_set_to("GLAKE_DEDUP", "observed") ? SHIM_DEDUP_OBSERVED
+	                                                        : SHIM_DEDUP_ASKED,
 		.stitches = is_set_to("GLAKE_ALLOC", "stitch"),
 	};
 }

@@ -10,13 +10,21 @@
 
 #include <stdbool.h>
 
+/* GLAKE_DEDUP: what becomes one copy without anybody asking. */
+enum shim_dedup {
+	SHIM_DEDUP_ASKED,    /* nothing; or, with off, nothing at all */
+	SHIM_DEDUP_AUTO,     /* what only kernels that tables know are launched beside */
+	SHIM_DEDUP_OBSERVED, /* the same, and others are taken to hide no pointers */
+};
+
 struct shim_policy {
 	bool is_off;         /* GLAKE_SHIM=off: every call goes to the driver */
 	bool refuses_absent; /* GLAKE_SHIM_ABSENT=refuse: no memory without glaked */
 	bool owns_alloc;     /* GLAKE_SHIM_OWN: cuMemAlloc and its family */
 	bool owns_async;     /* GLAKE_SHIM_OWN: cuMemAllocAsync and its family */
 	bool owns_vmm;       /* GLAKE_SHIM_OWN: cuMemCreate and its family */
-	bool stitches;       /* GLAKE_ALLOC=stitch: memory in stream order is stitched */
+	enum shim_dedup dedup;
+	bool stitches; /* GLAKE_ALLOC=stitch: memory in stream order is stitched */
 };
 
 const struct shim_policy *shim_policy(void);
