@@ -91,7 +91,7 @@ static inline uint64_t glake_chunk_bytes(uint64_t content_bytes)
 /* Chunks that one ChunkFree gives back; devices and causes (UnsealedWhy) that one UsageReport tells of. */
 #define GLAKE_MAX_FREED_CHUNKS 2048u
 #define GLAKE_MAX_REPORTED_DEVICES 64u
-#define GLAKE_N_UNSEALED 13u
+#define GLAKE_N_UNSEALED 14u
 
 /* Kernels that one FaultReport tells of, and the bytes of a kernel's name there. */
 #define GLAKE_MAX_SUSPECTS 8u

@@ -11,6 +11,7 @@
 #define GLAKE_SHIM_FILLS_H
 
 #include "shim/graphs.h"
+#include "shim/guard.h"
 #include "shim/writes.h"
 
 void fills_upload(bool is_captured, CUdeviceptr dst, uint64_t n_bytes);
@@ -31,6 +32,9 @@ static inline void fills_graph(bool is_captured, CUgraphExec exec)
 {
 	(void)is_captured;
 	(void)exec;
+	if (guard_is_awake()) {
+		guard_note_launch();
+	}
 }
 
 #endif

@@ -5,12 +5,14 @@
 
 #include "proto/cudrv.h"
 #include "shim/capture.h"
+#include "shim/code.h"
 #include "shim/drain.h"
 #include "shim/eyes.h"
 #include "shim/fault.h"
 #include "shim/fills.h"
 #include "shim/gate.h"
 #include "shim/graphs.h"
+#include "shim/guard.h"
 #include "shim/kernels.h"
 #include "shim/order.h"
 #include "shim/writes.h"
@@ -86,18 +88,50 @@ static inline void look_at_stream(CUstream stream, bool is_per_thread)
 		return fault_look(result); \
 	}
 
+#define LIST(...) __VA_ARGS__
+#define ONLY(argument) argument
+
+/* What the guard does not let pass, the driver does not get. */
+#define SUBMIT_GUARDED(symbol, arguments) \
+	if (result == CUDA_SUCCESS) { \
+		result = real_##symbol arguments; \
+	} else if (!thread_) { \
+		return result; \
+	} \
+	gate_leave(thread_); \
+	return fault_look(result);
+
 #define LAUNCH(symbol, parameters, arguments, stream, flags, what) \
 	static CUresult(*real_##symbol) parameters; \
 	static CUresult gated_##symbol parameters \
 	{ \
+		CUresult result = CUDA_SUCCESS; \
 		ENTER \
-		look_at_stream(stream, flags); \
-		if (writes_are_watched()) { \
-			eyes_look what; \
+		if (guard_is_awake()) { \
+			result = guard_launch(&thread_, stream, flags, LIST what); \
 		} \
-		CUresult result = real_##symbol arguments; \
-		gate_leave(thread_); \
-		return fault_look(result); \
+		if (result == CUDA_SUCCESS) { \
+			look_at_stream(stream, flags); \
+			if (writes_are_watched()) { \
+				eyes_look what; \
+			} \
+		} \
+		SUBMIT_GUARDED(symbol, arguments) \
+	}
+
+#define OPAQUE(symbol, parameters, arguments, stream, flags) \
+	static CUresult(*real_##symbol) parameters; \
+	static CUresult gated_##symbol parameters \
+	{ \
+		CUresult result = CUDA_SUCCESS; \
+		ENTER \
+		if (guard_is_awake()) { \
+			result = guard_opaque(&thread_, #symbol "() tells no parameters"); \
+		} \
+		if (result == CUDA_SUCCESS) { \
+			look_at_stream(stream, flags); \
+		} \
+		SUBMIT_GUARDED(symbol, arguments) \
 	}
 
 #define ASK(symbol, parameters, arguments) \
@@ -112,6 +146,7 @@ static inline void look_at_stream(CUstream stream, bool is_per_thread)
 	static CUresult gated_##symbol parameters \
 	{ \
 		kernels_hide_code(); \
+		code_unloads(ONLY arguments); \
 		CUresult result = real_##symbol arguments; \
 		kernels_show_code(result == CUDA_SUCCESS); \
 		return result; \
@@ -125,7 +160,20 @@ static inline void look_at_stream(CUstream stream, bool is_per_thread)
 		return gate_pass() ? real_##symbol arguments : CUDA_ERROR_DEINITIALIZED; \
 	}
 
-#define LIST(...) __VA_ARGS__
+/* What the caller reads is what was loaded. */
+#define LOAD(symbol, parameters, arguments, what) \
+	static CUresult(*real_##symbol) parameters; \
+	static CUresult gated_##symbol parameters \
+	{ \
+		if (!gate_pass()) { \
+			return CUDA_ERROR_DEINITIALIZED; \
+		} \
+		CUresult result = real_##symbol arguments; \
+		if (result == CUDA_SUCCESS) { \
+			ONLY what; \
+		} \
+		return result; \
+	}
 
 /* Looked at inside, where no memory is sealed meanwhile; and again whenever it was outside. */
 #define WRITE_NOTING(symbol, parameters, arguments, stream, flags, find, where, note) \
@@ -170,6 +218,8 @@ const struct gated_call gated_calls[] = {
 	ROW(symbol, GATES_PASSES)
 #define AWAIT(symbol, parameters, arguments, stream, flags) ROW(symbol, GATES_PASSES)
 #define LAUNCH(symbol, parameters, arguments, stream, flags, what) ROW(symbol, GATES_PASSES)
+#define OPAQUE(symbol, parameters, arguments, stream, flags) ROW(symbol, GATES_PASSES)
+#define LOAD(symbol, parameters, arguments, what) ROW(symbol, GATES_WAKES)
 #define ASK(symbol, parameters, arguments) ROW(symbol, GATES_LOOKS)
 #define UNLOAD(symbol, parameters, arguments) ROW(symbol, GATES_LOOKS)
 #define WAKE(symbol, parameters, arguments) ROW(symbol, GATES_WAKES)

@@ -2,32 +2,62 @@
 #include "shim/graphs.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "proto/cleanup.h"
 #include "shim/eyes.h"
+#include "shim/guard.h"
 #include "shim/shim.h"
 
 /* Bytes that a node writes to. */
 struct note {
 	CUgraphNode node; /* of the graph itself, also for what is in its child graphs */
 	struct writes_span span;
-	bool is_new; /* until it is settled */
+	char *kernel; /* owned; NULL: by no kernel */
+	bool is_new;  /* until it is settled */
+};
+
+struct notes {
+	struct note *list; /* owned */
+	size_t n;
+	size_t capacity;
 };
 
 struct exec {
-	struct note *notes; /* owned */
-	size_t n_notes;
-	size_t capacity;
-	uint64_t seen; /* of eyes_look_at_graph() */
+	struct notes writes; /* of the driver's own nodes */
+	/* Under GLAKE_DEDUP=auto or observed: what kernels may write to; no bytes: anything. */
+	struct notes kernels;
+	uint64_t seen;     /* of eyes_look_at_graph() */
+	struct exec *next; /* link: all_execs */
+	struct exec **link;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct glake__ptr_table execs; /* by handle; owned */
+static struct exec *all_execs;
 
 /* ---- noting ----------------------------------------------------------------------------------- */
 
-/* All with the lock held. */
+static void link_locked(struct exec *exec)
+{
+	exec->next = all_execs;
+	exec->link = &all_execs;
+	if (all_execs) {
+		all_execs->link = &exec->next;
+	}
+	all_execs = exec;
+}
+
+static void unlink_locked(struct exec *exec)
+{
+	*exec->link = exec->next;
+	if (exec->next) {
+		exec->next->link = exec->link;
+	}
+}
+
 static struct exec *get_exec_locked(CUgraphExec handle)
 {
 	uint64_t key = (uint64_t)(uintptr_t)handle;
@@ -38,39 +68,70 @@ static struct exec *get_exec_locked(CUgraphExec handle)
 			free(exec);
 			exec = NULL;
 		}
+		if (exec) {
+			link_locked(exec);
+		}
 	}
 	return exec;
 }
 
-static bool add_note_locked(CUgraphExec handle, CUgraphNode node, struct writes_span span)
+static bool add_to(struct notes *notes, const struct note *note)
 {
-	struct exec *exec = get_exec_locked(handle);
-	if (exec && exec->n_notes == exec->capacity) {
-		size_t capacity = exec->capacity ? 2 * exec->capacity : 8;
-		struct note *more = realloc(exec->notes, capacity * sizeof(*more));
+	if (notes->n == notes->capacity) {
+		size_t capacity = notes->capacity ? 2 * notes->capacity : 8;
+		struct note *more = realloc(notes->list, capacity * sizeof(*more));
 		if (!more) {
 			return false;
 		}
-		exec->notes = more;
-		exec->capacity = capacity;
+		notes->list = more;
+		notes->capacity = capacity;
 	}
-	if (exec) {
-		exec->notes[exec->n_notes++] = (struct note){node, span, true};
+	notes->list[notes->n++] = *note;
+	return true;
+}
+
+/* Takes note->kernel. */
+static bool add_note(CUgraphExec handle, const struct note *note)
+{
+	pthread_mutex_lock(&lock);
+	struct exec *exec = get_exec_locked(handle);
+	bool is_noted = exec && add_to(note->kernel ? &exec->kernels : &exec->writes, note);
+	pthread_mutex_unlock(&lock);
+	if (!is_noted) {
+		free(note->kernel);
 	}
-	return exec != NULL;
+	return is_noted;
 }
 
 /* Memory of others is never sealed. */
-static bool add_note(CUgraphExec handle, CUgraphNode node, struct writes_span span)
+static bool note_write(CUgraphExec handle, CUgraphNode node, struct writes_span span)
 {
+	const struct note note = {.node = node, .span = span, .is_new = true};
 	if (span.n_bytes == 0 || glake__space_look(span.ptr).kind == GLAKE__ELSEWHERE) {
 		return true;
 	}
 	glake__fill_written(span.ptr, span.n_bytes);
-	pthread_mutex_lock(&lock);
-	bool is_noted = add_note_locked(handle, node, span);
-	pthread_mutex_unlock(&lock);
-	return is_noted;
+	return add_note(handle, &note);
+}
+
+static bool note_kernel(CUgraphExec handle, CUgraphNode node, struct writes_span span,
+                        const char *kernel)
+{
+	const struct note note = {
+		.node = node,
+		.span = span,
+		.kernel = strdup(kernel),
+		.is_new = true,
+	};
+	return note.kernel && add_note(handle, &note);
+}
+
+static void drop_notes(struct notes *notes)
+{
+	for (size_t i = 0; i < notes->n; i++) {
+		free(notes->list[i].kernel);
+	}
+	free(notes->list);
 }
 
 /* ---- what nodes write to ---------------------------------------------------------------------- */
@@ -78,13 +139,15 @@ static bool add_note(CUgraphExec handle, CUgraphNode node, struct writes_span sp
 /* False: no more of it. */
 struct walk {
 	bool (*see)(struct walk *walk, CUgraphNode node, struct writes_span span);
+	bool has_kernels; /* they are noted, too */
 	CUgraphExec exec;
+	CUgraphNode node; /* the kernel that is looked at */
 	struct writes_span sealed;
 };
 
 static bool see_note(struct walk *walk, CUgraphNode node, struct writes_span span)
 {
-	return add_note(walk->exec, node, span);
+	return note_write(walk->exec, node, span);
 }
 
 static bool see_sealed(struct walk *walk, CUgraphNode node, struct writes_span span)
@@ -106,6 +169,31 @@ static bool walk_words(struct walk *walk, CUgraphNode node,
 	return goes_on;
 }
 
+/* What nobody can follow. */
+static bool see_opaque(struct walk *walk, CUgraphNode node, const char *why)
+{
+	return !walk->has_kernels ||
+	       note_kernel(walk->exec, node, (struct writes_span){.n_bytes = 0}, why);
+}
+
+static bool see_word(void *user, CUdeviceptr ptr, const char *kernel)
+{
+	struct walk *walk = user;
+	return note_kernel(walk->exec, walk->node, (struct writes_span){ptr, 1}, kernel);
+}
+
+static bool walk_kernel(struct walk *walk, CUgraphNode node, const CUgraphNodeParams *params)
+{
+	/* Libraries' kernels are launched as functions are. */
+	CUfunction function = params->kernel.func ? params->kernel.func
+	                                          : (CUfunction)params->kernel.kern;
+	char text[GUARD_WHY_BYTES];
+	walk->node = node;
+	const char *why = guard_each_word(function, params->kernel.kernelParams,
+	                                  params->kernel.extra, see_word, walk, text);
+	return why ? see_opaque(walk, node, why) : true;
+}
+
 static bool walk_params(struct walk *walk, CUgraphNode node, const CUgraphNodeParams *params)
 {
 	const CUDA_MEMSET_NODE_PARAMS_v2 *set = &params->memset;
@@ -124,12 +212,55 @@ static bool walk_params(struct walk *walk, CUgraphNode node, const CUgraphNodePa
 		return walk_words(walk, node, &words);
 	case CU_GRAPH_NODE_TYPE_GRAPH:
 		return walk_graph(walk, params->graph.graph, node);
-	default:
+	case CU_GRAPH_NODE_TYPE_KERNEL:
+		return !walk->has_kernels || walk_kernel(walk, node, params);
+	case CU_GRAPH_NODE_TYPE_HOST:
+	case CU_GRAPH_NODE_TYPE_EMPTY:
+	case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
+	case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
+	case CU_GRAPH_NODE_TYPE_EXT_SEMAS_SIGNAL:
+	case CU_GRAPH_NODE_TYPE_EXT_SEMAS_WAIT:
+	case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
+	case CU_GRAPH_NODE_TYPE_MEM_FREE:
 		return true;
+	default:
+		return see_opaque(walk, node, "it has a node whose work the driver does not tell");
 	}
 }
 
+/* Are kernels noted? */
+static bool is_auto(void)
+{
+	return shim_policy()->dedup != SHIM_DEDUP_ASKED;
+}
+
 /* ---- asking the driver of nodes --------------------------------------------------------------- */
+
+/* May the device change it? Only nodes of kernels have the attribute. */
+static bool is_updatable(CUgraphNode node)
+{
+	CUkernelNodeAttrValue value = {.deviceUpdatableKernelNode = {.deviceUpdatable = 0}};
+	return real(cuGraphKernelNodeGetAttribute) &&
+	       real(cuGraphKernelNodeGetAttribute)(node,
+	                                           CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE,
+	                                           &value) == CUDA_SUCCESS &&
+	       value.deviceUpdatableKernelNode.deviceUpdatable;
+}
+
+static CUresult ask_kernel(CUgraphNode node, CUgraphNodeParams *params_out)
+{
+	CUDA_KERNEL_NODE_PARAMS_v2 kernel;
+	CUresult result = real(cuGraphKernelNodeGetParams_v2)
+	                          ? real(cuGraphKernelNodeGetParams_v2)(node, &kernel)
+	                          : CUDA_ERROR_NOT_SUPPORTED;
+	if (result == CUDA_SUCCESS) {
+		params_out->kernel.func = kernel.func;
+		params_out->kernel.kern = kernel.kern;
+		params_out->kernel.kernelParams = kernel.kernelParams;
+		params_out->kernel.extra = kernel.extra;
+	}
+	return is_updatable(node) ? CUDA_ERROR_NOT_SUPPORTED : result;
+}
 
 /* What @node does, as far as it writes; other types have no parameters here. */
 static CUresult ask_node(CUgraphNode node, CUgraphNodeParams *params_out)
@@ -167,6 +298,8 @@ static CUresult ask_node(CUgraphNode node, CUgraphNodeParams *params_out)
 		return result;
 	case CU_GRAPH_NODE_TYPE_GRAPH:
 		return real(cuGraphChildGraphNodeGetGraph)(node, &params_out->graph.graph);
+	case CU_GRAPH_NODE_TYPE_KERNEL:
+		return is_auto() ? ask_kernel(node, params_out) : CUDA_SUCCESS;
 	default:
 		return CUDA_SUCCESS;
 	}
@@ -176,19 +309,25 @@ static CUresult ask_node(CUgraphNode node, CUgraphNodeParams *params_out)
 static bool walk_graph(struct walk *walk, CUgraph graph, CUgraphNode node)
 {
 	size_t n_nodes = 0;
-	if (real(cuGraphGetNodes)(graph, NULL, &n_nodes) != CUDA_SUCCESS || n_nodes == 0) {
+	if (real(cuGraphGetNodes)(graph, NULL, &n_nodes) != CUDA_SUCCESS) {
+		return see_opaque(walk, node, "the driver does not tell its nodes");
+	}
+	if (n_nodes == 0) {
 		return true;
 	}
 	cleanup_free CUgraphNode *nodes = calloc(n_nodes, sizeof(*nodes));
 	bool goes_on = nodes != NULL;
 	if (!goes_on || real(cuGraphGetNodes)(graph, nodes, &n_nodes) != CUDA_SUCCESS) {
-		return goes_on;
+		return goes_on && see_opaque(walk, node, "the driver does not tell its nodes");
 	}
 	for (size_t i = 0; goes_on && i < n_nodes; i++) {
 		CUgraphNodeParams params;
-		if (ask_node(nodes[i], &params) == CUDA_SUCCESS) {
-			goes_on = walk_params(walk, node ? node : nodes[i], &params);
-		}
+		CUgraphNode of = node ? node : nodes[i];
+		goes_on = ask_node(nodes[i], &params) == CUDA_SUCCESS
+		                  ? walk_params(walk, of, &params)
+		                  : see_opaque(walk, of,
+		                               "it has a node whose work the driver does not "
+		                               "tell");
 	}
 	return goes_on;
 }
@@ -202,13 +341,13 @@ static bool can_walk(void)
 
 bool graphs_note(CUgraphExec exec, CUgraph graph, CUgraphNode node)
 {
-	struct walk walk = {.see = see_note, .exec = exec};
+	struct walk walk = {.see = see_note, .exec = exec, .has_kernels = is_auto()};
 	return !can_walk() || walk_graph(&walk, graph, node);
 }
 
 bool graphs_note_node(CUgraphExec exec, CUgraphNode node, const CUgraphNodeParams *params)
 {
-	struct walk walk = {.see = see_note, .exec = exec};
+	struct walk walk = {.see = see_note, .exec = exec, .has_kernels = is_auto()};
 	return !can_walk() || walk_params(&walk, node, params);
 }
 
@@ -221,6 +360,27 @@ struct writes_span graphs_find(const CUgraphNodeParams *params)
 	return walk.sealed;
 }
 
+bool graphs_note_opaque(CUgraphExec exec, const char *why)
+{
+	struct walk walk = {.exec = exec, .has_kernels = is_auto()};
+	return shim_is_forked() || see_opaque(&walk, NULL, why);
+}
+
+static void settle(struct notes *notes, CUgraphNode node, bool is_done)
+{
+	size_t n_kept = 0;
+	for (size_t i = 0; i < notes->n; i++) {
+		struct note note = notes->list[i];
+		if ((!node || note.node == node) && note.is_new != is_done) {
+			free(note.kernel);
+			continue;
+		}
+		note.is_new = false;
+		notes->list[n_kept++] = note;
+	}
+	notes->n = n_kept;
+}
+
 void graphs_settle(CUgraphExec handle, CUgraphNode node, bool is_done)
 {
 	if (shim_is_forked()) {
@@ -228,17 +388,9 @@ void graphs_settle(CUgraphExec handle, CUgraphNode node, bool is_done)
 	}
 	pthread_mutex_lock(&lock);
 	struct exec *exec = glake__ptr_table_get(&execs, (uint64_t)(uintptr_t)handle);
-	size_t n_kept = 0;
-	for (size_t i = 0; exec && i < exec->n_notes; i++) {
-		struct note note = exec->notes[i];
-		if ((!node || note.node == node) && note.is_new != is_done) {
-			continue;
-		}
-		note.is_new = false;
-		exec->notes[n_kept++] = note;
-	}
 	if (exec) {
-		exec->n_notes = n_kept;
+		settle(&exec->writes, node, is_done);
+		settle(&exec->kernels, node, is_done);
 	}
 	pthread_mutex_unlock(&lock);
 }
@@ -250,11 +402,56 @@ void graphs_drop(CUgraphExec handle)
 	}
 	pthread_mutex_lock(&lock);
 	struct exec *exec = glake__ptr_table_remove(&execs, (uint64_t)(uintptr_t)handle);
+	if (exec) {
+		unlink_locked(exec);
+	}
 	pthread_mutex_unlock(&lock);
 	if (exec) {
-		free(exec->notes);
+		drop_notes(&exec->writes);
+		drop_notes(&exec->kernels);
 		free(exec);
 	}
+}
+
+static void describe(const struct note *note, struct graphs_use *use_out)
+{
+	*use_out = (struct graphs_use){.ptr = note->span.ptr};
+	snprintf(use_out->kernel, sizeof(use_out->kernel), "%s", note->kernel);
+}
+
+/* guard_is_marked() takes locks of others, so notes are looked at one after the other. */
+bool graphs_find_marked(CUgraphExec handle, struct graphs_use *use_out)
+{
+	bool is_marked = false;
+	bool is_there = !shim_is_forked();
+	for (size_t i = 0; !is_marked && is_there; i++) {
+		pthread_mutex_lock(&lock);
+		struct exec *exec = glake__ptr_table_get(&execs, (uint64_t)(uintptr_t)handle);
+		is_there = exec && i < exec->kernels.n;
+		if (is_there) {
+			describe(&exec->kernels.list[i], use_out);
+		}
+		pthread_mutex_unlock(&lock);
+		is_marked = is_there && guard_is_marked(use_out->ptr);
+	}
+	return is_marked;
+}
+
+bool graphs_find_use(CUdeviceptr ptr, uint64_t n_bytes, struct graphs_use *use_out)
+{
+	bool is_found = false;
+	pthread_mutex_lock(&lock);
+	for (struct exec *exec = all_execs; !is_found && exec; exec = exec->next) {
+		for (size_t i = 0; !is_found && i < exec->kernels.n; i++) {
+			const struct note *note = &exec->kernels.list[i];
+			is_found = note->span.n_bytes == 0 || note->span.ptr - ptr < n_bytes;
+			if (is_found) {
+				describe(note, use_out);
+			}
+		}
+	}
+	pthread_mutex_unlock(&lock);
+	return is_found;
 }
 
 struct writes_span writes_graph(CUgraphExec handle)
@@ -265,8 +462,9 @@ struct writes_span writes_graph(CUgraphExec handle)
 	if (exec) {
 		eyes_look_at_graph(&exec->seen);
 	}
-	for (size_t i = 0; exec && span.n_bytes == 0 && i < exec->n_notes; i++) {
-		span = writes_linear(exec->notes[i].span.ptr, exec->notes[i].span.n_bytes);
+	for (size_t i = 0; exec && span.n_bytes == 0 && i < exec->writes.n; i++) {
+		span = writes_linear(exec->writes.list[i].span.ptr,
+		                     exec->writes.list[i].span.n_bytes);
 	}
 	pthread_mutex_unlock(&lock);
 	return span;

@@ -2,8 +2,10 @@
 /*
  * What executable graphs write to by nodes that copy, set or write words: noted when they are made and changed,
  * looked at when they are launched (writes.h). The driver takes no read-only destination, so what nodes are to write
- * to is private before they are made. Kernels of graphs are not looked at, nor the bodies of conditional
- * nodes, which the driver does not tell of.
+ * to is private before they are made.
+ *
+ * Kernels are looked at under GLAKE_DEDUP=auto or observed only: what they may write to is noted, as guard.h says. What the
+ * driver does not tell, such as the bodies of conditional nodes, is noted then as what may write anywhere.
  *
  * A note may outlive what it is about: then more is taken for written than is.
  *
@@ -28,6 +30,21 @@ bool graphs_note_node(CUgraphExec exec, CUgraphNode node, const CUgraphNodeParam
 void graphs_settle(CUgraphExec exec, CUgraphNode node, bool is_done);
 
 void graphs_drop(CUgraphExec exec);
+
+/* Also to be settled: it may write anywhere. False: there is no memory. */
+bool graphs_note_opaque(CUgraphExec exec, const char *why);
+
+/* A kernel of a graph, and where it may write. */
+struct graphs_use {
+	CUdeviceptr ptr; /* 0: anywhere, and @kernel says why */
+	char kernel[320];
+};
+
+/* Is there one of @exec, settled or not, that guard_is_marked() says is marked? Inside the gate. */
+bool graphs_find_marked(CUgraphExec exec, struct graphs_use *use_out);
+
+/* Is there one of any executable in [ptr, ptr + n_bytes)? */
+bool graphs_find_use(CUdeviceptr ptr, uint64_t n_bytes, struct graphs_use *use_out);
 
 /*
  * The first of what nodes with @params write to that is sealed: of a child graph, all of its nodes. Inside the gate.

@@ -4,6 +4,7 @@
 #include "shim/context.h"
 #include "shim/drain.h"
 #include "shim/driver_usage.h"
+#include "shim/code.h"
 #include "shim/kernels.h"
 #include "shim/graphmem.h"
 #include "shim/heap.h"
@@ -87,6 +88,9 @@ static void ending_prepare(struct ending *ending)
 /* Contexts are let before the parts that ask glaked, so that others can end meanwhile. */
 static void ending_settle(const struct ending *ending, bool is_gone)
 {
+	if (is_gone) {
+		code_ctx_ends();
+	}
 	kernels_show_code(is_gone);
 	if (!is_gone) {
 		order_show_ctx(ending->ctx);

@@ -7,6 +7,7 @@
  */
 #include "shim/gate.h"
 #include "shim/graphs.h"
+#include "shim/guard.h"
 #include "shim/heap.h"
 #include "shim/shim.h"
 
@@ -202,20 +203,45 @@ CUresult shim_cuGraphNodeSetParams(CUgraphNode node, CUgraphNodeParams *params)
 
 /* ---- executables: made ------------------------------------------------------------------------- */
 
-/* The driver has made *exec of @graph: a handle that may have been another's. */
-static CUresult made(CUresult result, CUgraphExec *exec, CUgraph graph)
+/*
+ * What kernels of @exec may write to, and is sealed by itself, becomes private. Looked at when it is noted: who marks memory
+ * looks at the notes after that, so one of the two sees the other.
+ */
+static void judge(struct naming *naming, CUgraphExec exec)
 {
-	if (result != CUDA_SUCCESS) {
-		return result;
+	struct graphs_use use;
+	while (naming->result == CUDA_SUCCESS && guard_is_awake() &&
+	       graphs_find_marked(exec, &use)) {
+		naming->result = guard_noted(&naming->thread, use.ptr, use.kernel);
+	}
+}
+
+static bool note_made(CUgraphExec exec, CUgraph graph, unsigned long long flags)
+{
+	return graphs_note(exec, graph, NULL) &&
+	       (!(flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) ||
+	        graphs_note_opaque(exec, "it is for the device to launch"));
+}
+
+/* The driver has made *exec of @graph: a handle that may have been another's. */
+static CUresult made(struct naming *naming, CUgraphExec *exec, CUgraph graph,
+                     unsigned long long flags)
+{
+	if (naming->result != CUDA_SUCCESS) {
+		return end(naming);
 	}
 	graphs_drop(*exec);
-	if (!graphs_note(*exec, graph, NULL)) {
+	if (note_made(*exec, graph, flags)) {
+		graphs_settle(*exec, NULL, true);
+		judge(naming, *exec);
+	} else {
+		naming->result = CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	if (naming->result != CUDA_SUCCESS) {
 		graphs_drop(*exec);
 		real(cuGraphExecDestroy)(*exec);
-		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	graphs_settle(*exec, NULL, true);
-	return CUDA_SUCCESS;
+	return end(naming);
 }
 
 static bool begin_making(struct naming *naming, CUgraph graph)
@@ -229,11 +255,9 @@ CUresult shim_cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, CUgraphNode *
 {
 	struct naming naming;
 	if (begin_making(&naming, graph)) {
-		naming.result = made(
-			real(cuGraphInstantiate)(exec, graph, error_node, text, n_text), exec,
-			graph);
+		naming.result = real(cuGraphInstantiate)(exec, graph, error_node, text, n_text);
 	}
-	return end(&naming);
+	return made(&naming, exec, graph, 0);
 }
 
 CUresult shim_cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *error_node,
@@ -241,11 +265,9 @@ CUresult shim_cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNod
 {
 	struct naming naming;
 	if (begin_making(&naming, graph)) {
-		naming.result = made(
-			real(cuGraphInstantiate_v2)(exec, graph, error_node, text, n_text), exec,
-			graph);
+		naming.result = real(cuGraphInstantiate_v2)(exec, graph, error_node, text, n_text);
 	}
-	return end(&naming);
+	return made(&naming, exec, graph, 0);
 }
 
 CUresult shim_cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph,
@@ -253,10 +275,9 @@ CUresult shim_cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph,
 {
 	struct naming naming;
 	if (begin_making(&naming, graph)) {
-		naming.result = made(real(cuGraphInstantiateWithFlags)(exec, graph, flags), exec,
-		                     graph);
+		naming.result = real(cuGraphInstantiateWithFlags)(exec, graph, flags);
 	}
-	return end(&naming);
+	return made(&naming, exec, graph, flags);
 }
 
 CUresult shim_cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph,
@@ -264,10 +285,9 @@ CUresult shim_cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph,
 {
 	struct naming naming;
 	if (begin_making(&naming, graph)) {
-		naming.result = made(real(cuGraphInstantiateWithParams)(exec, graph, params), exec,
-		                     graph);
+		naming.result = real(cuGraphInstantiateWithParams)(exec, graph, params);
 	}
-	return end(&naming);
+	return made(&naming, exec, graph, params ? params->flags : 0);
 }
 
 CUresult shim_cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph,
@@ -275,10 +295,9 @@ CUresult shim_cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph
 {
 	struct naming naming;
 	if (begin_making(&naming, graph)) {
-		naming.result = made(real(cuGraphInstantiateWithParams_ptsz)(exec, graph, params),
-		                     exec, graph);
+		naming.result = real(cuGraphInstantiateWithParams_ptsz)(exec, graph, params);
 	}
-	return end(&naming);
+	return made(&naming, exec, graph, params ? params->flags : 0);
 }
 
 CUresult shim_cuGraphExecDestroy(CUgraphExec exec)
@@ -297,6 +316,7 @@ static bool begin_changing(struct naming *naming, CUgraphExec exec, CUgraphNode 
 	if (begin(naming, params) && params && !graphs_note_node(exec, node, params)) {
 		naming->result = CUDA_ERROR_OUT_OF_MEMORY;
 	}
+	judge(naming, exec);
 	return naming->result == CUDA_SUCCESS;
 }
 
@@ -377,6 +397,44 @@ CUresult shim_cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node,
 	struct naming naming;
 	if (begin_changing(&naming, exec, node, params)) {
 		naming.result = real(cuGraphExecNodeSetParams)(exec, node, params);
+	}
+	return end_changing(&naming, exec, node);
+}
+
+static CUgraphNodeParams of_kernel(CUfunction func, CUkernel kern, void **params, void **extra)
+{
+	CUgraphNodeParams all = {.type = CU_GRAPH_NODE_TYPE_KERNEL};
+	all.kernel.func = func;
+	all.kernel.kern = kern;
+	all.kernel.kernelParams = params;
+	all.kernel.extra = extra;
+	return all;
+}
+
+CUresult shim_cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node,
+                                             const CUDA_KERNEL_NODE_PARAMS_v1 *kernel)
+{
+	CUgraphNodeParams params;
+	struct naming naming;
+	if (kernel) {
+		params = of_kernel(kernel->func, NULL, kernel->kernelParams, kernel->extra);
+	}
+	if (begin_changing(&naming, exec, node, kernel ? &params : NULL)) {
+		naming.result = real(cuGraphExecKernelNodeSetParams)(exec, node, kernel);
+	}
+	return end_changing(&naming, exec, node);
+}
+
+CUresult shim_cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node,
+                                                const CUDA_KERNEL_NODE_PARAMS_v2 *kernel)
+{
+	CUgraphNodeParams params;
+	struct naming naming;
+	if (kernel) {
+		params = of_kernel(kernel->func, kernel->kern, kernel->kernelParams, kernel->extra);
+	}
+	if (begin_changing(&naming, exec, node, kernel ? &params : NULL)) {
+		naming.result = real(cuGraphExecKernelNodeSetParams_v2)(exec, node, kernel);
 	}
 	return end_changing(&naming, exec, node);
 }

@@ -62,6 +62,11 @@ typedef CUresult shim_graph_add_fn(CUgraphNode *node, CUgraph graph, const CUgra
                                    size_t n_deps, CUgraphNodeParams *params);
 typedef CUresult shim_graph_update_fn(CUgraphExec exec, CUgraph graph, CUgraphNode *node,
                                       CUgraphExecUpdateResult *why);
+typedef CUresult shim_graph_kernel_fn(CUgraphExec exec, CUgraphNode node,
+                                      const CUDA_KERNEL_NODE_PARAMS_v1 *kernel);
+typedef CUresult shim_graph_kernel_v2_fn(CUgraphExec exec, CUgraphNode node,
+                                         const CUDA_KERNEL_NODE_PARAMS_v2 *kernel);
+typedef CUresult shim_graph_kernel_params_fn(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS_v2 *kernel);
 /* The version before _v3. */
 typedef CUresult shim_capture_info_fn(CUstream stream, CUstreamCaptureStatus *status,
                                       cuuint64_t *id, CUgraph *graph, const CUgraphNode **nodes,

@@ -359,6 +359,21 @@ static int unseal(CUdeviceptr ptr, uint64_t n_bytes, enum glake__unsealed why)
 	return r;
 }
 
+/* The library holds it, which waits for who is sealing it. */
+int writes_make_private(CUdeviceptr ptr, uint64_t n_bytes)
+{
+	cleanup_cancel int cancel = cancel_disable();
+	struct heap_facts facts;
+	pthread_mutex_lock(&turn);
+	bool had_some = writes_linear(ptr, n_bytes).n_bytes > 0;
+	int r = find(ptr, &facts)
+	                ? get_copies(facts.connection, ptr, n_bytes, GLAKE__UNSEALED_LAUNCHED)
+	                : -EINVAL;
+	shim_count_add(SHIM_COUNT_copies, had_some && r == 0);
+	pthread_mutex_unlock(&turn);
+	return r;
+}
+
 bool writes_have_sealed(CUdeviceptr ptr, uint64_t n_bytes)
 {
 	struct heap_facts facts;

@@ -117,6 +117,12 @@ CUresult writes_refused(CUresult result, struct writes_span span, CUstream strea
  */
 CUresult writes_unseal_to_name(CUdeviceptr ptr, uint64_t n_bytes);
 
+/*
+ * The same for all of an allocation, which others may be sealing: waits for them. 0, -EINVAL: it is gone, or another error
+ * of the library; -EBUSY: work on the GPU does not end.
+ */
+int writes_make_private(CUdeviceptr ptr, uint64_t n_bytes);
+
 /* Would that have something to do? */
 bool writes_have_sealed(CUdeviceptr ptr, uint64_t n_bytes);
 

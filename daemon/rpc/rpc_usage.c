@@ -71,7 +71,7 @@ static struct holder_pool take_pool(const Glake__Wire__PoolReport *from, uint64_
 /* Causes of later versions are passed over. */
 static void take_seals(struct holder_usage *usage, const Glake__Wire__UsageReport *report)
 {
-	_Static_assert(GLAKE_N_UNSEALED == GLAKE__WIRE__UNSEALED_WHY__UNSEALED_MULTICAST + 1,
+	_Static_assert(GLAKE_N_UNSEALED == GLAKE__WIRE__UNSEALED_WHY__UNSEALED_LAUNCHED + 1,
 	               "all causes");
 	memset(usage->unsealed_bytes, 0, sizeof(usage->unsealed_bytes));
 	for (size_t i = 0; i < report->n_unsealed; i++) {

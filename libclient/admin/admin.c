@@ -300,9 +300,10 @@ static const char *unsealed_text(uint32_t why)
 		[GLAKE__UNSEALED_NAMED] = "handed out to another process or device",
 	};
 	enum glake__pin pin = (enum glake__pin)(why - GLAKE__UNSEALED_NAMED);
-	return why <= GLAKE__UNSEALED_NAMED ? texts[why]
-	       : why < GLAKE_N_UNSEALED     ? glake__pin_text(pin)
-	                                    : "for a reason of a later version";
+	return why <= GLAKE__UNSEALED_NAMED      ? texts[why]
+	       : why == GLAKE__UNSEALED_LAUNCHED ? "something was launched that might write to it"
+	       : why < GLAKE__UNSEALED_LAUNCHED  ? glake__pin_text(pin)
+	                                         : "for a reason of a later version";
 }
 
 static void take_pool(struct glake_session_pool *to, const Glake__Wire__PoolReport *from)

@@ -86,7 +86,9 @@ struct report {
 
 _Static_assert((int)GLAKE__UNSEALED_NAMED == (int)GLAKE__WIRE__UNSEALED_WHY__UNSEALED_NAMED &&
                        GLAKE__UNSEALED_NAMED + (int)GLAKE__PIN_MULTICAST ==
-                               (int)GLAKE__WIRE__UNSEALED_WHY__UNSEALED_MULTICAST,
+                               (int)GLAKE__WIRE__UNSEALED_WHY__UNSEALED_MULTICAST &&
+                       (int)GLAKE__UNSEALED_LAUNCHED ==
+                               (int)GLAKE__WIRE__UNSEALED_WHY__UNSEALED_LAUNCHED,
                "the wire has the same causes");
 
 static void add_seals(struct report *report, const struct glake__usage *usage)

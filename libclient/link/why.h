@@ -33,6 +33,8 @@ enum glake__unsealed {
 	GLAKE__UNSEALED_WRITTEN,  /* the driver's API was about to write to it */
 	GLAKE__UNSEALED_ASKED,    /* glake_unseal() */
 	GLAKE__UNSEALED_NAMED,    /* another process or device was about to get it */
+	/* Behind the pins: it was sealed without being asked, and a launch might write to it. */
+	GLAKE__UNSEALED_LAUNCHED = GLAKE__UNSEALED_NAMED + GLAKE__N_PINS,
 };
 
 #endif

@@ -244,3 +244,19 @@ int glake__candidates_seal(const struct glake_span *spans, size_t n,
 {
 	return glake__seal_still(spans, n, are_weights, sealed_out);
 }
+
+/* Of the thread's own call. */
+static _Thread_local bool (*may_seal)(glake_ptr ptr, uint64_t n_bytes);
+
+static bool are_weights_and_may(glake_ptr ptr, uint64_t n_bytes)
+{
+	return are_weights(ptr, n_bytes) && may_seal(ptr, n_bytes);
+}
+
+int glake__candidates_seal_if(const struct glake_span *spans, size_t n,
+                              bool (*may)(glake_ptr ptr, uint64_t n_bytes),
+                              struct glake_sealed *sealed_out)
+{
+	may_seal = may;
+	return glake__seal_still(spans, n, are_weights_and_may, sealed_out);
+}

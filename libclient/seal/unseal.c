@@ -16,7 +16,8 @@
 /* A call of the driver's API has nobody who would try it again. */
 static glake__close_fn *close_for(enum glake__unsealed why)
 {
-	return why == GLAKE__UNSEALED_WRITTEN || why == GLAKE__UNSEALED_NAMED
+	return why == GLAKE__UNSEALED_WRITTEN || why == GLAKE__UNSEALED_NAMED ||
+	                       why == GLAKE__UNSEALED_LAUNCHED
 	               ? glake__gate_close_patiently
 	               : glake__gate_close_in_a_hurry;
 }

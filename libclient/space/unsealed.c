@@ -8,7 +8,7 @@
 #include "libclient/space/page.h"
 #include "libclient/space/range.h"
 
-_Static_assert(GLAKE_N_UNSEALED == GLAKE__UNSEALED_NAMED + GLAKE__N_PINS, "all causes");
+_Static_assert(GLAKE_N_UNSEALED == GLAKE__UNSEALED_LAUNCHED + 1, "all causes");
 
 static void set_locked(struct glake__range *range, uint64_t page, enum glake__unsealed why)
 {

@@ -12,6 +12,10 @@
 #                                              the same, and the stream waits for a word
 #   LAUNCH(symbol, (parameters), (arguments), stream, flags, (what))
 #                                              the same, and eyes.h looks at the kernel and its parameters
+#   OPAQUE(symbol, (parameters), (arguments), stream, flags)
+#                                              it passes the gate, and tells nothing of a kernel's parameters
+#   LOAD(symbol, (parameters), (arguments), (what))
+#                                              as WAKE, and the expression tells code.h what it has brought
 #   ASK(symbol, (parameters), (arguments))     it does not pass, and its result is looked at
 #   UNLOAD(symbol, (parameters), (arguments))  it does not pass, and code may end
 #   WAKE(symbol, (parameters), (arguments))    it does not pass, and wakes the process first
@@ -26,7 +30,7 @@
 
 BEGIN {
 	print "/* Made by shim/gen/gates.awk. */"
-	n_macros = split("GATE CAPTURE WRITE WRITE_OR_AWAIT AWAIT LAUNCH ASK UNLOAD WAKE " \
+	n_macros = split("GATE CAPTURE WRITE WRITE_OR_AWAIT AWAIT LAUNCH OPAQUE LOAD ASK UNLOAD WAKE " \
 		"EXCUSED UNKNOWN UNDECIDED", macros, " ")
 	for (i = 1; i <= n_macros; i++) {
 		printf "#ifndef %s\n#define %s(...)\n#endif\n", macros[i], macros[i]
@@ -37,7 +41,7 @@ BEGIN {
 }
 
 FNR == NR {
-	if ($1 ~ /^(gate|capture|write|await|launch|ask|unload|wake|excuse)$/) {
+	if ($1 ~ /^(gate|capture|write|await|launch|opaque|load|ask|unload|wake|excuse)$/) {
 		class[$2] = $1
 		rest[$2] = $3
 		where[$2] = $0
@@ -108,6 +112,12 @@ function judge(symbol, parameters,   base)
 		printf "LAUNCH(%s, (%s), (%s), %s, %d, (%s))\n", symbol, parameters,
 			arguments_of(parameters), stream_of(parameters), symbol ~ /_pt[sd][sz]$/,
 			what[base]
+	} else if (class[base] == "opaque") {
+		printf "OPAQUE(%s, (%s), (%s), %s, %d)\n", symbol, parameters,
+			arguments_of(parameters), stream_of(parameters), symbol ~ /_pt[sd][sz]$/
+	} else if (class[base] == "load") {
+		printf "LOAD(%s, (%s), (%s), (%s))\n", symbol, parameters,
+			arguments_of(parameters), what[base]
 	} else if (class[base] == "capture") {
 		printf "CAPTURE(%s, (%s), (%s))\n", symbol, parameters, arguments_of(parameters)
 	} else if (class[base] ~ /^(ask|unload|wake)$/) {

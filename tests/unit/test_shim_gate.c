@@ -446,6 +446,8 @@ static const char *const listed[] = {
 #define WRITE_OR_AWAIT GATE
 #define AWAIT GATE
 #define LAUNCH GATE
+#define OPAQUE GATE
+#define LOAD GATE
 #define ASK GATE
 #define UNLOAD GATE
 #define WAKE GATE
