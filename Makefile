@@ -84,7 +84,7 @@ DEMO := $(call programs,tests/demo/*.c)
 TRACES := $(addprefix $(B)/traces/,$(addsuffix .trace,generate lora moe pipeline twins unet))
 SHIM_PROGRAMS := $(addprefix $(B)/tests/shim/,program linked driver_usage contexts driver_api \
 	driver_api_per_thread green_contexts ipc numbers nvml patcher quota runtime seal seal_random outside full \
-	fault graphmem graphmem_random waits sleep sleep_random sleep_whole elastic constructor.so second.so)
+	fault graphmem graphmem_random waits sleep sleep_random sleep_whole elastic auto constructor.so second.so)
 FUZZERS := $(call programs,tests/fuzz/fuzz_*.c)
 # docs/security.md says what each stands for.
 ATTACKS := $(addprefix $(B)/tests/unit/test_,bounds fdstore inflight mover_headers notify owner turn) \
@@ -413,7 +413,7 @@ $(B)/obj/tests/shim/driver_api_per_thread.o: tests/shim/driver_api.c
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -c -o $@ $<
 $(addprefix $(B)/tests/shim/,linked driver_usage contexts driver_api driver_api_per_thread \
 		green_contexts ipc numbers runtime seal seal_random outside full fault graphmem graphmem_random \
-		waits sleep sleep_random sleep_whole elastic): \
+		waits sleep sleep_random sleep_whole elastic auto): \
 	STUB = -L$(CUDA_HOME)/lib64/stubs -lcuda
 # Programs that use the library as well.
 $(addprefix $(B)/tests/shim/,seal seal_random full fault sleep_whole elastic): STUB += -L$(B)/lib -lglake-client $(call rpath,../../lib)

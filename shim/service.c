@@ -8,6 +8,7 @@
 
 #include "glake_shim.h"
 #include "proto/clock.h"
+#include "shim/auto.h"
 #include "shim/capture.h"
 #include "shim/gate.h"
 #include "shim/graphmem.h"
@@ -86,6 +87,12 @@ static uint64_t report_ms(void)
 	return idle_is_still() ? REPORT_MS : BUSY_REPORT_MS;
 }
 
+static int wait_ms(void)
+{
+	uint64_t ms = shim_policy()->stitches ? STITCH_REPORT_MS : report_ms();
+	return (int)(auto_turn_ms() && auto_turn_ms() < ms ? auto_turn_ms() : ms);
+}
+
 static void take_turn(struct connection *connection, struct turns *turns)
 {
 	uint64_t now_ns = clock_now_ns();
@@ -107,6 +114,7 @@ static void take_turn(struct connection *connection, struct turns *turns)
 	}
 	sleep_serve(connection);
 	seal_ask_serve(connection);
+	auto_serve(connection);
 }
 
 static bool has_packet(const struct connection *connection, int wait_ms)
@@ -139,8 +147,7 @@ static void *serve(void *user)
 	turn_end();
 	while (!is_over) {
 		if (!connection->is_dead) {
-			await_packet(connection,
-			             shim_policy()->stitches ? STITCH_REPORT_MS : (int)report_ms());
+			await_packet(connection, wait_ms());
 		}
 		if (!turn_begin()) {
 			return NULL;

@@ -1,0 +1,322 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "shim/auto.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "glake_shim.h"
+#include "proto/clock.h"
+#include "shim/graphs.h"
+#include "shim/guard.h"
+#include "shim/may.h"
+#include "shim/shim.h"
+#include "shim/turn.h"
+
+#define TURN_MS 250u
+#define MAX_CANDIDATES 4096u
+/* Of the quiet time. */
+#define FIRST_BACK_OFF 12u
+/* A call seals so much: between two, the program may end. */
+#define BATCH_BYTES (1ull << 30)
+/* Sealing that the work on the GPU does not let through is tried again. */
+#define MAX_BUSY 40u
+/* Looking takes at most this part of the time. */
+#define LOOK_PART 50u
+#define MAX_BACK_OFF_NS 3600000000000ull
+#define MAX_UNSEALED 2u
+/* How often it is looked for who writes past the GPU's page tables. */
+#define MAY_NS 5000000000ull
+
+enum state { FILLING, QUIET, SEALED, REFUSED };
+
+struct candidate {
+	uint64_t id; /* of the allocation */
+	CUdeviceptr ptr;
+	uint64_t n_bytes;
+	uint64_t n_filled; /* bytes of its pages that look like weights */
+	uint64_t n_found;  /* the same, while it is looked */
+	uint64_t since_ns; /* it has had these */
+	uint64_t not_before_ns;
+	uint64_t back_off_ns;
+	unsigned n_unsealed;
+	unsigned n_busy; /* tries; 0: all is sealed that can be */
+	enum state state;
+	char why[GUARD_WHY_BYTES]; /* REFUSED */
+};
+
+static struct candidate candidates[MAX_CANDIDATES];
+static size_t n_candidates;
+static pthread_mutex_t lock =
+	PTHREAD_MUTEX_INITIALIZER; /* a dead connection's thread may be here still */
+static uint64_t look_ns;           /* again */
+static uint64_t may_ns;
+
+static uint64_t quiet_ns(void)
+{
+	static uint64_t ns;
+	if (ns == 0) {
+		const char *text = secure_getenv("GLAKE_DEDUP_QUIET_MS");
+		unsigned long ms = text ? strtoul(text, NULL, 10) : 0;
+		ns = (ms > 0 && ms <= 3600000 ? ms : 5000) * 1000000ull;
+	}
+	return ns;
+}
+
+unsigned auto_turn_ms(void)
+{
+	return shim_policy()->dedup == SHIM_DEDUP_ASKED ? 0 : TURN_MS;
+}
+
+/* ---- states ----------------------------------------------------------------------------------- */
+
+static void set_refused(struct candidate *candidate, const char *why, uint64_t now_ns)
+{
+	uint64_t back_off_ns = candidate->back_off_ns ? 2 * candidate->back_off_ns
+	                                              : FIRST_BACK_OFF * quiet_ns();
+	candidate->n_unsealed += candidate->state == SEALED;
+	candidate->state = REFUSED;
+	candidate->back_off_ns = back_off_ns < MAX_BACK_OFF_NS ? back_off_ns : MAX_BACK_OFF_NS;
+	candidate->not_before_ns = candidate->n_unsealed >= MAX_UNSEALED
+	                                   ? UINT64_MAX
+	                                   : now_ns + candidate->back_off_ns;
+	snprintf(candidate->why, sizeof(candidate->why), "%s", why);
+}
+
+/* Private, and no longer marked. False: it cannot be now. */
+static bool let(struct candidate *candidate, const char *why)
+{
+	if (guard_make_private(candidate->id, why) < 0) {
+		return false;
+	}
+	guard_unmark(candidate->id);
+	return true;
+}
+
+static void refuse(struct candidate *candidate, const char *why, uint64_t now_ns)
+{
+	if (let(candidate, why)) {
+		set_refused(candidate, why, now_ns);
+	}
+}
+
+/* ---- looking ---------------------------------------------------------------------------------- */
+
+static struct candidate *get_candidate(const struct heap_facts *facts, uint64_t now_ns)
+{
+	size_t i = 0;
+	while (i < n_candidates && candidates[i].id != facts->id) {
+		i++;
+	}
+	if (i == n_candidates && n_candidates < MAX_CANDIDATES) {
+		candidates[n_candidates++] = (struct candidate){
+			.id = facts->id,
+			.ptr = facts->address,
+			.n_bytes = facts->n_bytes,
+			.since_ns = now_ns,
+		};
+	}
+	return i < n_candidates ? &candidates[i] : NULL;
+}
+
+static void add_spans(const struct glake__candidates *found, uint64_t now_ns)
+{
+	for (size_t i = 0; i < found->n_spans; i++) {
+		struct heap_facts facts;
+		struct candidate *candidate = heap_find(found->spans[i].ptr, &facts)
+		                                      ? get_candidate(&facts, now_ns)
+		                                      : NULL;
+		if (candidate) {
+			candidate->n_found += found->spans[i].bytes;
+		}
+	}
+}
+
+static bool is_there(const struct candidate *candidate)
+{
+	struct heap_facts facts;
+	return heap_find(candidate->ptr, &facts) && facts.id == candidate->id;
+}
+
+/* Those that are freed go; nobody can write to them. */
+static void drop_gone(void)
+{
+	size_t n_kept = 0;
+	for (size_t i = 0; i < n_candidates; i++) {
+		if (is_there(&candidates[i])) {
+			candidates[n_kept++] = candidates[i];
+		} else {
+			guard_unmark(candidates[i].id);
+		}
+	}
+	n_candidates = n_kept;
+}
+
+/* ---- sealing ---------------------------------------------------------------------------------- */
+
+/* Asked by the library while the memory is held: it is still what was found, and marked. */
+static bool may_be_sealed(glake_ptr ptr, uint64_t n_bytes)
+{
+	struct heap_facts facts;
+	(void)n_bytes;
+	return heap_find(ptr, &facts) && guard_may_seal(facts.id);
+}
+
+static bool is_busy(int error)
+{
+	return error == -EBUSY || error == GLAKE_E_BUSY;
+}
+
+/* The next spans, BATCH_BYTES or one. */
+static size_t next_batch(const struct glake_span *spans, size_t n)
+{
+	uint64_t n_bytes = 0;
+	size_t i = 0;
+	while (i < n && n_bytes < BATCH_BYTES) {
+		n_bytes += spans[i++].bytes;
+	}
+	return i;
+}
+
+static void seal_spans(struct candidate *candidate, const struct glake_span *spans, size_t n,
+                       uint64_t now_ns)
+{
+	char why[GUARD_WHY_BYTES] = "no page of it could be sealed";
+	uint64_t n_sealed = 0;
+	int r = 0;
+	for (size_t i = 0; r == 0 && i < n && !turn_is_last();) {
+		struct glake_sealed sealed = {.size = sizeof(sealed)};
+		size_t n_batch = next_batch(spans + i, n - i);
+		r = glake__candidates_seal_if(spans + i, n_batch, may_be_sealed, &sealed);
+		n_sealed += sealed.sealed_bytes;
+		i += n_batch;
+	}
+	if (r < 0) {
+		snprintf(why, sizeof(why), "%s", glake_error());
+	}
+	candidate->n_busy = is_busy(r) && candidate->n_busy < MAX_BUSY ? candidate->n_busy + 1 : 0;
+	/* What is sealed stays so, guarded. */
+	if (n_sealed > 0) {
+		shim_count_add(SHIM_COUNT_sealed_alone, candidate->state != SEALED);
+		candidate->state = SEALED;
+	} else if (candidate->n_busy == 0 && candidate->state != SEALED) {
+		refuse(candidate, why, now_ns);
+	}
+}
+
+static void seal(struct candidate *candidate, const struct glake__candidates *found,
+                 uint64_t now_ns)
+{
+	struct glake_span *spans = calloc(found->n_spans + 1, sizeof(*spans));
+	struct graphs_use use;
+	char why[sizeof(use.kernel) + 96];
+	size_t n = 0;
+	for (size_t i = 0; spans && i < found->n_spans; i++) {
+		if (found->spans[i].ptr - candidate->ptr < candidate->n_bytes) {
+			spans[n++] = found->spans[i];
+		}
+	}
+	/* It is marked already: graphs that are made from now on are judged. */
+	if (graphs_find_use(candidate->ptr, candidate->n_bytes, &use)) {
+		snprintf(why, sizeof(why),
+		         use.ptr ? "%s of a graph has it, and is not known to read it only"
+		                 : "a graph: %s",
+		         use.kernel);
+		refuse(candidate, why, now_ns);
+	} else if (n > 0) {
+		seal_spans(candidate, spans, n, now_ns);
+	}
+	free(spans);
+}
+
+/* ---- turns ------------------------------------------------------------------------------------ */
+
+static void step(struct candidate *candidate, const struct glake__candidates *found,
+                 uint64_t now_ns)
+{
+	char why[GUARD_WHY_BYTES];
+	bool has_more = candidate->n_found != candidate->n_filled;
+	if (candidate->state == REFUSED) {
+		if (now_ns >= candidate->not_before_ns) {
+			candidate->state = FILLING;
+			candidate->since_ns = now_ns;
+		}
+		return;
+	}
+	if (guard_was_taken(candidate->id, why)) {
+		refuse(candidate, why, now_ns);
+		return;
+	}
+	if (has_more) {
+		/* Of a sealed one, copies may have taken pages back: the rest is as it was. */
+		candidate->n_filled = candidate->n_found;
+		candidate->since_ns = now_ns;
+		if (candidate->state == QUIET && let(candidate, "it is filled")) {
+			candidate->state = FILLING;
+		}
+		return;
+	}
+	uint64_t for_ns = now_ns - candidate->since_ns;
+	struct heap_facts facts;
+	if (candidate->state == FILLING && candidate->n_filled > 0 && for_ns >= quiet_ns() / 2 &&
+	    heap_find(candidate->ptr, &facts) && facts.id == candidate->id && guard_mark(&facts)) {
+		candidate->state = QUIET;
+	} else if ((candidate->state == QUIET && for_ns >= quiet_ns() && guard_has_launched()) ||
+	           (candidate->state == SEALED && candidate->n_busy > 0)) {
+		seal(candidate, found, now_ns);
+	}
+}
+
+/* Does anything forbid it? Then what is sealed by itself becomes private, for good. */
+static bool may_go_on(struct connection *connection, uint64_t now_ns)
+{
+	char why[GUARD_WHY_BYTES];
+	if (guard_is_refused(why)) {
+		return false;
+	}
+	if (!kernels_are_told()) {
+		guard_refuse("the driver is older than CUDA 12.4, and does not tell parameters");
+		return false;
+	}
+	if (now_ns - may_ns < MAY_NS && may_ns > 0) {
+		return true;
+	}
+	int r = may_seal(connection->session, why, sizeof(why));
+	if (r == -EPERM) {
+		guard_refuse(why);
+	}
+	may_ns = r == 0 ? now_ns : 0;
+	return r == 0;
+}
+
+static void look(struct connection *connection, uint64_t now_ns)
+{
+	struct glake__candidates found;
+	drop_gone();
+	if (glake__candidates_find(connection->session, &found) < 0) {
+		return;
+	}
+	for (size_t i = 0; i < n_candidates; i++) {
+		candidates[i].n_found = 0;
+	}
+	add_spans(&found, now_ns);
+	look_ns = now_ns + LOOK_PART * (clock_now_ns() - now_ns);
+	for (size_t i = 0; i < n_candidates && !turn_is_last(); i++) {
+		step(&candidates[i], &found, now_ns);
+	}
+	free(found.spans);
+}
+
+void auto_serve(struct connection *connection)
+{
+	const uint64_t now_ns = clock_now_ns();
+	if (auto_turn_ms() == 0 || now_ns < look_ns || pthread_mutex_trylock(&lock) != 0) {
+		return;
+	}
+	if (may_go_on(connection, now_ns)) {
+		look(connection, now_ns);
+	}
+	pthread_mutex_unlock(&lock);
+}

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Sealing that nobody asks for, under GLAKE_DEDUP=auto or observed: which allocations, and when. guard.h says why no kernel
+ * faults by it; this part only decides, and may be wrong without harm.
+ *
+ *              filled more                   another mark was taken away, or sealing has failed
+ *      .----.                        .----------------------------------------------------.
+ *      v    |                        v                                                    |
+ *     FILLING ---- quiet for half ---> QUIET ---- quiet for all of it, launched ---> SEALED
+ *      ^                               |                                                  |
+ *      |         back-off              v              something may write to it           |
+ *      '----------------------------- REFUSED <-------------------------------------------'
+ *                                     (for good, when it was unsealed twice)
+ *
+ * A candidate is an allocation of cuMemAlloc() or cuMemAllocAsync() with pages that copies from the host have filled
+ * (fill.h). While it is QUIET it is marked, so that the guard sees who would write to it before it is sealed. Memory that the
+ * program maps itself is none.
+ *
+ * $GLAKE_DEDUP_QUIET_MS: so long nothing fills more (5000). A refused one is tried again after a minute, and twice as long
+ * each time.
+ *
+ * Threads: the connection's service thread.
+ */
+#ifndef GLAKE_SHIM_AUTO_H
+#define GLAKE_SHIM_AUTO_H
+
+#include "shim/connection.h"
+
+/* How often auto_serve() wants to be called, in ms; 0: never. */
+unsigned auto_turn_ms(void);
+
+/* Look, and seal what is to be, in a turn. It stops once the turn is the last. */
+void auto_serve(struct connection *connection);
+
+#endif

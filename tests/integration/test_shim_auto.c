@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Programs whose equal memory becomes one copy without anybody asking (tests/shim/auto.c), and that nothing is lost by it.
+ *
+ * $GLAKE_RANDOM_SEED (printed) and $GLAKE_RANDOM_SECONDS.
+ */
+#include <stdlib.h>
+#include <time.h>
+
+#include "tests/check_glake.h"
+#include "tests/harness/run.h"
+#include "tests/harness/world.h"
+
+static void write_table(const char *file)
+{
+	struct run run;
+	run_start(&run, "GLAKE_SHIM=off", run_in_build("tests/shim/auto"), "table", file, NULL);
+	run_end_well(&run);
+	assert_ok(chmod(file, 0644));
+}
+
+static void begin(void)
+{
+	world_begin(.config = WORLD_CONFIG "warm_bytes = \"64MiB\";", .devices = "1x1GiB");
+	char folder[256];
+	snprintf(folder, sizeof(folder), "%s", world_path("readers.d"));
+	assert_ok(mkdir(folder, 0755));
+	write_table(world_path("readers.d/test.readers"));
+	setenv("GLAKE_READERS", folder, 1);
+	setenv("GLAKE_DEDUP_QUIET_MS", "300", 1);
+}
+
+BEGIN_EACH(begin)
+
+static void start_as(struct run *run, const char *dedup, const char *scenario)
+{
+	run_start(run, dedup, run_in_build("tests/shim/auto"), scenario, NULL);
+}
+
+static void run_as(const char *dedup, const char *scenario)
+{
+	struct run run;
+	start_as(&run, dedup, scenario);
+	run_end_well(&run);
+}
+
+static uint64_t block_bytes(void)
+{
+	return world_books().block_bytes;
+}
+
+START_TEST(two_programs_have_one_copy)
+{
+	struct run one;
+	struct run two;
+	start_as(&one, "GLAKE_DEDUP=auto", "reads");
+	start_as(&two, "GLAKE_DEDUP=auto", "reads");
+	run_read(&one, "sealed");
+	run_read(&two, "sealed");
+	ck_assert_uint_eq(block_bytes(), 4 * MIB);
+	run_continue(&one);
+	run_continue(&two);
+	run_end_well(&one);
+	run_end_well(&two);
+}
+END_TEST
+
+static const char *const writes[] = {"plain",  "same",   "added", "unlisted", "hidden",
+                                     "itself", "packed", "graph", "captured", "updated"};
+
+START_TEST_WITH(it_is_private_before_it_may_be_written, .n = n_elements(writes))
+{
+	run_as("GLAKE_DEDUP=auto", writes[_i]);
+}
+END_TEST
+
+START_TEST(a_graph_that_writes_was_there_before)
+{
+	run_as("GLAKE_DEDUP=auto", "old_graph");
+}
+END_TEST
+
+START_TEST(what_was_unsealed_twice_is_not_sealed_again)
+{
+	run_as("GLAKE_DEDUP=auto", "twice");
+}
+END_TEST
+
+START_TEST(an_address_is_used_again)
+{
+	run_as("GLAKE_DEDUP=auto", "again");
+}
+END_TEST
+
+START_TEST(a_handle_is_used_again)
+{
+	run_as("GLAKE_DEDUP=auto", "anew");
+}
+END_TEST
+
+START_TEST(nobody_is_sealed_who_did_not_want_it)
+{
+	run_as(NULL, "unsealed");
+	run_as("GLAKE_DEDUP=off", "unsealed");
+}
+END_TEST
+
+START_TEST(without_a_table_nothing_is_sealed)
+{
+	assert_ok(unlink(world_path("readers.d/test.readers")));
+	run_as("GLAKE_DEDUP=auto", "unsealed");
+}
+END_TEST
+
+START_TEST(a_forged_table_does_not_count)
+{
+	const char *table = world_path("readers.d/test.readers");
+	if (getuid() != 0) {
+		return;
+	}
+	assert_ok(chmod(table, 0666));
+	run_as("GLAKE_DEDUP=auto", "unsealed");
+	assert_ok(chmod(table, 0644));
+	assert_ok(chown(table, 1000, 0));
+	run_as("GLAKE_DEDUP=auto", "unsealed");
+	assert_ok(chown(table, 0, 0));
+	assert_ok(chmod(world_path("readers.d"), 0777));
+	run_as("GLAKE_DEDUP=auto", "unsealed");
+	assert_ok(chmod(world_path("readers.d"), 0755));
+	run_as("GLAKE_DEDUP=auto", "plain");
+}
+END_TEST
+
+static unsigned number_of(const char *name, unsigned otherwise)
+{
+	const char *value = getenv(name);
+	return value && *value ? (unsigned)strtoul(value, NULL, 10) : otherwise;
+}
+
+START_TEST_WITH(no_byte_is_lost_at_random, .timeout_s = 300)
+{
+	unsigned seed = number_of("GLAKE_RANDOM_SEED", (unsigned)time(NULL));
+	char seconds[16];
+	snprintf(seconds, sizeof(seconds), "%u", number_of("GLAKE_RANDOM_SECONDS", 5));
+	struct run runs[2];
+	setenv("GLAKE_DEDUP_QUIET_MS", "20", 1);
+	printf("GLAKE_RANDOM_SEED=%u\n", seed);
+	fflush(stdout);
+	for (unsigned i = 0; i < 2; i++) {
+		char text[16];
+		snprintf(text, sizeof(text), "%u", seed + i);
+		run_start(&runs[i], "GLAKE_DEDUP=auto", run_in_build("tests/shim/auto"), "random",
+		          text, seconds, NULL);
+	}
+	for (unsigned i = 0; i < 2; i++) {
+		run_end_well(&runs[i]);
+		printf("%s", runs[i].text);
+	}
+}
+END_TEST

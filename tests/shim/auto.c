@@ -1,0 +1,673 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A program that knows nothing of sealing, run with GLAKE_DEDUP=auto. It says a line for what the test waits for.
+ *
+ *   auto table FILE       write the table of readers that is true for this program, and end
+ *   auto SCENARIO [SEED SECONDS]
+ */
+#include <cuda.h>
+#include <dlfcn.h>
+#include <elf.h>
+#include <link.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "tests/cudasim/kernel_image.h"
+#include "tests/shim/must.h"
+
+#define PAGE (2ull << 20)
+#define W_BYTES (2 * PAGE)
+#define N_WORDS 64u /* that a reader reads, spread over the memory */
+
+/* ---- kernels ---- */
+
+struct read_params {
+	CUdeviceptr from;
+	CUdeviceptr to;
+	uint64_t n_bytes;
+};
+struct write_params {
+	CUdeviceptr to;
+	uint32_t value;
+};
+struct place_params {
+	CUdeviceptr place;
+	uint32_t value;
+};
+struct add_params {
+	CUdeviceptr x;
+	uint32_t value; /* 0: it only reads */
+};
+
+static bool sum_of(const struct cudasim_run *run, CUdeviceptr from, uint64_t n_bytes,
+                   uint64_t *sum_out)
+{
+	uint64_t sum = 0;
+	for (unsigned i = 0; i < N_WORDS; i++) {
+		uint32_t word;
+		if (!run->load(run, from + n_bytes / N_WORDS * i, &word, sizeof(word))) {
+			return false;
+		}
+		sum = sum * 31 + word;
+	}
+	*sum_out = sum;
+	return true;
+}
+
+static void run_read(const struct cudasim_run *run, const void *params)
+{
+	const struct read_params *read = params;
+	uint64_t sum;
+	if (sum_of(run, read->from, read->n_bytes, &sum)) {
+		run->store(run, read->to, &sum, sizeof(sum));
+	}
+}
+
+static void run_write(const struct cudasim_run *run, const void *params)
+{
+	const struct write_params *write = params;
+	run->store(run, write->to, &write->value, sizeof(write->value));
+}
+
+/* What it writes is what is there. */
+static void run_same(const struct cudasim_run *run, const void *params)
+{
+	const struct write_params *write = params;
+	uint32_t word;
+	if (run->load(run, write->to, &word, sizeof(word))) {
+		run->store(run, write->to, &word, sizeof(word));
+	}
+}
+
+/* By a pointer in device memory. */
+static void run_hidden(const struct cudasim_run *run, const void *params)
+{
+	const struct place_params *place = params;
+	CUdeviceptr to;
+	if (run->load(run, place->place, &to, sizeof(to)) && to) {
+		run->store(run, to, &place->value, sizeof(place->value));
+	}
+}
+
+static void run_add(const struct cudasim_run *run, const void *params)
+{
+	const struct add_params *add = params;
+	uint32_t word;
+	if (run->load(run, add->x, &word, sizeof(word)) && add->value) {
+		word += add->value;
+		run->store(run, add->x, &word, sizeof(word));
+	}
+}
+
+static const struct cudasim_kernel kernels[] = {
+	{"read", run_read, 3, {8, 8, 8}}, {"write", run_write, 2, {8, 4}},
+	{"same", run_same, 2, {8, 4}},    {"hidden", run_hidden, 2, {8, 4}},
+	{"add", run_add, 2, {8, 4}},      {"unlisted", run_write, 2, {8, 4}},
+};
+static const struct cudasim_image image = {
+	.magic = CUDASIM_IMAGE_MAGIC,
+	.n_kernels = sizeof(kernels) / sizeof(kernels[0]),
+	.kernels = kernels,
+};
+
+/* ---- the table ---- */
+
+static const char table_text[] = "function read\n"
+				 "  reads 0\n"
+				 "function write\n"
+				 "function same\n"
+				 "opaque hidden\n"
+				 "function add # beta\n"
+				 "  reads 0 if u32 8 = 0\n";
+
+static int write_table(struct dl_phdr_info *info, size_t n_info, void *user)
+{
+	const uint64_t at = (uint64_t)(uintptr_t)&image - info->dlpi_addr;
+	FILE *file = user;
+	(void)n_info;
+	/* The first one is the program. */
+	fputs("glake-readers 1\nfor \"tests/shim/auto\"\nimage build-id ", file);
+	for (unsigned i = 0; i < info->dlpi_phnum; i++) {
+		const ElfW(Phdr) *part = &info->dlpi_phdr[i];
+		const ElfW(Nhdr) *note = (const void *)(info->dlpi_addr + part->p_vaddr);
+		const char *end = (const char *)note + part->p_memsz;
+		while (part->p_type == PT_NOTE && (const char *)note < end) {
+			const uint8_t *content = (const uint8_t *)(note + 1) +
+			                         ((note->n_namesz + 3) & ~3u);
+			for (unsigned j = 0; note->n_type == NT_GNU_BUILD_ID && j < note->n_descsz;
+			     j++) {
+				fprintf(file, "%02x", content[j]);
+			}
+			note = (const void *)(content + ((note->n_descsz + 3) & ~3u));
+		}
+	}
+	for (unsigned i = 0; i < info->dlpi_phnum; i++) {
+		const ElfW(Phdr) *part = &info->dlpi_phdr[i];
+		if (part->p_type == PT_LOAD && at - part->p_vaddr < part->p_filesz) {
+			fprintf(file, " offset 0x%llx\n%s",
+			        (unsigned long long)(at - part->p_vaddr + part->p_offset),
+			        table_text);
+		}
+	}
+	return 1;
+}
+
+/* ---- the program ---- */
+
+static CUmodule module;
+static CUstream stream;
+static CUdeviceptr small; /* for sums and pointers */
+static uint64_t (*count_of)(const char *name);
+
+static CUfunction function_of(const char *name)
+{
+	CUfunction found;
+	must_ok(cuModuleGetFunction(&found, module, name));
+	return found;
+}
+
+static void start(void)
+{
+	CUcontext ctx;
+	must_ok(cuInit(0));
+	must_ok(cuDevicePrimaryCtxRetain(&ctx, 0));
+	must_ok(cuCtxSetCurrent(ctx));
+	must_ok(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	must_ok(cuModuleLoadData(&module, &image));
+	must_ok(cuMemAlloc(&small, 4096));
+	*(void **)&count_of = dlsym(RTLD_DEFAULT, "glake_shim_count");
+	must(count_of);
+}
+
+struct weights {
+	CUdeviceptr ptr;
+	uint8_t *model;
+};
+
+BYTE_LOOP static struct weights load(unsigned content)
+{
+	struct weights weights = {.model = malloc(W_BYTES)};
+	must(weights.model);
+	for (size_t i = 0; i < W_BYTES; i++) {
+		weights.model[i] = (uint8_t)(i * (2 * content + 1) + i / 4099);
+	}
+	must_ok(cuMemAlloc(&weights.ptr, W_BYTES));
+	must_ok(cuMemcpyHtoD(weights.ptr, weights.model, W_BYTES));
+	return weights;
+}
+
+static void launch(const char *name, void *params, void **list)
+{
+	(void)params;
+	must_ok(cuLaunchKernel(function_of(name), 1, 1, 1, 1, 1, 1, 0, stream, list, NULL));
+}
+
+static uint64_t sum_in(const struct weights *weights)
+{
+	uint64_t sum = 0;
+	for (unsigned i = 0; i < N_WORDS; i++) {
+		uint32_t word;
+		memcpy(&word, weights->model + W_BYTES / N_WORDS * i, sizeof(word));
+		sum = sum * 31 + word;
+	}
+	return sum;
+}
+
+static void read_it(const struct weights *weights)
+{
+	struct read_params read = {weights->ptr, small, W_BYTES};
+	void *list[] = {&read.from, &read.to, &read.n_bytes};
+	uint64_t sum;
+	launch("read", &read, list);
+	must_ok(cuStreamSynchronize(stream));
+	must_ok(cuMemcpyDtoH(&sum, small, sizeof(sum)));
+	must(sum == sum_in(weights));
+}
+
+static void compare(const struct weights *weights)
+{
+	static uint8_t bytes[W_BYTES];
+	must_ok(cuStreamSynchronize(stream));
+	must_ok(cuMemcpyDtoH(bytes, weights->ptr, W_BYTES));
+	must(memcmp(bytes, weights->model, W_BYTES) == 0);
+}
+
+/* It works as programs do until that many allocations were sealed. */
+static void read_until_sealed(const struct weights *weights, uint64_t n)
+{
+	while (count_of("sealed_alone") < n) {
+		read_it(weights);
+		usleep(1000);
+	}
+}
+
+static void read_for_a_while(const struct weights *weights)
+{
+	for (unsigned i = 0; i < 2000; i++) {
+		read_it(weights);
+		usleep(1000);
+	}
+}
+
+static void write_by(const char *name, const struct weights *weights, size_t at, uint32_t value)
+{
+	CUdeviceptr to = weights->ptr + at;
+	void *list[] = {&to, &value};
+	launch(name, &to, list);
+	if (strcmp(name, "same") != 0) {
+		memcpy(weights->model + at, &value, sizeof(value));
+	}
+}
+
+static void add_by(const struct weights *weights, size_t at, uint32_t value)
+{
+	CUdeviceptr to = weights->ptr + at;
+	uint32_t word;
+	void *list[] = {&to, &value};
+	launch("add", &to, list);
+	memcpy(&word, weights->model + at, sizeof(word));
+	word += value;
+	memcpy(weights->model + at, &word, sizeof(word));
+}
+
+static void write_hidden(const struct weights *weights, size_t at, uint32_t value)
+{
+	CUdeviceptr to = weights->ptr + at;
+	CUdeviceptr place = small + 512;
+	void *list[] = {&place, &value};
+	must_ok(cuMemcpyHtoD(place, &to, sizeof(to)));
+	launch("hidden", &place, list);
+	memcpy(weights->model + at, &value, sizeof(value));
+}
+
+/* ---- scenarios ---- */
+
+static void say(const char *text)
+{
+	puts(text);
+	fflush(stdout);
+}
+
+static void pause_here(void)
+{
+	(void)!getchar();
+}
+
+/* Two programs of these have one copy, and it stays. */
+static void reads(void)
+{
+	struct weights weights = load(0);
+	read_until_sealed(&weights, 1);
+	say("sealed");
+	pause_here();
+	read_for_a_while(&weights);
+	compare(&weights);
+	must(count_of("copies") == 0);
+}
+
+/* Each of these takes it back before it writes; and nothing is lost. */
+static void write_plain(const struct weights *weights)
+{
+	write_by("write", weights, 4096, 7);
+}
+static void write_same(const struct weights *weights)
+{
+	write_by("same", weights, 8192, 7);
+}
+static void write_added(const struct weights *weights)
+{
+	add_by(weights, 0, 0);
+	must_ok(cuStreamSynchronize(stream));
+	must(count_of("copies") == 0);
+	add_by(weights, 0, 5);
+}
+static void write_unlisted(const struct weights *weights)
+{
+	write_by("unlisted", weights, 4096, 9);
+}
+static void write_hiding(const struct weights *weights)
+{
+	write_hidden(weights, PAGE + 64, 11);
+}
+/* Its reading word is a reader's, and so is not the other one. */
+static void write_itself(const struct weights *weights)
+{
+	struct read_params read = {weights->ptr, weights->ptr + PAGE, W_BYTES};
+	void *list[] = {&read.from, &read.to, &read.n_bytes};
+	uint64_t sum = sum_in(weights);
+	launch("read", &read, list);
+	memcpy(weights->model + PAGE, &sum, sizeof(sum));
+}
+static void write_packed(const struct weights *weights)
+{
+	struct write_params write = {weights->ptr + 4096, 13};
+	size_t n_bytes = sizeof(write);
+	void *extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, &write, CU_LAUNCH_PARAM_BUFFER_SIZE,
+	                 &n_bytes, CU_LAUNCH_PARAM_END};
+	must_ok(cuLaunchKernel(function_of("write"), 1, 1, 1, 1, 1, 1, 0, stream, NULL, extra));
+	memcpy(weights->model + 4096, &write.value, sizeof(write.value));
+}
+
+static CUgraphExec graph_of(const char *name, CUdeviceptr to, uint32_t value, CUgraphNode *node_out,
+                            CUgraph *graph_out)
+{
+	void *list[] = {&to, &value};
+	CUDA_KERNEL_NODE_PARAMS params = {
+		.func = function_of(name),
+		.gridDimX = 1,
+		.gridDimY = 1,
+		.gridDimZ = 1,
+		.blockDimX = 1,
+		.blockDimY = 1,
+		.blockDimZ = 1,
+		.kernelParams = list,
+	};
+	CUgraphExec exec;
+	must_ok(cuGraphCreate(graph_out, 0));
+	must_ok(cuGraphAddKernelNode(node_out, *graph_out, NULL, 0, &params));
+	must_ok(cuGraphInstantiate(&exec, *graph_out, 0));
+	return exec;
+}
+
+static void write_graph(const struct weights *weights)
+{
+	CUgraph graph;
+	CUgraphNode node;
+	uint32_t value = 15;
+	CUgraphExec exec = graph_of("write", weights->ptr + 64, value, &node, &graph);
+	must_ok(cuGraphLaunch(exec, stream));
+	memcpy(weights->model + 64, &value, sizeof(value));
+}
+
+static void write_captured(const struct weights *weights)
+{
+	CUgraph graph;
+	CUgraphExec exec;
+	must_ok(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+	write_by("write", weights, 4096, 17);
+	must_ok(cuStreamEndCapture(stream, &graph));
+	must(count_of("copies") == 0);
+	must_ok(cuGraphInstantiate(&exec, graph, 0));
+	must_ok(cuGraphLaunch(exec, stream));
+}
+
+/* A graph that writes elsewhere, and then here. */
+static CUgraphExec old_exec;
+static CUgraphNode old_node;
+static CUgraph old_graph;
+
+static void set_node(const struct weights *weights, const char *name, size_t at, uint32_t value)
+{
+	CUdeviceptr to = weights ? weights->ptr + at : small + 1024;
+	void *list[] = {&to, &value};
+	CUDA_KERNEL_NODE_PARAMS params = {
+		.func = function_of(name),
+		.gridDimX = 1,
+		.gridDimY = 1,
+		.gridDimZ = 1,
+		.blockDimX = 1,
+		.blockDimY = 1,
+		.blockDimZ = 1,
+		.kernelParams = list,
+	};
+	must_ok(cuGraphExecKernelNodeSetParams(old_exec, old_node, &params));
+	must_ok(cuGraphLaunch(old_exec, stream));
+	if (weights) {
+		memcpy(weights->model + at, &value, sizeof(value));
+	}
+}
+
+static void write_updated(const struct weights *weights)
+{
+	for (uint32_t i = 0; i < 10; i++) {
+		set_node(NULL, "write", 0, i);
+	}
+	must(count_of("copies") == 0);
+	set_node(weights, "write", PAGE, 19);
+}
+
+static const struct {
+	const char *name;
+	void (*write)(const struct weights *weights);
+} writes[] = {
+	{"plain", write_plain},       {"same", write_same},     {"added", write_added},
+	{"unlisted", write_unlisted}, {"hidden", write_hiding}, {"itself", write_itself},
+	{"packed", write_packed},     {"graph", write_graph},   {"captured", write_captured},
+	{"updated", write_updated},
+};
+
+static void write_one(const char *name)
+{
+	struct weights weights = load(0);
+	size_t i = 0;
+	old_exec = graph_of("write", small + 1024, 1, &old_node, &old_graph);
+	while (strcmp(writes[i].name, name) != 0) {
+		must(++i < sizeof(writes) / sizeof(writes[0]));
+	}
+	read_until_sealed(&weights, 1);
+	must(count_of("copies") == 0);
+	writes[i].write(&weights);
+	compare(&weights);
+	must(count_of("copies") == 1);
+	read_it(&weights);
+	compare(&weights);
+}
+
+/* Nobody may seal it: the reason is the test's. */
+static void unsealed(void)
+{
+	struct weights weights = load(0);
+	read_for_a_while(&weights);
+	must(count_of("sealed_alone") == 0);
+	compare(&weights);
+}
+
+/* Made before anything is sealed. */
+static void old_graph_writes(void)
+{
+	struct weights weights = load(0);
+	struct weights other = load(1);
+	uint32_t value = 23;
+	old_exec = graph_of("write", weights.ptr + 64, value, &old_node, &old_graph);
+	/* The other one is sealed, and this one is not. */
+	read_until_sealed(&other, 1);
+	for (unsigned i = 0; i < 300; i++) {
+		must_ok(cuGraphLaunch(old_exec, stream));
+		memcpy(weights.model + 64, &value, sizeof(value));
+		compare(&weights);
+		usleep(1000);
+	}
+	must(count_of("sealed_alone") == 1);
+	must(count_of("copies") == 0);
+	compare(&other);
+}
+
+/* Twice, and then no more. */
+static void unsealed_twice(void)
+{
+	struct weights weights = load(0);
+	for (uint64_t n = 1; n <= 2; n++) {
+		read_until_sealed(&weights, n);
+		write_by("write", &weights, 4096 * n, (uint32_t)n);
+		compare(&weights);
+	}
+	read_for_a_while(&weights);
+	must(count_of("sealed_alone") == 2);
+	compare(&weights);
+}
+
+/* What is freed and allocated anew is another memory. */
+static void used_again(void)
+{
+	struct weights weights = load(0);
+	read_until_sealed(&weights, 1);
+	must_ok(cuMemFree(weights.ptr));
+	CUdeviceptr before = weights.ptr;
+	must_ok(cuMemAlloc(&weights.ptr, W_BYTES));
+	must(weights.ptr == before);
+	must_ok(cuMemcpyHtoD(weights.ptr, weights.model, W_BYTES));
+	for (unsigned i = 0; i < 100; i++) {
+		write_by("write", &weights, 4096 * i, i);
+		compare(&weights);
+	}
+	must(count_of("copies") == 0);
+}
+
+/* The same function of another image is another function: nobody knows it. */
+static void loaded_anew(void)
+{
+	struct weights weights = load(0);
+	struct cudasim_image *copy = malloc(sizeof(*copy));
+	CUmodule other;
+	CUfunction reader;
+	must(copy);
+	*copy = image;
+	read_until_sealed(&weights, 1);
+	must_ok(cuModuleUnload(module));
+	must_ok(cuModuleLoadData(&other, copy));
+	must_ok(cuModuleGetFunction(&reader, other, "read"));
+	struct read_params read = {weights.ptr, small, W_BYTES};
+	void *list[] = {&read.from, &read.to, &read.n_bytes};
+	must_ok(cuLaunchKernel(reader, 1, 1, 1, 1, 1, 1, 0, stream, list, NULL));
+	compare(&weights);
+	must(count_of("copies") == 1);
+}
+
+/* ---- at random ---- */
+
+#define N_WEIGHTS 3u
+#define N_GRAPHS 3u
+
+static struct weights all[N_WEIGHTS];
+static unsigned seed;
+
+static unsigned pick(unsigned n)
+{
+	return (unsigned)rand_r(&seed) % n;
+}
+
+static void random_write(struct weights *weights)
+{
+	static const char *const names[] = {"write", "same", "write"};
+	size_t at = pick(W_BYTES / 16) * 16ull;
+	uint32_t value = pick(1000);
+	switch (pick(8)) {
+	case 0:
+		add_by(weights, at, value);
+		break;
+	case 1:
+		set_node(weights, "write", at, value);
+		break;
+	case 2:
+		write_graph(weights);
+		break;
+	case 3:
+		must_ok(cuMemsetD32Async(weights->ptr + at, value, 4, stream));
+		for (unsigned i = 0; i < 4; i++) {
+			memcpy(weights->model + at + 4ull * i, &value, 4);
+		}
+		break;
+	case 4:
+		write_itself(weights);
+		break;
+	default:
+		write_by(names[pick(3)], weights, at, value);
+	}
+}
+
+static void replace(struct weights *weights)
+{
+	must_ok(cuMemFree(weights->ptr));
+	free(weights->model);
+	*weights = load(pick(2));
+}
+
+/* Functions of the same names, at handles that may have been others'. */
+static void load_again(void)
+{
+	set_node(NULL, "write", 0, 1);
+	must_ok(cuStreamSynchronize(stream));
+	must_ok(cuGraphExecDestroy(old_exec));
+	must_ok(cuModuleUnload(module));
+	must_ok(cuModuleLoadData(&module, &image));
+	old_exec = graph_of("write", small + 1024, 1, &old_node, &old_graph);
+}
+
+static void random_steps(unsigned first, unsigned seconds)
+{
+	time_t end = time(NULL) + (time_t)seconds;
+	unsigned n = 0;
+	seed = first;
+	for (unsigned i = 0; i < N_WEIGHTS; i++) {
+		all[i] = load(pick(2));
+	}
+	old_exec = graph_of("write", small + 1024, 1, &old_node, &old_graph);
+	while (time(NULL) < end || count_of("sealed_alone") == 0) {
+		struct weights *weights = &all[pick(N_WEIGHTS)];
+		unsigned what = pick(1000);
+		if (what < 4) {
+			random_write(weights);
+		} else if (what < 6) {
+			replace(weights);
+		} else if (what < 8) {
+			load_again();
+		} else if (what < 10) {
+			add_by(weights, 64, 0);
+		} else {
+			read_it(weights);
+		}
+		/* Now and then for all others, since it is slow. */
+		compare(what < 10 ? weights : &all[++n % N_WEIGHTS]);
+	}
+	/* The last one ends it for good. */
+	write_hidden(&all[0], 128, 31);
+	compare(&all[0]);
+	printf("sealed %llu, copies %llu, refused %llu\n",
+	       (unsigned long long)count_of("sealed_alone"), (unsigned long long)count_of("copies"),
+	       (unsigned long long)count_of("unlaunched"));
+	for (unsigned i = 0; i < N_WEIGHTS; i++) {
+		compare(&all[i]);
+	}
+}
+
+int main(int argc, char **argv)
+{
+	must(argc >= 2);
+	const char *what = argv[1];
+	if (strcmp(what, "table") == 0) {
+		FILE *file = fopen(argv[2], "w");
+		must(file);
+		dl_iterate_phdr(write_table, file);
+		must(fclose(file) == 0);
+		return 0;
+	}
+	start();
+	if (strcmp(what, "reads") == 0) {
+		reads();
+	} else if (strcmp(what, "unsealed") == 0) {
+		unsealed();
+	} else if (strcmp(what, "old_graph") == 0) {
+		old_graph_writes();
+	} else if (strcmp(what, "twice") == 0) {
+		unsealed_twice();
+	} else if (strcmp(what, "again") == 0) {
+		used_again();
+	} else if (strcmp(what, "anew") == 0) {
+		loaded_anew();
+	} else if (strcmp(what, "random") == 0) {
+		must(argc == 4);
+		random_steps((unsigned)strtoul(argv[2], NULL, 10),
+		             (unsigned)strtoul(argv[3], NULL, 10));
+	} else {
+		write_one(what);
+	}
+	must_ok(cuCtxSynchronize());
+	return 0;
+}
