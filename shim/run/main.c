@@ -22,6 +22,7 @@
 #include "shim/library.h"
 #include "shim/policy.h"
 #include "shim/run/program.h"
+#include "shim/run/readers.h"
 #include "shim/run/replay/replay.h"
 #include "shim/run/torch.h"
 
@@ -47,12 +48,16 @@ static const char usage_text[] =
 	"  --promise=LIST  SIZE, or NUMBER=SIZE,... with glaked's numbers of devices: the\n"
 	"                  program gets so much of each, whatever others do, and no more\n"
 	"  --name=NAME     what lists of processes call the program\n"
+	"  --dedup=HOW     auto: equal weights become one copy without anybody asking, beside\n"
+	"                  kernels that tables of readers know; observed: beside others, too;\n"
+	"                  off: not even when asked; default: when asked\n"
 	"  --record=FILE   write a trace of allocations to FILE.PID, for glake replay\n"
 	"  --libcuda=PATH  the real driver library, instead of the loader's\n"
 	"  --shim=PATH     the preload library, instead of the installed one\n"
 	"  --help, --version\n"
 	"\n"
-	"glake replay --help: replay an allocation trace with several allocators.\n";
+	"glake replay --help: replay an allocation trace with several allocators.\n"
+	"glake readers --help: check tables of readers.\n";
 
 struct options {
 	const char *socket_path;
@@ -60,6 +65,7 @@ struct options {
 	const char *own;
 	const char *alloc;
 	const char *promise;
+	const char *dedup;
 	const char *record;
 	const char *name;
 	const char *shim_path;
@@ -201,6 +207,24 @@ static int check_name(const char *name)
 	               : 0;
 }
 
+static int check_dedup(const char *how)
+{
+	return strcmp(how, "off") != 0 && strcmp(how, "auto") != 0 && strcmp(how, "observed") != 0
+	               ? refuse(EXIT_REFUSED, how, "must be off, auto or observed")
+	               : 0;
+}
+
+/* As shim/auto.c takes it. */
+static int check_quiet(const char *text)
+{
+	char *end;
+	unsigned long ms = strtoul(text, &end, 10);
+	return *text < '0' || *text > '9' || *end != '\0' || ms == 0 || ms > 3600000
+	               ? refuse(EXIT_REFUSED, text,
+	                        "GLAKE_DEDUP_QUIET_MS must be milliseconds, an hour at most")
+	               : 0;
+}
+
 /* The environment that the shim will see, with the options in it. */
 static int check_environment(const struct options *options)
 {
@@ -212,6 +236,14 @@ static int check_environment(const struct options *options)
 	}
 	if (status == 0 && options->name) {
 		status = check_name(options->name);
+	}
+	const char *dedup = getenv("GLAKE_DEDUP");
+	const char *quiet = getenv("GLAKE_DEDUP_QUIET_MS");
+	if (status == 0 && dedup) {
+		status = check_dedup(dedup);
+	}
+	if (status == 0 && quiet) {
+		status = check_quiet(quiet);
 	}
 	/* With --strict it is an error that the environment turns the shim off. */
 	if (status == 0 && options->is_strict && shim_policy()->is_off) {
@@ -278,6 +310,9 @@ static void set_environment(const struct options *options)
 	}
 	if (options->promise) {
 		setenv("GLAKE_PROMISE", options->promise, 1);
+	}
+	if (options->dedup) {
+		setenv("GLAKE_DEDUP", options->dedup, 1);
 	}
 	if (options->is_strict) {
 		setenv("GLAKE_SHIM_ABSENT", "refuse", 1);
@@ -376,6 +411,7 @@ static int parse(int argc, char **argv, struct options *options, int *status_out
 		{"libcuda", required_argument, NULL, 'l'},
 		{"promise", required_argument, NULL, 'P'},
 		{"name", required_argument, NULL, 'n'},
+		{"dedup", required_argument, NULL, 'd'},
 		{"record", required_argument, NULL, 'r'},
 		{"shim", required_argument, NULL, 'p'},
 		{"help", no_argument, NULL, 'h'},
@@ -408,6 +444,9 @@ static int parse(int argc, char **argv, struct options *options, int *status_out
 			break;
 		case 'n':
 			options->name = optarg;
+			break;
+		case 'd':
+			options->dedup = optarg;
 			break;
 		case 'r':
 			options->record = optarg;
@@ -444,6 +483,9 @@ int main(int argc, char **argv)
 	if (at < argc && strcmp(argv[at], "replay") == 0) {
 		set_environment(&options);
 		return replay_main(argc - at, argv + at);
+	}
+	if (at < argc && strcmp(argv[at], "readers") == 0) {
+		return readers_main(argc - at, argv + at);
 	}
 	if (at < argc && strcmp(argv[at], "help") == 0) {
 		fputs(usage_text, stdout);

@@ -88,7 +88,7 @@ class Docs(unittest.TestCase):
     @unittest.skipUnless(shutil.which("groff"), "no groff")
     def test_the_manuals_are_set_without_warnings(self):
         texts = {"glaked.conf": config_manual(), **{name: manual(name) for name in PAGES}}
-        for name in ("libclient/ctl/glakectl.1", "shim/run/glake.1"):
+        for name in ("libclient/ctl/glakectl.1", "shim/run/glake.1", "shim/run/glake-readers.5"):
             with open(name, encoding="utf-8") as page:
                 texts[name] = page.read()
         for name, text in texts.items():

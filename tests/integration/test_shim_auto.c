@@ -98,6 +98,22 @@ START_TEST(a_handle_is_used_again)
 }
 END_TEST
 
+/* A kernel that no table knows is taken for one that hides no pointer. */
+START_TEST(others_may_be_launched_beside_if_that_is_said)
+{
+	run_as("GLAKE_DEDUP=observed", "beside");
+	run_as("GLAKE_DEDUP=observed", "unlisted");
+	run_as("GLAKE_DEDUP=observed", "hidden");
+}
+END_TEST
+
+/* The quota has no room for the private copy: the launch is refused, and may be tried again. */
+START_TEST(a_launch_without_room_is_refused)
+{
+	run_as("GLAKE_DEDUP=auto", "no_room");
+}
+END_TEST
+
 START_TEST(nobody_is_sealed_who_did_not_want_it)
 {
 	run_as(NULL, "unsealed");
@@ -128,6 +144,41 @@ START_TEST(a_forged_table_does_not_count)
 	run_as("GLAKE_DEDUP=auto", "unsealed");
 	assert_ok(chmod(world_path("readers.d"), 0755));
 	run_as("GLAKE_DEDUP=auto", "plain");
+}
+END_TEST
+
+/* ---- glake run and glake readers ---- */
+
+static void expect(int status, const char *words, const char *a, const char *b, const char *c)
+{
+	struct run run;
+	run_start(&run, "GLAKE_SHIM=off", run_in_build("bin/glake"), a, b, c, NULL);
+	ck_assert_int_eq(run_end(&run), status << 8);
+	run_expect(&run, words);
+}
+
+START_TEST(words_are_checked)
+{
+	expect(0, "--dedup=HOW", "--help", NULL, NULL);
+	expect(125, "on: must be off, auto or observed", "run", "--dedup=on", "true");
+	setenv("GLAKE_DEDUP_QUIET_MS", "soon", 1);
+	expect(125, "GLAKE_DEDUP_QUIET_MS must be milliseconds", "run", "--dedup=auto", "true");
+}
+END_TEST
+
+START_TEST(tables_are_checked)
+{
+	const char *table = world_path("readers.d/test.readers");
+	expect(0, "for tests/shim/auto: 5 functions, 1 of them opaque; 2 reading words", "readers",
+	       table, NULL);
+	world_write_text("readers.d/bad.readers", "glake-readers 1\nfor \"x\"\nfunction f\n");
+	expect(1, "bad.readers:3: there is no image before it", "readers",
+	       world_path("readers.d/bad.readers"), table);
+	expect(125, "which files?", "readers", NULL, NULL);
+	if (getuid() == 0) {
+		assert_ok(chmod(table, 0666));
+		expect(1, "it counts only if root owns it", "readers", table, NULL);
+	}
 }
 END_TEST
 

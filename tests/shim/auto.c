@@ -540,6 +540,52 @@ static void loaded_anew(void)
 	must(count_of("copies") == 1);
 }
 
+static void beside(void)
+{
+	struct weights weights = load(0);
+	CUdeviceptr to = small + 2048;
+	uint32_t value = 1;
+	void *list[] = {&to, &value};
+	while (count_of("sealed_alone") == 0) {
+		read_it(&weights);
+		launch("unlisted", &to, list);
+		usleep(1000);
+	}
+	for (unsigned i = 0; i < 100; i++) {
+		launch("unlisted", &to, list);
+		read_it(&weights);
+	}
+	must(count_of("copies") == 0);
+	compare(&weights);
+}
+
+/* All that there is, but what sealing has freed, goes to others. */
+static void no_room(void)
+{
+	struct weights weights = load(0);
+	CUdeviceptr to = weights.ptr + 4096;
+	uint32_t value = 1;
+	void *list[] = {&to, &value};
+	CUdeviceptr rest[1024];
+	size_t n = 0;
+	read_until_sealed(&weights, 1);
+	while (n < 1024 && cuMemAlloc(&rest[n], PAGE) == CUDA_SUCCESS) {
+		n++;
+	}
+	must(n < 1024);
+	CUfunction write = function_of("write");
+	must_be(cuLaunchKernel(write, 1, 1, 1, 1, 1, 1, 0, stream, list, NULL),
+	        CUDA_ERROR_OUT_OF_MEMORY);
+	must(count_of("unlaunched") == 1);
+	compare(&weights);
+	read_it(&weights);
+	while (n > 0) {
+		must_ok(cuMemFree(rest[--n]));
+	}
+	write_by("write", &weights, 4096, value);
+	compare(&weights);
+}
+
 /* ---- at random ---- */
 
 #define N_WEIGHTS 3u
@@ -661,6 +707,10 @@ int main(int argc, char **argv)
 		used_again();
 	} else if (strcmp(what, "anew") == 0) {
 		loaded_anew();
+	} else if (strcmp(what, "beside") == 0) {
+		beside();
+	} else if (strcmp(what, "no_room") == 0) {
+		no_room();
 	} else if (strcmp(what, "random") == 0) {
 		must(argc == 4);
 		random_steps((unsigned)strtoul(argv[2], NULL, 10),
