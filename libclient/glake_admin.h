@@ -217,6 +217,12 @@ struct glake_session_row {
 	const char *wait_bound;
 	uint64_t wait_bytes;
 	uint64_t wait_ms; /* so far */
+	/* Of a process that seals without being asked, its candidates, as it reports; all 0 and "" of others. */
+	uint64_t filling_bytes; /* may be filled further */
+	uint64_t quiet_bytes;   /* watched, before they are sealed */
+	uint64_t alone_bytes;   /* sealed */
+	uint64_t refused_bytes;
+	const char *refused_why; /* all, or the largest of them */
 };
 
 typedef int (*glake_session_fn)(void *user, const struct glake_session_row *row);

@@ -45,6 +45,10 @@ struct bounds {
 #define POOL_FIELDS 15u
 #define POOL_BYTES (4 + 14 * (1 + VARINT_BYTES))
 
+/* An Alone: tag and length, four numbers with their tags, and a text. */
+#define ALONE_FIELDS 6u
+#define ALONE_BYTES (4 + 4 * (1 + VARINT_BYTES) + 4 + GLAKE_MAX_ALONE_WHY_BYTES)
+
 /* A ChunkPart: tag and length, and five numbers with their tags. */
 #define PART_FIELDS 6u
 #define PART_BYTES (2 + 5 * (1 + VARINT_BYTES))
@@ -77,9 +81,9 @@ static const struct bounds bounds_of[] = {
 	[GLAKE__WIRE__REQUEST__BODY_CHUNK_OPEN] = NUMBERS(GLAKE_MAX_PACKET_FDS + 1),
 	[GLAKE__WIRE__REQUEST__BODY_USAGE_REPORT] =
 		{(GLAKE_MAX_REPORTED_DEVICES + 1) * (DRIVER_BYTES + POOL_BYTES) +
-                         GLAKE_N_UNSEALED * UNSEALED_BYTES + SPARE_BYTES,
+                         GLAKE_N_UNSEALED * UNSEALED_BYTES + ALONE_BYTES + SPARE_BYTES,
                  (GLAKE_MAX_REPORTED_DEVICES + 1) * (DRIVER_FIELDS + POOL_FIELDS) +
-                         GLAKE_N_UNSEALED *UNSEALED_FIELDS + SPARE_FIELDS},
+                         GLAKE_N_UNSEALED *UNSEALED_FIELDS + ALONE_FIELDS + SPARE_FIELDS},
 	[GLAKE__WIRE__REQUEST__BODY_FAULT_REPORT] = {(GLAKE_MAX_SUSPECTS + 1) * SUSPECT_BYTES +
                                                              SPARE_BYTES,
                                                      (GLAKE_MAX_SUSPECTS + 1) * SUSPECT_FIELDS +

@@ -96,6 +96,8 @@ static inline uint64_t glake_chunk_bytes(uint64_t content_bytes)
 /* Kernels that one FaultReport tells of, and the bytes of a kernel's name there. */
 #define GLAKE_MAX_SUSPECTS 8u
 #define GLAKE_MAX_KERNEL_NAME_BYTES 512u
+/* Of an Alone, with its NUL. */
+#define GLAKE_MAX_ALONE_WHY_BYTES 320u
 
 /* Loads that glake-mover has at the same time; each is a thread there. More are refused as busy. */
 #define GLAKE_MAX_LOADS 64u

@@ -15,6 +15,8 @@
 #include "shim/shim.h"
 #include "shim/turn.h"
 
+_Static_assert(sizeof(((struct glake__alone *)0)->why) == GUARD_WHY_BYTES, "they are copied");
+
 #define TURN_MS 250u
 #define MAX_CANDIDATES 4096u
 /* Of the quiet time. */
@@ -291,6 +293,16 @@ static bool may_go_on(struct connection *connection, uint64_t now_ns)
 	return r == 0;
 }
 
+/* All is private, or on its way there. */
+static void refuse_all(void)
+{
+	for (size_t i = 0; i < n_candidates; i++) {
+		candidates[i].state = REFUSED;
+		candidates[i].not_before_ns = UINT64_MAX;
+		guard_is_refused(candidates[i].why);
+	}
+}
+
 static void look(struct connection *connection, uint64_t now_ns)
 {
 	struct glake__candidates found;
@@ -315,8 +327,37 @@ void auto_serve(struct connection *connection)
 	if (auto_turn_ms() == 0 || now_ns < look_ns || pthread_mutex_trylock(&lock) != 0) {
 		return;
 	}
+	char why[GUARD_WHY_BYTES];
 	if (may_go_on(connection, now_ns)) {
 		look(connection, now_ns);
+	} else if (guard_is_refused(why)) {
+		refuse_all();
 	}
 	pthread_mutex_unlock(&lock);
+}
+
+/* A page is in the state of its allocation. */
+void auto_describe(struct glake__alone *alone_out)
+{
+	uint64_t most = 0;
+	uint64_t bytes[REFUSED + 1] = {0};
+	memset(alone_out, 0, sizeof(*alone_out));
+	pthread_mutex_lock(&lock);
+	for (size_t i = 0; i < n_candidates; i++) {
+		const struct candidate *candidate = &candidates[i];
+		bytes[candidate->state] += candidate->n_filled;
+		if (candidate->state == REFUSED && candidate->n_filled >= most) {
+			most = candidate->n_filled;
+			memcpy(alone_out->why, candidate->why, sizeof(alone_out->why));
+		}
+	}
+	pthread_mutex_unlock(&lock);
+	alone_out->filling_bytes = bytes[FILLING];
+	alone_out->quiet_bytes = bytes[QUIET];
+	alone_out->sealed_bytes = bytes[SEALED];
+	alone_out->refused_bytes = bytes[REFUSED];
+	guard_is_refused(alone_out->why);
+	/* Compared as bytes. */
+	size_t n = strlen(alone_out->why);
+	memset(alone_out->why + n, 0, sizeof(alone_out->why) - n);
 }

@@ -24,10 +24,14 @@
 #ifndef GLAKE_SHIM_AUTO_H
 #define GLAKE_SHIM_AUTO_H
 
+#include "glake_shim.h"
 #include "shim/connection.h"
 
 /* How often auto_serve() wants to be called, in ms; 0: never. */
 unsigned auto_turn_ms(void);
+
+/* What there is, by state. Any thread. */
+void auto_describe(struct glake__alone *alone_out);
 
 /* Look, and seal what is to be, in a turn. It stops once the turn is the last. */
 void auto_serve(struct connection *connection);

@@ -2,6 +2,7 @@
 #include "shim/report.h"
 
 #include "glake_shim.h"
+#include "shim/auto.h"
 #include "shim/context.h"
 #include "shim/drain.h"
 #include "shim/driver_usage.h"
@@ -42,12 +43,15 @@ void report_program(struct connection *connection)
 {
 	struct glake__driver_memory memory[SHIM_MAX_DEVICES];
 	struct glake_device device;
+	struct glake__alone alone;
 	struct glake__program_usage usage = {
 		.n_owned = shim_count_of(SHIM_COUNT_owned),
 		.n_passed = shim_count_of(SHIM_COUNT_passed),
 		.driver = memory,
+		.alone = auto_turn_ms() ? &alone : NULL,
 		.idle_since_ns = idle_look(drain_gate.wait),
 	};
+	auto_describe(&alone);
 	for (uint32_t i = 0; glake_device_at(connection->session, i, &device) == 0 &&
 	                     usage.n_driver < SHIM_MAX_DEVICES;
 	     i++) {

@@ -144,6 +144,16 @@ struct sharing_walk {
 	size_t place;    /* of its model */
 };
 
+/* What it seals without being asked (Alone of glake.proto). */
+struct holder_alone {
+	bool is_told;
+	uint64_t filling_bytes;
+	uint64_t quiet_bytes;
+	uint64_t sealed_bytes;
+	uint64_t refused_bytes;
+	char why[GLAKE_MAX_ALONE_WHY_BYTES];
+};
+
 /* The process's report about itself. */
 struct holder_usage {
 	uint64_t live_bytes;
@@ -155,6 +165,7 @@ struct holder_usage {
 	uint64_t n_seals;
 	uint64_t seal_ns;
 	uint64_t held_ns;
+	struct holder_alone alone;
 	uint64_t idle_since_ms; /* by the loop's clock; 0: it works, or nobody knows */
 };
 

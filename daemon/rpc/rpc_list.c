@@ -259,6 +259,7 @@ struct row_place {
 	Glake__Wire__Unsealed **unsealed_list;
 	Glake__Wire__PoolReport *pools;
 	Glake__Wire__PoolReport **pool_list;
+	Glake__Wire__Alone *alone;
 };
 
 /* Returns whether the holder or its process has anything on the device. */
@@ -334,7 +335,23 @@ static void describe_process(const struct session *asker, const struct holder *h
 	}
 }
 
-static void describe_holder(const struct session *asker, const struct holder *holder,
+static void describe_alone(struct holder *holder, const struct row_place *place,
+                           Glake__Wire__SessionInfo *row)
+{
+	struct holder_alone *alone = &holder->usage.alone;
+	if (!alone->is_told) {
+		return;
+	}
+	glake__wire__alone__init(place->alone);
+	place->alone->filling_bytes = alone->filling_bytes;
+	place->alone->quiet_bytes = alone->quiet_bytes;
+	place->alone->sealed_bytes = alone->sealed_bytes;
+	place->alone->refused_bytes = alone->refused_bytes;
+	place->alone->why = alone->why;
+	row->alone = place->alone;
+}
+
+static void describe_holder(const struct session *asker, struct holder *holder,
                             const struct row_place *place, Glake__Wire__SessionInfo *row)
 {
 	const struct rpc_context *rpc = rpc_of(asker);
@@ -360,6 +377,7 @@ static void describe_holder(const struct session *asker, const struct holder *ho
 	row->sealed_common_bytes = sharing->sealed_common_bytes;
 	row->part_bytes = (uint64_t)(sharing->part_bytes + 0.5);
 	describe_seals(holder, place, row);
+	describe_alone(holder, place, row);
 	for (uint32_t i = rpc->n_devices; i < rpc->n_locations; i++) {
 		row->host_bytes += holder->at[i].reserved_bytes;
 	}
@@ -425,6 +443,7 @@ void rpc_session_list(struct session *session, const request_t *request, struct 
 	static Glake__Wire__SessionDevice *device_list[PAGE_DEVICES];
 	static Glake__Wire__Unsealed unsealed[PAGE_ROWS + 1][GLAKE_N_UNSEALED];
 	static Glake__Wire__Unsealed *unsealed_list[PAGE_ROWS + 1][GLAKE_N_UNSEALED];
+	static Glake__Wire__Alone alone[PAGE_ROWS + 1];
 	static Glake__Wire__PoolReport pools[PAGE_DEVICES];
 	static Glake__Wire__PoolReport *pool_list[PAGE_DEVICES];
 	size_t n_devices = 0;
@@ -444,7 +463,8 @@ void rpc_session_list(struct session *session, const request_t *request, struct 
 		Glake__Wire__SessionInfo next;
 		const struct row_place place = {&devices[n_devices],   &device_list[n_devices],
 		                                unsealed[page.n_rows], unsealed_list[page.n_rows],
-		                                &pools[n_pools],       &pool_list[n_pools]};
+		                                &pools[n_pools],       &pool_list[n_pools],
+		                                &alone[page.n_rows]};
 		if (n_devices + RPC_MAX_DEVICES > PAGE_DEVICES ||
 		    n_pools + RPC_MAX_DEVICES > PAGE_DEVICES ||
 		    !may_describe(&page, holder, &n_steps)) {

@@ -3,8 +3,10 @@
  * A client's report about itself: its own memory and its memory of the driver, for listings; and
  * whether it has followed a Reclaim. The numbers are bounded, so no sum of them overflows.
  */
+#include <stdio.h>
 #include <string.h>
 
+#include "daemon/base/text.h"
 #include "daemon/rpc/rpc_handlers.h"
 
 static uint64_t bounded(uint64_t bytes, uint64_t limit)
@@ -86,6 +88,19 @@ static void take_seals(struct holder_usage *usage, const Glake__Wire__UsageRepor
 	usage->held_ns = report->held_ns;
 }
 
+static void take_alone(struct holder_alone *alone, const Glake__Wire__Alone *from)
+{
+	*alone = (struct holder_alone){.is_told = from != NULL};
+	if (from) {
+		alone->filling_bytes = bounded(from->filling_bytes, GLAKE_MAX_REPORTED_BYTES);
+		alone->quiet_bytes = bounded(from->quiet_bytes, GLAKE_MAX_REPORTED_BYTES);
+		alone->sealed_bytes = bounded(from->sealed_bytes, GLAKE_MAX_REPORTED_BYTES);
+		alone->refused_bytes = bounded(from->refused_bytes, GLAKE_MAX_REPORTED_BYTES);
+		snprintf(alone->why, sizeof(alone->why), "%s", from->why);
+		text_clean(alone->why);
+	}
+}
+
 /* It reports that it works, or since when it does not; nothing comes while that stays. */
 static void take_idle(struct holder *holder, uint64_t idle_ms)
 {
@@ -107,6 +122,7 @@ void rpc_usage_report(struct session *session, const request_t *request, struct 
 	session->holder->usage.n_owned = report->n_owned;
 	session->holder->usage.n_passed = report->n_passed;
 	take_seals(&session->holder->usage, report);
+	take_alone(&session->holder->usage.alone, report->alone);
 	take_idle(session->holder, report->idle_ms);
 	for (uint32_t i = 0; i < rpc->n_devices; i++) {
 		drivers[i] = (struct driver_memory){0};

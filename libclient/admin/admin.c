@@ -407,7 +407,15 @@ static int show_session(const Glake__Wire__SessionInfo *from, const struct list 
 		.wait_bound = TEXT(from->wait_bound),
 		.wait_bytes = from->wait_bytes,
 		.wait_ms = from->wait_ms,
+		.refused_why = "",
 	};
+	if (from->alone) {
+		row.filling_bytes = from->alone->filling_bytes;
+		row.quiet_bytes = from->alone->quiet_bytes;
+		row.alone_bytes = from->alone->sealed_bytes;
+		row.refused_bytes = from->alone->refused_bytes;
+		row.refused_why = TEXT(from->alone->why);
+	}
 	return list->row.session(list->user, &row);
 }
 

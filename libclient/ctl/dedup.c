@@ -110,6 +110,29 @@ static const struct field seal_fields[] = {
 };
 
 #undef ROW
+#define ROW struct alone
+
+/* What it seals without being asked, by state. */
+struct alone {
+	uint64_t session;
+	uint32_t pid;
+	uint64_t filling_bytes;
+	uint64_t quiet_bytes;
+	uint64_t alone_bytes;
+	uint64_t refused_bytes;
+	const char *refused_why;
+};
+
+static const struct field alone_fields[] = {
+	FIELD(ROW, pid, U32, PLAIN, "PID"),
+	FIELD(ROW, filling_bytes, U64, BYTES, "FILLING"),
+	FIELD(ROW, quiet_bytes, U64, BYTES, "QUIET"),
+	FIELD(ROW, alone_bytes, U64, BYTES, "SEALED BY ITSELF"),
+	FIELD(ROW, refused_bytes, U64, BYTES, "REFUSED"),
+	FIELD(ROW, refused_why, TEXT, PLAIN, "WHY"),
+};
+
+#undef ROW
 #define ROW struct unsealed
 
 struct unsealed {
@@ -141,6 +164,7 @@ struct dedup {
 	struct rows models;   /* struct model */
 	struct rows sessions; /* struct session */
 	struct rows sealers;  /* struct session: again those that have sealed */
+	struct rows alones;   /* struct alone: of sessions that have candidates */
 	struct rows unsealed; /* struct unsealed */
 	struct rows texts;    /* char *, owned */
 };
@@ -244,6 +268,25 @@ static int add_unsealed(struct dedup *dedup, const struct glake_session_row *row
 	return 0;
 }
 
+static int add_alone(struct dedup *dedup, const struct glake_session_row *row)
+{
+	bool has_any = row->filling_bytes || row->quiet_bytes || row->alone_bytes ||
+	               row->refused_bytes || row->refused_why[0];
+	struct alone *alone = has_any ? rows_add(&dedup->alones, sizeof(*alone)) : NULL;
+	if (alone) {
+		*alone = (struct alone){
+			.session = row->session,
+			.pid = row->pid,
+			.filling_bytes = row->filling_bytes,
+			.quiet_bytes = row->quiet_bytes,
+			.alone_bytes = row->alone_bytes,
+			.refused_bytes = row->refused_bytes,
+			.refused_why = keep(dedup, row->refused_why),
+		};
+	}
+	return has_any && !alone ? -ENOMEM : 0;
+}
+
 /* Sessions without memory, as glakectl's own, are left out. */
 static int add_session(void *user, const struct glake_session_row *row)
 {
@@ -279,6 +322,7 @@ static int add_session(void *user, const struct glake_session_row *row)
 		*sealer = *session;
 	}
 	int err = add_private(dedup, row);
+	err = err == 0 ? add_alone(dedup, row) : err;
 	return err == 0 ? add_unsealed(dedup, row) : err;
 }
 
@@ -332,6 +376,7 @@ static void dedup_deinit(struct dedup *dedup)
 	rows_deinit(&dedup->models);
 	rows_deinit(&dedup->sessions);
 	rows_deinit(&dedup->sealers);
+	rows_deinit(&dedup->alones);
 	rows_deinit(&dedup->unsealed);
 }
 
@@ -348,6 +393,14 @@ static json_t *session_object(const struct dedup *dedup, const struct session *s
 		const struct unsealed *row = rows_at(&dedup->unsealed, i);
 		if (row->session == session->session) {
 			json_array_append_new(list, field_object(FIELDS(why_fields), row));
+		}
+	}
+	for (size_t i = 0; i < dedup->alones.n; i++) {
+		const struct alone *row = rows_at(&dedup->alones, i);
+		if (row->session == session->session) {
+			json_t *alone = field_object(FIELDS(alone_fields), row);
+			json_object_update(object, alone);
+			json_decref(alone);
 		}
 	}
 	json_object_set_new(object, "unsealed", list);
@@ -374,6 +427,7 @@ static int print_text(struct ctl *ctl, const struct dedup *dedup)
 	err = err ? err : rows_show_next(ctl, &dedup->models, FIELDS(model_fields));
 	err = err ? err : rows_show_next(ctl, &dedup->sessions, FIELDS(session_fields));
 	err = err ? err : rows_show_next(ctl, &dedup->sealers, FIELDS(seal_fields));
+	err = err ? err : rows_show_next(ctl, &dedup->alones, FIELDS(alone_fields));
 	return err ? err : rows_show_next(ctl, &dedup->unsealed, FIELDS(unsealed_fields));
 }
 

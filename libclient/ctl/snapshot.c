@@ -81,6 +81,7 @@ static int take_session(void *user, const struct glake_session_row *of)
 		return -ENOMEM;
 	}
 	row->devices = keep(snapshot, of->devices, of->n_devices * sizeof(*of->devices));
+	row->refused_why = "";
 	row->n_unsealed = 0;
 	row->unsealed = NULL;
 	row->n_pools = 0;

@@ -80,6 +80,8 @@ struct report {
 	Glake__Wire__DriverMemory *list[GLAKE_MAX_REPORTED_DEVICES];
 	Glake__Wire__Unsealed unsealed[GLAKE_N_UNSEALED];
 	Glake__Wire__Unsealed *unsealed_list[GLAKE_N_UNSEALED];
+	Glake__Wire__Alone alone;
+	struct glake__alone alone_copy;
 	Glake__Wire__PoolReport pools[GLAKE_MAX_REPORTED_DEVICES];
 	Glake__Wire__PoolReport *pool_list[GLAKE_MAX_REPORTED_DEVICES];
 };
@@ -158,6 +160,16 @@ static void add_program_locked(const struct glake_session *session, struct repor
 	if (program->idle_since_ns > 0) {
 		uint64_t idle_ms = (clock_now_ns() - program->idle_since_ns) / 1000000;
 		report->body.idle_ms = idle_ms > 0 ? idle_ms : 1;
+	}
+	if (program->alone) {
+		report->alone_copy = *program->alone;
+		glake__wire__alone__init(&report->alone);
+		report->alone.filling_bytes = report->alone_copy.filling_bytes;
+		report->alone.quiet_bytes = report->alone_copy.quiet_bytes;
+		report->alone.sealed_bytes = report->alone_copy.sealed_bytes;
+		report->alone.refused_bytes = report->alone_copy.refused_bytes;
+		report->alone.why = report->alone_copy.why;
+		report->body.alone = &report->alone;
 	}
 	report->body.driver = report->list;
 	for (uint32_t i = 0; program->driver && i < session->n_devices; i++) {
@@ -270,6 +282,18 @@ static int place(const struct glake_session *session, const struct glake__progra
 	return 0;
 }
 
+/* Without memory it is told later. */
+static void set_alone_locked(struct glake__program *program, const struct glake__alone *alone)
+{
+	if (alone && !program->alone) {
+		program->alone = calloc(1, sizeof(*program->alone));
+	}
+	if (alone && program->alone && memcmp(program->alone, alone, sizeof(*alone)) != 0) {
+		*program->alone = *alone;
+		program->version++;
+	}
+}
+
 /* Takes *driver over and leaves the array there that is to be freed. */
 static void set_program(struct glake_session *session, const struct glake__program_usage *usage,
                         struct glake__driver_memory **driver)
@@ -277,6 +301,7 @@ static void set_program(struct glake_session *session, const struct glake__progr
 	struct glake__program *program = &session->program;
 	size_t n_bytes = session->n_devices * sizeof(**driver);
 	pthread_mutex_lock(&session->usage_lock);
+	set_alone_locked(program, usage->alone);
 	if (!program->driver || program->n_owned != usage->n_owned ||
 	    program->n_passed != usage->n_passed ||
 	    program->idle_since_ns != usage->idle_since_ns ||

@@ -40,11 +40,22 @@ struct glake__driver_memory {
 	uint64_t other_bytes; /* allocations and pools */
 };
 
+/* As Alone of glake.proto. */
+struct glake__alone {
+	uint64_t filling_bytes;
+	uint64_t quiet_bytes;
+	uint64_t sealed_bytes;
+	uint64_t refused_bytes;
+	char why[320];
+};
+
 struct glake__program_usage {
 	uint64_t n_owned;  /* allocations served with memory of glaked */
 	uint64_t n_passed; /* allocations left to the driver that glaked should have served */
 	const struct glake__driver_memory *driver; /* borrowed; each device at most once */
 	size_t n_driver;
+	const struct glake__alone
+		*alone; /* borrowed, zeroed behind its text; NULL: it seals when asked */
 	uint64_t
 		idle_since_ns; /* clock_now_ns() when it was last seen to work on a GPU; 0: it does, or nobody knows */
 };

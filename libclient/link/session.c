@@ -44,6 +44,7 @@ void glake__session_unref(struct glake_session *session)
 	}
 	glake__link_deinit(&session->link);
 	free(session->program.driver);
+	free(session->program.alone);
 	free(session->devices);
 	free(session->hosts);
 	free(session);

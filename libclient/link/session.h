@@ -91,6 +91,7 @@ struct glake__program {
 	uint64_t n_owned;
 	uint64_t n_passed;
 	uint64_t idle_since_ns;
+	struct glake__alone *alone;          /* owned; NULL: it seals when asked */
 	struct glake__driver_memory *driver; /* owned; by position in devices, NULL until set */
 };
 

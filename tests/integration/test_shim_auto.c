@@ -147,6 +147,65 @@ START_TEST(a_forged_table_does_not_count)
 }
 END_TEST
 
+/* ---- what operators see ---- */
+
+struct seen {
+	pid_t pid;
+	struct glake_session_row row;
+	char why[320];
+};
+
+static int see(void *user, const struct glake_session_row *row)
+{
+	struct seen *seen = user;
+	if ((pid_t)row->pid == seen->pid && row->reserved_bytes + row->shared_bytes > 0) {
+		seen->row = *row;
+		snprintf(seen->why, sizeof(seen->why), "%s", row->refused_why);
+	}
+	return 0;
+}
+
+/* The program reports now and then. */
+static struct seen wait_for(pid_t pid, bool (*is_so)(const struct seen *seen))
+{
+	struct seen seen = {.pid = pid};
+	while (!is_so(&seen)) {
+		usleep(10000);
+		assert_ok(glake_list_sessions(eye, see, &seen));
+	}
+	return seen;
+}
+
+static bool is_sealed(const struct seen *seen)
+{
+	return seen->row.alone_bytes == 4 * MIB;
+}
+
+static bool is_refused(const struct seen *seen)
+{
+	return seen->row.refused_bytes == 4 * MIB && seen->why[0];
+}
+
+START_TEST(states_and_reasons_are_shown)
+{
+	struct run run;
+	start_as(&run, "GLAKE_DEDUP=auto", "shown");
+	run_read(&run, "sealed");
+	struct seen seen = wait_for(run.pid, is_sealed);
+	ck_assert_uint_eq(seen.row.filling_bytes + seen.row.quiet_bytes + seen.row.refused_bytes,
+	                  0);
+	run_continue(&run);
+	run_read(&run, "written");
+	seen = wait_for(run.pid, is_refused);
+	ck_assert_msg(strstr(seen.why, "unlisted of build-id ") &&
+	                      strstr(seen.why, "is in no table"),
+	              "%s", seen.why);
+	ck_assert_uint_eq(seen.row.alone_bytes, 0);
+	run_continue(&run);
+	run_end_well(&run);
+}
+END_TEST
+
 /* ---- glake run and glake readers ---- */
 
 static void expect(int status, const char *words, const char *a, const char *b, const char *c)

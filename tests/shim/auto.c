@@ -540,6 +540,18 @@ static void loaded_anew(void)
 	must(count_of("copies") == 1);
 }
 
+static void shown(void)
+{
+	struct weights weights = load(0);
+	read_until_sealed(&weights, 1);
+	say("sealed");
+	pause_here();
+	write_by("unlisted", &weights, 4096, 9);
+	compare(&weights);
+	say("written");
+	pause_here();
+}
+
 static void beside(void)
 {
 	struct weights weights = load(0);
@@ -707,6 +719,8 @@ int main(int argc, char **argv)
 		used_again();
 	} else if (strcmp(what, "anew") == 0) {
 		loaded_anew();
+	} else if (strcmp(what, "shown") == 0) {
+		shown();
 	} else if (strcmp(what, "beside") == 0) {
 		beside();
 	} else if (strcmp(what, "no_room") == 0) {

@@ -188,7 +188,11 @@ class SessionRow(Structure):
                 ("held_ns", c_uint64), ("n_unsealed", c_uint32), ("unsealed", POINTER(Unsealed)),
                 ("n_pools", c_uint32), ("pools", POINTER(SessionPool)), ("host_bytes", c_uint64),
                 ("name", c_char_p), ("script", c_char_p), ("arguments", c_char_p),
-                ("cgroup", c_char_p), ("pod_uid", c_char_p), ("container_id", c_char_p)]
+                ("cgroup", c_char_p), ("pod_uid", c_char_p), ("container_id", c_char_p),
+                ("n_refused", c_uint64), ("wait_bound", c_char_p), ("wait_bytes", c_uint64),
+                ("wait_ms", c_uint64),
+                ("filling_bytes", c_uint64), ("quiet_bytes", c_uint64), ("alone_bytes", c_uint64),
+                ("refused_bytes", c_uint64), ("refused_why", c_char_p)]
 
 
 class TenantDevice(Structure):
