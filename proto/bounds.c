@@ -45,9 +45,9 @@ struct bounds {
 #define POOL_FIELDS 15u
 #define POOL_BYTES (4 + 14 * (1 + VARINT_BYTES))
 
-/* An Alone: tag and length, four numbers with their tags, and a text. */
-#define ALONE_FIELDS 6u
-#define ALONE_BYTES (4 + 4 * (1 + VARINT_BYTES) + 4 + GLAKE_MAX_ALONE_WHY_BYTES)
+/* An Alone: tag and length, five numbers with their tags, and a text. */
+#define ALONE_FIELDS 7u
+#define ALONE_BYTES (4 + 5 * (1 + VARINT_BYTES) + 4 + GLAKE_MAX_ALONE_WHY_BYTES)
 
 /* A ChunkPart: tag and length, and five numbers with their tags. */
 #define PART_FIELDS 6u

@@ -356,6 +356,7 @@ void auto_describe(struct glake__alone *alone_out)
 	alone_out->quiet_bytes = bytes[QUIET];
 	alone_out->sealed_bytes = bytes[SEALED];
 	alone_out->refused_bytes = bytes[REFUSED];
+	alone_out->n_refused_launches = shim_count_of(SHIM_COUNT_unlaunched);
 	guard_is_refused(alone_out->why);
 	/* Compared as bytes. */
 	size_t n = strlen(alone_out->why);

@@ -143,9 +143,13 @@ const struct event *events_next(const struct events *events, uint64_t after)
 const char *event_kind_name(enum event_kind kind)
 {
 	static const char *const names[EVENT_N_KINDS] = {
-		[EVENT_BLOCK_DAMAGED] = "block_damaged",     [EVENT_COPY_DAMAGED] = "copy_damaged",
-		[EVENT_DEVICE_FAULT] = "device_fault",       [EVENT_WAKE_REFUSED] = "wake_refused",
-		[EVENT_LIMIT_TOO_SMALL] = "limit_too_small", [EVENT_MOVER_FAILED] = "mover_failed",
+		[EVENT_BLOCK_DAMAGED] = "block_damaged",
+		[EVENT_COPY_DAMAGED] = "copy_damaged",
+		[EVENT_LAUNCH_REFUSED] = "launch_refused",
+		[EVENT_DEVICE_FAULT] = "device_fault",
+		[EVENT_WAKE_REFUSED] = "wake_refused",
+		[EVENT_LIMIT_TOO_SMALL] = "limit_too_small",
+		[EVENT_MOVER_FAILED] = "mover_failed",
 		[EVENT_MEMORY_REFUSED] = "memory_refused",
 	};
 	return names[kind];

@@ -23,11 +23,12 @@
 #define EVENT_NAME_BYTES 64
 
 enum event_kind {
-	EVENT_BLOCK_DAMAGED, /* the content of a block is not that of its digest any more */
-	EVENT_DEVICE_FAULT,  /* a program lost its context */
-	EVENT_MOVER_FAILED,  /* glake-mover ended without being asked to, or cannot be started */
-	EVENT_COPY_DAMAGED,  /* what a program that sleeps has is damaged in host memory */
-	EVENT_WAKE_REFUSED,  /* a program that sleeps wants to wake, and has had no room for long */
+	EVENT_BLOCK_DAMAGED,  /* the content of a block is not that of its digest any more */
+	EVENT_DEVICE_FAULT,   /* a program lost its context */
+	EVENT_LAUNCH_REFUSED, /* what it might write to was sealed, and could not become private */
+	EVENT_MOVER_FAILED,   /* glake-mover ended without being asked to, or cannot be started */
+	EVENT_COPY_DAMAGED,   /* what a program that sleeps has is damaged in host memory */
+	EVENT_WAKE_REFUSED, /* a program that sleeps wants to wake, and has had no room for long */
 	EVENT_LIMIT_TOO_SMALL, /* a tenant's limit is less than what a program needs that sleeps */
 	EVENT_MEMORY_REFUSED,  /* a program was refused memory (holders/refused.h) */
 	EVENT_N_KINDS,

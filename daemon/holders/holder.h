@@ -151,6 +151,7 @@ struct holder_alone {
 	uint64_t quiet_bytes;
 	uint64_t sealed_bytes;
 	uint64_t refused_bytes;
+	uint64_t n_refused_launches;
 	char why[GLAKE_MAX_ALONE_WHY_BYTES];
 };
 

@@ -3,9 +3,11 @@
  * A client's report about itself: its own memory and its memory of the driver, for listings; and
  * whether it has followed a Reclaim. The numbers are bounded, so no sum of them overflows.
  */
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "daemon/base/events.h"
 #include "daemon/base/text.h"
 #include "daemon/rpc/rpc_handlers.h"
 
@@ -96,8 +98,28 @@ static void take_alone(struct holder_alone *alone, const Glake__Wire__Alone *fro
 		alone->quiet_bytes = bounded(from->quiet_bytes, GLAKE_MAX_REPORTED_BYTES);
 		alone->sealed_bytes = bounded(from->sealed_bytes, GLAKE_MAX_REPORTED_BYTES);
 		alone->refused_bytes = bounded(from->refused_bytes, GLAKE_MAX_REPORTED_BYTES);
+		alone->n_refused_launches = from->n_refused_launches;
 		snprintf(alone->why, sizeof(alone->why), "%s", from->why);
 		text_clean(alone->why);
+	}
+}
+
+/* The program has got an error for each, and may have tried again. */
+static void note_refused(struct session *session, const Glake__Wire__Alone *from)
+{
+	struct holder *holder = session->holder;
+	const struct event_subject subject = {
+		.realm = holder->realm->name,
+		.session = holder->id,
+		.pid = (int)holder->peer.pid,
+		.limit = &holder->tenant->log_limit,
+	};
+	if (from && from->n_refused_launches > holder->usage.alone.n_refused_launches) {
+		events_add(rpc_of(session)->events, EVENT_LAUNCH_REFUSED, &subject,
+		           "%" PRIu64
+		           " launches so far: what they might write to was sealed without "
+		           "being asked, and could not become private",
+		           from->n_refused_launches);
 	}
 }
 
@@ -122,6 +144,7 @@ void rpc_usage_report(struct session *session, const request_t *request, struct 
 	session->holder->usage.n_owned = report->n_owned;
 	session->holder->usage.n_passed = report->n_passed;
 	take_seals(&session->holder->usage, report);
+	note_refused(session, report->alone);
 	take_alone(&session->holder->usage.alone, report->alone);
 	take_idle(session->holder, report->idle_ms);
 	for (uint32_t i = 0; i < rpc->n_devices; i++) {

@@ -168,6 +168,7 @@ static void add_program_locked(const struct glake_session *session, struct repor
 		report->alone.quiet_bytes = report->alone_copy.quiet_bytes;
 		report->alone.sealed_bytes = report->alone_copy.sealed_bytes;
 		report->alone.refused_bytes = report->alone_copy.refused_bytes;
+		report->alone.n_refused_launches = report->alone_copy.n_refused_launches;
 		report->alone.why = report->alone_copy.why;
 		report->body.alone = &report->alone;
 	}

@@ -46,6 +46,7 @@ struct glake__alone {
 	uint64_t quiet_bytes;
 	uint64_t sealed_bytes;
 	uint64_t refused_bytes;
+	uint64_t n_refused_launches;
 	char why[320];
 };
 

@@ -107,10 +107,26 @@ START_TEST(others_may_be_launched_beside_if_that_is_said)
 }
 END_TEST
 
+static int count_refused(void *user, const struct glake_event_row *row)
+{
+	*(unsigned *)user += strcmp(row->kind, "launch_refused") == 0;
+	return 0;
+}
+
 /* The quota has no room for the private copy: the launch is refused, and may be tried again. */
 START_TEST(a_launch_without_room_is_refused)
 {
-	run_as("GLAKE_DEDUP=auto", "no_room");
+	struct run run;
+	unsigned n = 0;
+	start_as(&run, "GLAKE_DEDUP=auto", "no_room");
+	run_read(&run, "refused");
+	while (n == 0) {
+		usleep(10000);
+		assert_ok(glake_list_events(eye, count_refused, &n));
+	}
+	ck_assert_uint_eq(n, 1);
+	run_continue(&run);
+	run_end_well(&run);
 }
 END_TEST
 
