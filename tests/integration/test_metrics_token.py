@@ -65,8 +65,8 @@ class Token(WithMetrics):
                       f"Bearer {'x' * 4000}", f"Bearer {self.secret.upper()}"):
             self.assertEqual(self.get(port, Authorization=wrong)[0], 401, wrong)
         # Nobody learns what there is.
-        self.assertEqual(self.get(port, "/else")[0], 401)
-        self.assertEqual(self.get(port, "/")[0], 401)
+        for url in ("/", "/api/v1/memory", "/else", "/metrics?token=" + self.secret):
+            self.assertEqual(self.get(port, url)[0], 401, url)
         right = f"Bearer {self.secret}"
         for spelled in (right, f"bearer {self.secret}", f"BEARER  {self.secret}"):
             status, text, _ = self.get(port, Authorization=spelled)
