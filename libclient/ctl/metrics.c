@@ -260,10 +260,52 @@ static void write_tenant_devices(const struct snapshot *snapshot, FILE *out)
 
 #undef OF
 
+#define OF(member) offsetof(struct glake_tenant_device, member)
+
+static const struct tenant_bound {
+	const char *name;
+	size_t offset;
+	bool is_rare; /* one that was never met has no sample */
+} tenant_bounds[] = {
+	{"quota", OF(refused_quota), false},
+	{"room", OF(refused_room), false},
+	{"promise", OF(refused_promise), true},
+	{"tenant_fds", OF(refused_tenant_fds), true},
+	{"fds", OF(refused_fds), true},
+	{"manifests", OF(refused_manifests), true},
+	{"user_share", OF(refused_user_share), true},
+};
+
+#undef OF
+
+static void write_refusals_of(const struct snapshot *snapshot,
+                              const struct glake_tenant_row *tenant, FILE *out)
+{
+	for (uint32_t at = 0; at < tenant->n_devices; at++) {
+		const struct glake_tenant_device *of = &tenant->devices[at];
+		const struct glake_device_status *device = snapshot_device(snapshot, of->device);
+		for (size_t i = 0; device && i < sizeof(tenant_bounds) / sizeof(tenant_bounds[0]);
+		     i++) {
+			uint64_t n = number_at(of, tenant_bounds[i].offset);
+			if (n > 0 || !tenant_bounds[i].is_rare) {
+				exposition_gpu(out, "glake_tenant_refusals_total", device);
+				exposition_label(out, "tenant", tenant->name);
+				exposition_label(out, "bound", tenant_bounds[i].name);
+				exposition_value(out, n);
+			}
+		}
+	}
+}
+
 static void write_tenants(const struct snapshot *snapshot, FILE *out)
 {
 	const struct rows *tenants = &snapshot->tenants;
 	write_tenant_devices(snapshot, out);
+	exposition_begin(out, "glake_tenant_refusals_total", "counter",
+	                 "Requests for memory that were refused, by the bound that they met");
+	for (size_t i = 0; i < tenants->n; i++) {
+		write_refusals_of(snapshot, rows_at(tenants, i), out);
+	}
 	exposition_begin(out, "glake_tenant_host_bytes", "gauge",
 	                 "What it is charged for in host memory");
 	for (size_t i = 0; i < tenants->n; i++) {
@@ -366,6 +408,18 @@ static void write_pod_devices(const struct snapshot *snapshot, const struct shar
 	}
 }
 
+static void write_waits(const struct shares *shares, FILE *out)
+{
+	exposition_begin(out, "glake_pod_waiting_seconds", "gauge",
+	                 "The longest of these waits so far");
+	for (size_t i = 0; i < shares->list.n; i++) {
+		const struct share *share = rows_at(&shares->list, i);
+		exposition_open(out, "glake_pod_waiting_seconds", "namespace", share->namespace);
+		pod_labels(out, share);
+		fprintf(out, "} %.3f\n", (double)share->waiting_ms / 1000);
+	}
+}
+
 #define OF(member) offsetof(struct share, member)
 
 static void write_pods(const struct snapshot *snapshot, FILE *out)
@@ -381,6 +435,8 @@ static void write_pods(const struct snapshot *snapshot, FILE *out)
 		{"glake_pod_warm_bytes",
 	         "Of private memory, what they say that they keep for reuse", OF(warm_bytes)},
 		{"glake_pod_host_bytes", "Private chunks in host memory", OF(host_bytes)},
+		{"glake_pod_waiting", "Sessions with a request that waits for memory",
+	         OF(n_waiting)},
 		{"glake_pod_sleepers", "Sessions that sleep, or wake", OF(n_sleepers)},
 		{"glake_pod_asleep_private_bytes", "What of these left the GPU and is theirs alone",
 	         OF(asleep_private_bytes)},
@@ -398,6 +454,7 @@ static void write_pods(const struct snapshot *snapshot, FILE *out)
 				           number_at(share, numbers[n].offset));
 			}
 		}
+		write_waits(&shares, out);
 	}
 	shares_deinit(&shares);
 }

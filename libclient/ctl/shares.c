@@ -109,6 +109,11 @@ static void add_session(const struct snapshot *snapshot, struct share *share,
 			                    from->other_bytes;
 		}
 	}
+	if (session->wait_bound && *session->wait_bound) {
+		share->n_waiting++;
+		share->waiting_ms = session->wait_ms > share->waiting_ms ? session->wait_ms
+		                                                         : share->waiting_ms;
+	}
 	const struct glake_sleeper_row *sleeper = snapshot_sleeper(snapshot, session->session);
 	if (sleeper) {
 		share->n_sleepers++;

@@ -40,6 +40,8 @@ struct share {
 	uint64_t n_sleepers;
 	uint64_t asleep_private_bytes;
 	uint64_t asleep_shared_bytes;
+	uint64_t n_waiting;      /* sessions with a request that waits for memory, */
+	uint64_t waiting_ms;     /* and the longest of these waits so far */
 	struct share_device *at; /* owned; by the snapshot's devices */
 };
 

@@ -94,7 +94,8 @@ static int take_session(void *user, const struct glake_session_row *of)
 	                       keep_text(snapshot, &row->arguments) &&
 	                       keep_text(snapshot, &row->cgroup) &&
 	                       keep_text(snapshot, &row->pod_uid) &&
-	                       keep_text(snapshot, &row->container_id)
+	                       keep_text(snapshot, &row->container_id) &&
+	                       keep_text(snapshot, &row->wait_bound)
 	               ? 0
 	               : -ENOMEM;
 }

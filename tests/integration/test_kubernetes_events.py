@@ -205,6 +205,20 @@ class KubernetesEvents(WithMetrics):
         self.assertEqual(self.api.asked[2][1], "Bearer second")
         self.assertEqual(self.said(), "")
 
+    def test_a_pod_that_is_refused_memory(self):
+        """The program has ended long before anybody looks."""
+        pod = self.enter(UID)
+        self.assertEqual(self.ctl("quota", "default", "--device", "0", "--bytes", "8MiB").returncode, 0)
+        refused = subprocess.run([sys.executable, "-c", "import glake; glake.connect(program='chat').alloc(10 << 20)"],
+                                 env={**os.environ, "GLAKE_SOCKET": self.socket}, preexec_fn=pod, capture_output=True,
+                                 check=False)
+        self.assertNotEqual(refused.returncode, 0)
+        self.start_events()
+        self.wait_until(lambda: self.api.asked)
+        (_, _, event), = self.api.asked
+        self.assertEqual((event["reason"], event["involvedObject"]["name"]), ("GpuMemoryRefused", "chat-0"))
+        self.assertRegex(event["message"], "chat was refused 10.0 MiB more on device 0: tenant default uses 0.* of 8.0 MiB")
+
     def test_an_api_server_that_has_a_bad_day(self):
         pod = self.enter(UID)
         self.api.answers += [(500, {}), (429, {"Retry-After": "1"}), (401, {}), (201, {}), (403, {})]

@@ -3,6 +3,7 @@
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +16,26 @@ from tests.integration.with_metrics import WithMetrics, parse, series, total
 
 ID = "0123456789abcdef" * 3
 POD_A, POD_B = "0b5c2d3e-1f20-4a5b-8c6d-7e8f90a1b2c3", "1b5c2d3e-1f20-4a5b-8c6d-7e8f90a1b2c3"
+
+REFUSED = """
+import glake
+n = 0
+with glake.connect() as session:
+    for _ in range(7):
+        try:
+            session.alloc(10 << 20)
+        except glake.Error:
+            n += 1
+print(n)
+"""
+
+# Two allocations that do not fit together.
+WAITS = """
+import glake
+with glake.connect() as session:
+    session.alloc(6 << 20)
+    session.alloc(4 << 20)
+"""
 
 # 200 programs, one after the other, each with memory, a name and a command line of its own.
 SHORT = """
@@ -115,6 +136,36 @@ class Metrics(WithMetrics):
         self.check_sums(samples)
         # A pod that has gone has no series; what is in no pod stays as it is.
         self.assertNotIn("chat-0", {labels.get("pod") for _, labels, _ in samples})
+
+    def test_refusals_and_waits_by_tenant(self):
+        """Who was refused, and by what: the counters tell, before anybody was, too."""
+        before = series(self.now())
+        refused = {"tenant": "default", "bound": "quota"}
+        self.assertEqual(total(self.now(), "glake_tenant_refusals_total", **refused), 0)
+        self.assertEqual(self.ctl("quota", "default", "--device", "0", "--bytes", "8MiB").returncode, 0)
+        done = subprocess.run([sys.executable, "-c", REFUSED], env={**os.environ, "GLAKE_SOCKET": self.socket},
+                              capture_output=True, text=True, check=True)
+        self.assertEqual(done.stdout, "7\n")
+        samples = self.now()
+        self.assertEqual(total(samples, "glake_tenant_refusals_total", **refused), 7)
+        self.assertEqual(total(samples, "glake_tenant_refusals_total", tenant="cache"), 0)
+        # A limit has a sample now, and nothing else has come.
+        self.assertEqual({name for name, *_ in series(samples) - before}, {"glake_tenant_quota_bytes"})
+        # One that waits is seen while it waits.
+        with open(self.config, "a", encoding="utf-8") as file:
+            file.write('pressure = "wait";\nwait_ms = 600000;\n'
+                       'tenants = ( { name = "default"; device_bytes = "8MiB"; } );\n')
+        self.daemon.send_signal(signal.SIGHUP)
+        waiting = subprocess.Popen([sys.executable, "-c", WAITS], env={**os.environ, "GLAKE_SOCKET": self.socket})
+        self.addCleanup(waiting.wait)
+        self.addCleanup(waiting.kill)
+        for _ in range(600):
+            samples = self.now()
+            if total(samples, "glake_pod_waiting_seconds", tenant="default") > 0:
+                break
+            time.sleep(0.1)
+        self.assertEqual(total(samples, "glake_pod_waiting", tenant="default"), 1)
+        self.assertGreater(total(samples, "glake_pod_waiting_seconds", tenant="default"), 0)
 
     def test_programs_make_no_series(self):
         before = series(self.now())

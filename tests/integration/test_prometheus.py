@@ -62,8 +62,10 @@ class Rules(unittest.TestCase):
         gpu = 'gpu="0",UUID="GPU-1",Hostname="node7"'
         cases = {
             "GlakeDown": (5, {"glake_up": ("", "0x60")}, {"glake_up": ("", "1x60")}),
-            "GlakeRefusals": (40, {"glake_quota_refusals_total": ("", "0+1x60"), "glake_memory_refusals_total": ("", "0x60")},
-                              {"glake_quota_refusals_total": ("", "9x60"), "glake_memory_refusals_total": ("", "0x60")}),
+            "GlakeRefusals": (40, {"glake_tenant_refusals_total": (gpu + ',tenant="t",bound="quota"', "0+1x60")},
+                              {"glake_tenant_refusals_total": (gpu + ',tenant="t",bound="quota"', "9x60")}),
+            "GlakeWaits": (10, {"glake_pod_waiting_seconds": ('pod="p",tenant="t"', "30+60x60")},
+                           {"glake_pod_waiting_seconds": ('pod="p",tenant="t"', "59x60")}),
             "GlakeTenantFull": (20, {"glake_tenant_bytes": (gpu + ',tenant="t"', "96x60"),
                                      "glake_tenant_quota_bytes": (gpu + ',tenant="t"', "100x60")},
                                 {"glake_tenant_bytes": (gpu + ',tenant="t"', "96x60"),

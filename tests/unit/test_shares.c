@@ -159,6 +159,26 @@ START_TEST(pods_without_end_are_bounded)
 }
 END_TEST
 
+START_TEST(who_waits_longest_is_seen)
+{
+	const struct glake_session_device device = {.device = 0};
+	struct shares shares;
+	add_device(0, 0, 0, 0, 0);
+	add_tenant("default");
+	add_session(1, 1, "default", "", &device);
+	for (uint64_t id = 2; id < 5; id++) {
+		struct glake_session_row *session = add_session(id, (uint32_t)id, "default", "",
+		                                                &device);
+		session->wait_bound = id == 4 ? "room" : "quota";
+		session->wait_ms = id == 3 ? 7000 : 1000;
+	}
+	ck_assert_int_eq(shares_of(&snapshot, &shares), 0);
+	ck_assert_uint_eq(share_at(&shares, 0)->n_waiting, 3);
+	ck_assert_uint_eq(share_at(&shares, 0)->waiting_ms, 7000);
+	shares_deinit(&shares);
+}
+END_TEST
+
 /* glaked may have a device, and a session more memory, than its status told a moment before. */
 START_TEST(lists_of_two_moments_do_no_harm)
 {
