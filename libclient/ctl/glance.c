@@ -113,7 +113,9 @@ static void find_most(const struct snapshot *snapshot, struct identities *identi
 			bytes = has;
 		}
 	}
-	snprintf(most_out, CELL_BYTES, "-");
+	/* Who is no admin does not see others. */
+	snprintf(most_out, CELL_BYTES, "%s",
+	         device->private_bytes > 0 ? "others, whom only admins see" : "-");
 	if (device->free_bytes > 0 && device->foreign_bytes > bytes) {
 		text_size(device->foreign_bytes, size);
 		snprintf(most_out, CELL_BYTES, "%s %" PRIu32 " process%s without a session", size,

@@ -90,6 +90,19 @@ class Identity(WithGlaked):
         self.assertEqual({row["arguments"] for row in json.loads(admin.stdout)["sessions"]
                           if row["pid"] in (ours.pid, theirs.pid)}, {""})
 
+    def test_who_may_see_only_his_own_is_told_so(self):
+        realm = self.CONFIG.replace("[ 0, 65534 ]", "[ 0 ]")
+        with open(self.config, "w", encoding="utf-8") as file:
+            file.write(f'socket_path = "{self.socket}";\n' + realm)
+        self.daemon.send_signal(signal.SIGHUP)
+        program = self.start([os.path.join(BUILD, "bin", "glake"), "run", "--",
+                              os.path.join(BUILD, "tests", "shim", "outside"), "serve"])
+        self.assertIn(f"outside (root, pid {program.pid})", self.ctl("status").stdout)
+        theirs = self.ctl("status", uid=NOBODY).stdout
+        self.assertIn("others, whom only admins see", theirs)
+        self.assertNotIn("outside", theirs)
+        self.assertNotIn(str(program.pid), self.ctl("sessions", uid=NOBODY).stdout)
+
     def test_a_name_that_is_given(self):
         command = [os.path.join(BUILD, "bin", "glake"), "run", "--name=chat, production", "--",
                    os.path.join(BUILD, "tests", "shim", "outside"), "serve"]
