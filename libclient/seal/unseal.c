@@ -52,7 +52,7 @@ static void add(struct batch *batch, const struct glake__look *block, uint64_t l
 		.sizes = &batch->sizes[batch->n],
 		.n_sizes = 1,
 		.last = last,
-		.may_be_host = why == GLAKE__UNSEALED_WRITTEN,
+		.may_be_host = why == GLAKE__UNSEALED_WRITTEN || why == GLAKE__UNSEALED_LAUNCHED,
 	};
 	batch->n++;
 	batch->n_bytes += block->n_bytes;

@@ -4,6 +4,7 @@
  * becomes somebody else.
  */
 #include <grp.h>
+#include <limits.h>
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
@@ -180,7 +181,7 @@ static void look_around(void *user)
 	ck_assert_uint_eq(view.n_events, 0);
 
 	/* What is there, by its exact name or digest, is not there for him. */
-	char name[600];
+	char name[PATH_MAX];
 	ck_assert_ptr_nonnull(realpath(FILE_NAME, name));
 	assert_fails(GLAKE_E_NOT_FOUND, FILE_NAME, glake_pin(session, name, 1));
 	assert_fails(GLAKE_E_NOT_FOUND, FILE_NAME, glake_evict(session, name, NULL, NULL));
@@ -398,7 +399,7 @@ static void administer(void *user)
 	struct glake_session_info info = {.size = sizeof(info)};
 	assert_ok(glake_session_info(session, &info));
 	ck_assert_int_ne(info.is_admin, 0);
-	char name[600];
+	char name[PATH_MAX];
 	ck_assert_ptr_nonnull(realpath(FILE_NAME, name));
 	ck_assert_uint_eq(look(session).n_models, 1);
 	assert_ok(glake_pin(session, name, 1));
