@@ -113,11 +113,18 @@ static int count_refused(void *user, const struct glake_event_row *row)
 	return 0;
 }
 
-/* The quota has no room for the private copy: the launch is refused, and may be tried again. */
+START_TEST(a_launch_on_a_full_gpu_writes_to_host_memory)
+{
+	run_as("GLAKE_DEDUP=auto", "host_room");
+}
+END_TEST
+
+/* Neither the GPU nor the host has room for the private copy: the launch is refused, and may be tried again. */
 START_TEST(a_launch_without_room_is_refused)
 {
 	struct run run;
 	unsigned n = 0;
+	assert_ok(glake_set_host_quota(eye, "default", 0, 1));
 	start_as(&run, "GLAKE_DEDUP=auto", "no_room");
 	run_read(&run, "refused");
 	while (n == 0) {

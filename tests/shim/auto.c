@@ -571,20 +571,41 @@ static void beside(void)
 	compare(&weights);
 }
 
-/* All that there is, but what sealing has freed, goes to others. */
+#define N_REST 1024u
+
+/* All that there is, but what sealing has freed, goes to others. Returns in how many pages. */
+static size_t take_rest(CUdeviceptr *rest)
+{
+	size_t n = 0;
+	while (n < N_REST && cuMemAlloc(&rest[n], PAGE) == CUDA_SUCCESS) {
+		n++;
+	}
+	must(n < N_REST);
+	return n;
+}
+
+/* The private copy is in host memory. */
+static void host_room(void)
+{
+	struct weights weights = load(0);
+	CUdeviceptr rest[N_REST];
+	read_until_sealed(&weights, 1);
+	take_rest(rest);
+	write_by("write", &weights, 4096, 1);
+	must(count_of("unlaunched") == 0);
+	compare(&weights);
+	read_it(&weights);
+}
+
 static void no_room(void)
 {
 	struct weights weights = load(0);
 	CUdeviceptr to = weights.ptr + 4096;
 	uint32_t value = 1;
 	void *list[] = {&to, &value};
-	CUdeviceptr rest[1024];
-	size_t n = 0;
+	CUdeviceptr rest[N_REST];
 	read_until_sealed(&weights, 1);
-	while (n < 1024 && cuMemAlloc(&rest[n], PAGE) == CUDA_SUCCESS) {
-		n++;
-	}
-	must(n < 1024);
+	size_t n = take_rest(rest);
 	CUfunction write = function_of("write");
 	must_be(cuLaunchKernel(write, 1, 1, 1, 1, 1, 1, 0, stream, list, NULL),
 	        CUDA_ERROR_OUT_OF_MEMORY);
@@ -725,6 +746,8 @@ int main(int argc, char **argv)
 		shown();
 	} else if (strcmp(what, "beside") == 0) {
 		beside();
+	} else if (strcmp(what, "host_room") == 0) {
+		host_room();
 	} else if (strcmp(what, "no_room") == 0) {
 		no_room();
 	} else if (strcmp(what, "random") == 0) {
