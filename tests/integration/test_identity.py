@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import unittest
 
 from tests.integration.with_glaked import BUILD, WithGlaked
@@ -37,13 +36,6 @@ def field(number, value):
 
 class Identity(WithGlaked):
     CONFIG = 'realms = ( { name = "both"; uids = [ 0, 65534 ]; } );\nadmin_group = "daemon";\n'
-
-    def start_daemon(self):
-        super().start_daemon()
-        with open(self.config, "a", encoding="utf-8") as file:
-            file.write(self.CONFIG)
-        self.daemon.send_signal(signal.SIGHUP)
-        self.ctl("status")
 
     def row(self, pid, **more):
         (row,) = (row for row in json.loads(self.ctl("--json", "sessions", **more).stdout)["sessions"]
@@ -114,30 +106,9 @@ class Identity(WithGlaked):
                                   check=False)
             self.assertEqual((done.returncode, done.stderr), (125, "glake: --name: must have 1 to 255 bytes\n"))
 
-    def cgroup(self, path):
-        """A real one, where the unified hierarchy can be had."""
-        top = tempfile.mkdtemp()
-        if subprocess.run(["mount", "-t", "cgroup2", "none", top], capture_output=True, check=False).returncode:
-            os.rmdir(top)
-            self.skipTest("cgroups cannot be made here")
-        self.addCleanup(os.rmdir, top)
-        self.addCleanup(subprocess.run, ["umount", top], check=True)
-        at = top
-        for name in path.strip("/").split("/"):
-            at = os.path.join(at, name)
-            os.mkdir(at)
-            self.addCleanup(os.rmdir, at)
-        return os.path.join(at, "cgroup.procs")
-
     def test_a_pod_by_its_cgroup(self):
         path = f"/glake{os.getpid()}.slice/kubepods-burstable-pod{UID.replace('-', '_')}.slice/cri-containerd-{CONTAINER}.scope"
-        procs = self.cgroup(path)
-
-        def enter():
-            with open(procs, "w", encoding="utf-8") as file:
-                file.write("0")
-
-        program = self.serve_python(preexec_fn=enter)
+        program = self.serve_python(preexec_fn=self.cgroup(path))
         row = self.row(program.pid)
         self.assertEqual((row["cgroup"], row["pod_uid"], row["container_id"]), (path, UID, CONTAINER))
         self.assertEqual((row["pod"], row["namespace"], row["container"]), ("", "", ""))

@@ -148,22 +148,7 @@ class KubernetesEvents(WithMetrics):
 
     def enter(self, uid):
         """What a process does first that is to be in the pod."""
-        top = tempfile.mkdtemp()
-        if subprocess.run(["mount", "-t", "cgroup2", "none", top], capture_output=True, check=False).returncode:
-            os.rmdir(top)
-            self.skipTest("cgroups cannot be made here")
-        self.addCleanup(os.rmdir, top)
-        self.addCleanup(subprocess.run, ["umount", top], check=True)
-        at = top
-        for name in (f"glake{os.getpid()}{uid[0]}.slice", f"kubepods-pod{uid.replace('-', '_')}.slice"):
-            at = os.path.join(at, name)
-            os.mkdir(at)
-            self.addCleanup(os.rmdir, at)
-
-        def enter():
-            with open(os.path.join(at, "cgroup.procs"), "w", encoding="utf-8") as file:
-                file.write("0")
-        return enter
+        return self.cgroup(f"glake{os.getpid()}{uid[0]}.slice/kubepods-pod{uid.replace('-', '_')}.slice")
 
     def faults(self, enter, n=1, name="CUDA_ERROR_ILLEGAL_ADDRESS", uid=0):
         subprocess.run([sys.executable, "-c", FAULTS, self.socket, str(n), name, str(uid)], check=True, preexec_fn=enter)

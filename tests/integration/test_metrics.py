@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 
@@ -51,25 +50,10 @@ for i in range(200):
 
 
 class Metrics(WithMetrics):
-    def cgroup(self, uid, container):
-        """A real one, where the unified hierarchy can be had, as the kubelet makes it. A function that enters it."""
-        top = tempfile.mkdtemp()
-        if subprocess.run(["mount", "-t", "cgroup2", "none", top], capture_output=True, check=False).returncode:
-            os.rmdir(top)
-            self.skipTest("cgroups cannot be made here")
-        self.addCleanup(os.rmdir, top)
-        self.addCleanup(subprocess.run, ["umount", top], check=True)
-        at = top
-        for name in (f"glake{os.getpid()}{uid[0]}.slice", f"kubepods-pod{uid.replace('-', '_')}.slice",
-                     f"cri-containerd-{container}.scope"):
-            at = os.path.join(at, name)
-            os.mkdir(at)
-            self.addCleanup(os.rmdir, at)
-
-        def enter():
-            with open(os.path.join(at, "cgroup.procs"), "w", encoding="utf-8") as file:
-                file.write("0")
-        return enter
+    def pod(self, uid, container):
+        """As the kubelet makes it. A function that enters it."""
+        return self.cgroup(f"glake{os.getpid()}{uid[0]}.slice/kubepods-pod{uid.replace('-', '_')}.slice/"
+                           f"cri-containerd-{container}.scope")
 
     def serve_in(self, enter):
         program = subprocess.Popen(
@@ -107,7 +91,7 @@ class Metrics(WithMetrics):
         os.symlink("/nowhere", os.path.join(logs, "containers", f"chat-0_prod_server-{ID}{'a' * 16}.log"))
         os.environ["GLAKE_POD_LOGS"] = logs
         self.addCleanup(os.environ.pop, "GLAKE_POD_LOGS")
-        a, b = self.cgroup(POD_A, ID + "a" * 16), self.cgroup(POD_B, ID + "b" * 16)
+        a, b = self.pod(POD_A, ID + "a" * 16), self.pod(POD_B, ID + "b" * 16)
         programs = [self.serve_in(enter) for enter in (a, a, b)]
         self.serve()
         self.ask("load", "--pin", self.model("m.safetensors", seed=7))

@@ -26,6 +26,8 @@ def write_model(path, seed, n_tensors=3, tensor_bytes=2 * MIB):
 
 
 class WithGlaked(unittest.TestCase):
+    CONFIG = ""
+
     def setUp(self):
         self.folder = tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, self.folder)
@@ -36,7 +38,7 @@ class WithGlaked(unittest.TestCase):
 
     def start_daemon(self):
         with open(self.config, "w", encoding="utf-8") as file:
-            file.write(f'socket_path = "{self.socket}";\nmover_idle_ms = 500;\n')
+            file.write(f'socket_path = "{self.socket}";\nmover_idle_ms = 500;\n{self.CONFIG}')
         self.log = open(os.path.join(self.folder, "log"), "w", encoding="utf-8")
         self.addCleanup(self.log.close)
         self.daemon = subprocess.Popen([os.path.join(BUILD, "bin", "glaked"), "-c", self.config],
@@ -88,6 +90,25 @@ class WithGlaked(unittest.TestCase):
         self.addCleanup(program.kill)
         self.assertEqual(program.stdout.readline(), "ready\n")
         return program
+
+    def cgroup(self, path):
+        """Makes a real one, where the unified hierarchy can be had. Returns a function that enters it."""
+        top = tempfile.mkdtemp()
+        if subprocess.run(["mount", "-t", "cgroup2", "none", top], capture_output=True, check=False).returncode:
+            os.rmdir(top)
+            self.skipTest("cgroups cannot be made here")
+        self.addCleanup(os.rmdir, top)
+        self.addCleanup(subprocess.run, ["umount", top], check=True)
+        at = top
+        for name in path.strip("/").split("/"):
+            at = os.path.join(at, name)
+            os.mkdir(at)
+            self.addCleanup(os.rmdir, at)
+
+        def enter():
+            with open(os.path.join(at, "cgroup.procs"), "w", encoding="utf-8") as file:
+                file.write("0")
+        return enter
 
     def serve_metrics(self, address, *options):
         server = subprocess.Popen([os.path.join(BUILD, "bin", "glakectl"), "--socket", self.socket, "metrics",

@@ -6,7 +6,6 @@ import http.client
 import os
 import re
 import secrets
-import signal
 import socket
 
 from tests.integration.with_glaked import WithGlaked
@@ -35,15 +34,6 @@ def series(samples):
 
 
 class WithMetrics(WithGlaked):
-    CONFIG = ""
-
-    def start_daemon(self):
-        super().start_daemon()
-        with open(self.config, "a", encoding="utf-8") as file:
-            file.write(self.CONFIG)
-        self.daemon.send_signal(signal.SIGHUP)
-        self.ctl("status")
-
     def free_port(self):
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
