@@ -25,6 +25,7 @@ _Static_assert(sizeof(((struct glake__alone *)0)->why) == GUARD_WHY_BYTES, "they
 #define BATCH_BYTES (1ull << 30)
 /* Sealing that the work on the GPU does not let through is tried again. */
 #define MAX_BUSY 40u
+#define MAX_GONE 4u
 /* Looking takes at most this part of the time. */
 #define LOOK_PART 50u
 #define MAX_BACK_OFF_NS 3600000000000ull
@@ -44,6 +45,7 @@ struct candidate {
 	uint64_t not_before_ns;
 	uint64_t back_off_ns;
 	unsigned n_unsealed;
+	unsigned n_gone; /* looks that have not found it */
 	unsigned n_busy; /* tries; 0: all is sealed that can be */
 	enum state state;
 	char why[GUARD_WHY_BYTES]; /* REFUSED */
@@ -142,15 +144,17 @@ static bool is_there(const struct candidate *candidate)
 	return heap_find(candidate->ptr, &facts) && facts.id == candidate->id;
 }
 
-/* Those that are freed go; nobody can write to them. */
+/* Those that are freed go; nobody can write to them. A free that fails at its end gives memory back at once, so wait for that. */
 static void drop_gone(void)
 {
 	size_t n_kept = 0;
 	for (size_t i = 0; i < n_candidates; i++) {
-		if (is_there(&candidates[i])) {
-			candidates[n_kept++] = candidates[i];
+		struct candidate *candidate = &candidates[i];
+		candidate->n_gone = is_there(candidate) ? 0 : candidate->n_gone + 1;
+		if (candidate->n_gone < MAX_GONE) {
+			candidates[n_kept++] = *candidate;
 		} else {
-			guard_unmark(candidates[i].id);
+			guard_unmark(candidate->id);
 		}
 	}
 	n_candidates = n_kept;

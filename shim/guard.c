@@ -112,12 +112,20 @@ static struct mark *find_locked(uint64_t id)
 	return mark;
 }
 
+/* Words that point elsewhere are not looked at. */
+static bool is_in_window(const struct heap_facts *facts)
+{
+	const uint64_t end = facts->address + facts->n_bytes;
+	return facts->address >= glake__pages.base && facts->n_bytes > 0 &&
+	       end - glake__pages.base <= glake__pages.n_bytes;
+}
+
 bool guard_mark(const struct heap_facts *facts)
 {
 	struct mark *spare = calloc(1, sizeof(*spare));
 	pthread_mutex_lock(&lock);
 	struct mark *mark = find_locked(facts->id);
-	bool is_made = make_pages_locked() && (mark || spare) && !is_refused;
+	bool is_made = make_pages_locked() && (mark || spare) && !is_refused && is_in_window(facts);
 	if (is_made && !mark) {
 		mark = spare;
 		spare = NULL;
@@ -502,7 +510,7 @@ CUresult guard_launch(struct gate_thread **thread, CUstream stream, bool is_per_
 {
 	CUresult result = CUDA_SUCCESS;
 	guard_note_launch();
-	while (result == CUDA_SUCCESS && guard_awake) {
+	while (result == CUDA_SUCCESS && guard_awake && !shim_is_forked()) {
 		struct finding finding = {.id = 0};
 		const struct judging judging = {map_of_marks(), find_in, &finding};
 		bool is_told = judge(function, params, extra, &judging, finding.why);
@@ -517,7 +525,7 @@ CUresult guard_launch(struct gate_thread **thread, CUstream stream, bool is_per_
 CUresult guard_opaque(struct gate_thread **thread, const char *why)
 {
 	guard_note_launch();
-	return give_way(thread, 0, why);
+	return shim_is_forked() ? CUDA_SUCCESS : give_way(thread, 0, why);
 }
 
 CUresult guard_noted(struct gate_thread **thread, CUdeviceptr ptr, const char *kernel)

@@ -369,6 +369,10 @@ int writes_make_private(CUdeviceptr ptr, uint64_t n_bytes)
 	int r = find(ptr, &facts)
 	                ? get_copies(facts.connection, ptr, n_bytes, GLAKE__UNSEALED_LAUNCHED)
 	                : -EINVAL;
+	if (r == 0 && writes_linear(ptr, n_bytes).n_bytes > 0) {
+		/* Nobody is sealing it any more, so some of it is of a kind that cannot be unsealed. */
+		r = -EBUSY;
+	}
 	shim_count_add(SHIM_COUNT_copies, had_some && r == 0);
 	pthread_mutex_unlock(&turn);
 	return r;
