@@ -174,7 +174,7 @@ static const char *keep(struct dedup *dedup, const char *text)
 {
 	char **place = rows_add(&dedup->texts, sizeof(*place));
 	if (place) {
-		*place = strdup(text);
+		*place = strdup(text ? text : "");
 	}
 	return place && *place ? *place : "";
 }
@@ -271,7 +271,7 @@ static int add_unsealed(struct dedup *dedup, const struct glake_session_row *row
 static int add_alone(struct dedup *dedup, const struct glake_session_row *row)
 {
 	bool has_any = row->filling_bytes || row->quiet_bytes || row->alone_bytes ||
-	               row->refused_bytes || row->refused_why[0];
+	               row->refused_bytes || (row->refused_why && row->refused_why[0]);
 	struct alone *alone = has_any ? rows_add(&dedup->alones, sizeof(*alone)) : NULL;
 	if (alone) {
 		*alone = (struct alone){

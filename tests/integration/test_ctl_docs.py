@@ -159,7 +159,7 @@ class Glake(unittest.TestCase):
 
     def setUp(self):
         done = subprocess.run([os.path.join(BUILD, "bin", "glake"), "--help"], capture_output=True, text=True, check=True)
-        self.options = set(re.findall(r"(?m)(--[a-z]+)(?:=|, | |$)", done.stdout.split("glake replay --help")[0])) - {"--"}
+        self.options = set(re.findall(r"(?m)(--[a-z]+)(?:=|, | |$)", done.stdout.split("\nglake replay --help")[0])) - {"--"}
         self.assertGreater(len(self.options), 10)
 
     def test_each_shell_knows_each_option(self):
@@ -183,10 +183,11 @@ class Glake(unittest.TestCase):
         return done.stdout.split()
 
     def test_bash(self):
-        self.assertEqual(self.bash("glake", "r"), ["run", "replay"])
+        self.assertEqual(self.bash("glake", "r"), ["run", "replay", "readers"])
         self.assertEqual({word.rstrip("=") for word in self.bash("glake", "run", "--")} - {"--"}, self.options)
         self.assertEqual(self.bash("glake", "run", "--own", "=", "a"), ["alloc", "async"])
         self.assertEqual(self.bash("glake", "run", "--alloc", "="), ["plain", "stitch"])
+        self.assertEqual(self.bash("glake", "run", "--dedup", "=", "o"), ["observed", "off"])
         self.assertIn("python3", self.bash("glake", "run", "--strict", "pytho"))
         self.assertIn("python3", self.bash("glake", "run", "--name", "=", "x", "--", "pytho"))
         self.assertEqual(self.bash("glake", "run", "--", "python3", "Makef"), ["Makefile"])

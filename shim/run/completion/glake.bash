@@ -3,11 +3,11 @@
 _glake()
 {
 	local cur=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} verb= i
-	local run='--socket= --strict --optional --own= --alloc= --promise= --name= --record= --libcuda= --shim= --help --version'
+	local run='--socket= --strict --optional --own= --alloc= --promise= --name= --dedup= --record= --libcuda= --shim= --help --version'
 	for ((i = 1; i < COMP_CWORD; i++)); do
 		case ${COMP_WORDS[i]} in
 		--) break ;;
-		run | replay | help) [ -n "$verb" ] || { verb=${COMP_WORDS[i]}; continue; }; break ;;
+		run | replay | readers | help) [ -n "$verb" ] || { verb=${COMP_WORDS[i]}; continue; }; break ;;
 		= | -*) ;;
 		*) [ "${COMP_WORDS[i - 1]}" = = ] || [ -z "$verb" ] || break ;;
 		esac
@@ -36,13 +36,14 @@ _glake()
 	fi
 	case $option in
 	--own) mapfile -t COMPREPLY < <(compgen -W 'alloc async vmm none' -- "$value"); return ;;
+	--dedup) mapfile -t COMPREPLY < <(compgen -W 'auto observed off' -- "$value"); return ;;
 	--alloc) mapfile -t COMPREPLY < <(compgen -W 'plain stitch' -- "$value"); return ;;
 	--socket) mapfile -t COMPREPLY < <(compgen -W "$(glakectl names sockets 2>/dev/null)" -- "$value"; compgen -f -- "$value"); return ;;
 	--record | --libcuda | --shim) mapfile -t COMPREPLY < <(compgen -f -- "$value"); return ;;
 	--promise | --name) return ;;
 	esac
 	case $verb in
-	'') mapfile -t COMPREPLY < <(compgen -W "run replay help $run" -- "$cur") ;;
+	'') mapfile -t COMPREPLY < <(compgen -W "run replay readers help $run" -- "$cur") ;;
 	run)
 		if [[ $cur == -* ]]; then
 			mapfile -t COMPREPLY < <(compgen -W "$run --" -- "$cur")
@@ -50,7 +51,7 @@ _glake()
 			mapfile -t COMPREPLY < <(compgen -c -- "$cur")
 		fi
 		;;
-	replay) mapfile -t COMPREPLY < <(compgen -f -- "$cur") ;;
+	replay | readers) mapfile -t COMPREPLY < <(compgen -f -- "$cur") ;;
 	esac
 	[[ ${COMPREPLY[0]-} != *= ]] || compopt -o nospace 2>/dev/null || true
 }

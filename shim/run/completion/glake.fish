@@ -2,6 +2,7 @@
 # Completion of glake for fish.
 complete -c glake -n __fish_use_subcommand -f -a run -d 'Run a program with memory of glaked'
 complete -c glake -n __fish_use_subcommand -f -a replay -d 'Replay a trace of allocations'
+complete -c glake -n __fish_use_subcommand -f -a readers -d 'Check tables of readers'
 complete -c glake -n __fish_use_subcommand -f -a help -d 'Help'
 complete -c glake -l socket -r -F -a '(glakectl names sockets 2>/dev/null)' -d 'The socket of glaked'
 complete -c glake -l strict -d 'No memory without glaked, also when it goes away later'
@@ -10,6 +11,7 @@ complete -c glake -l own -x -a 'alloc async vmm none' -d 'What comes from glaked
 complete -c glake -l alloc -x -a 'plain stitch' -d 'How memory in stream order is made'
 complete -c glake -l promise -x -d 'So much of each device is its own'
 complete -c glake -l name -x -d 'What lists call the program'
+complete -c glake -l dedup -x -a 'auto observed off' -d 'Which equal weights become one copy'
 complete -c glake -l record -r -F -d 'Write a trace of allocations'
 complete -c glake -l libcuda -r -F -d 'The real driver library'
 complete -c glake -l shim -r -F -d 'The preload library'
