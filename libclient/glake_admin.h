@@ -142,6 +142,13 @@ struct glake_session_device {
 	uint64_t left_bytes; /* of that: what the process has not taken */
 	/* Of shared_bytes, each block divided by its mappings: over all sessions, the blocks that are mapped. */
 	double part_bytes;
+	/*
+	 * Of reserved_bytes: what the program can use again at once, as it reports, and what it uses (live): the rest. A
+	 * chunk that came or went since its last report counts as used.
+	 */
+	uint64_t reusable_bytes;
+	uint64_t live_bytes;
+	int knows_live; /* 0: its library is an earlier one, and these two are 0 */
 };
 
 /* Pages of 2 MiB that were to be sealed, or a part of them, and are private. */
@@ -166,6 +173,8 @@ struct glake_session_pool {
 	uint64_t n_unmapped;
 	uint64_t n_kept;
 	uint64_t kept_bytes;
+	uint64_t
+		free_bytes; /* of reserved_bytes: no allocation has them. 0 may be an earlier library */
 };
 
 struct glake_session_row {

@@ -41,9 +41,13 @@ struct bounds {
 #define UNSEALED_FIELDS 3u
 #define UNSEALED_BYTES (2 + 2 * (1 + VARINT_BYTES))
 
-/* A PoolReport: tag and length, and fourteen numbers with their tags. */
-#define POOL_FIELDS 15u
-#define POOL_BYTES (4 + 14 * (1 + VARINT_BYTES))
+/* A PoolReport: tag and length, and fifteen numbers with their tags. */
+#define POOL_FIELDS 16u
+#define POOL_BYTES (4 + 15 * (1 + VARINT_BYTES))
+
+/* A ReusableMemory: tag and length, and two numbers with their tags. */
+#define REUSABLE_FIELDS 3u
+#define REUSABLE_BYTES (3 + 2 * (1 + VARINT_BYTES))
 
 /* An Alone: tag and length, five numbers with their tags, and a text. */
 #define ALONE_FIELDS 7u
@@ -80,9 +84,10 @@ static const struct bounds bounds_of[] = {
 	[GLAKE__WIRE__REQUEST__BODY_CHUNK_SHARE] = NUMBERS(GLAKE_MAX_PACKET_FDS + 1),
 	[GLAKE__WIRE__REQUEST__BODY_CHUNK_OPEN] = NUMBERS(GLAKE_MAX_PACKET_FDS + 1),
 	[GLAKE__WIRE__REQUEST__BODY_USAGE_REPORT] =
-		{(GLAKE_MAX_REPORTED_DEVICES + 1) * (DRIVER_BYTES + POOL_BYTES) +
+		{(GLAKE_MAX_REPORTED_DEVICES + 1) * (DRIVER_BYTES + POOL_BYTES + REUSABLE_BYTES) +
                          GLAKE_N_UNSEALED * UNSEALED_BYTES + ALONE_BYTES + SPARE_BYTES,
-                 (GLAKE_MAX_REPORTED_DEVICES + 1) * (DRIVER_FIELDS + POOL_FIELDS) +
+                 (GLAKE_MAX_REPORTED_DEVICES + 1) *
+                                 (DRIVER_FIELDS + POOL_FIELDS + REUSABLE_FIELDS) +
                          GLAKE_N_UNSEALED *UNSEALED_FIELDS + ALONE_FIELDS + SPARE_FIELDS},
 	[GLAKE__WIRE__REQUEST__BODY_FAULT_REPORT] = {(GLAKE_MAX_SUSPECTS + 1) * SUSPECT_BYTES +
                                                              SPARE_BYTES,

@@ -109,7 +109,7 @@ struct driver_memory {
 	X(live_bytes) X(peak_live_bytes) X(reserved_bytes) X(peak_reserved_bytes) \
 	X(n_allocs) X(n_stitches) X(stitched_bytes) X(n_reuses) \
 	X(n_grows) X(n_mapped) X(n_unmapped) X(n_kept) \
-	X(kept_bytes)
+	X(kept_bytes) X(free_bytes)
 /* clang-format on */
 
 /* Its memory in stream order there, as it reports it; the bytes that there are now, bounded. All 0: it has none. */
@@ -128,6 +128,7 @@ struct holder_location {
 	struct driver_memory driver;
 	struct holder_pool pool;
 	struct promise *promise; /* entered, with the other sessions of the process; or NULL */
+	uint64_t reusable_bytes; /* of reserved_bytes then, by the last report */
 };
 
 /* What the holder has in common with others, on all devices. */
@@ -167,7 +168,9 @@ struct holder_usage {
 	uint64_t seal_ns;
 	uint64_t held_ns;
 	struct holder_alone alone;
-	uint64_t idle_since_ms; /* by the loop's clock; 0: it works, or nobody knows */
+	uint64_t idle_since_ms;  /* by the loop's clock; 0: it works, or nobody knows */
+	bool knows_reusable;     /* it reports that, by location */
+	uint64_t reserved_bytes; /* glaked's own number of then: of all devices */
 };
 
 /* What stands in the way of a wake, the worst last (rpc/wake_again.h). */

@@ -262,6 +262,25 @@ struct row_place {
 	Glake__Wire__Alone *alone;
 };
 
+/*
+ * What it uses. A program reports now and then, and not behind its last request: what came since is used, and what went was,
+ * unless it sleeps. An earlier client gives back warm memory without a report.
+ */
+static uint64_t live_bytes(const struct rpc_context *rpc, const struct holder *holder)
+{
+	uint64_t now_bytes = 0;
+	const struct holder_usage *usage = &holder->usage;
+	for (uint32_t i = 0; i < rpc->n_devices; i++) {
+		now_bytes += holder->at[i].reserved_bytes;
+	}
+	if (now_bytes >= usage->reserved_bytes) {
+		return usage->live_bytes + (now_bytes - usage->reserved_bytes);
+	}
+	bool is_known = usage->knows_reusable && !holder->sleeper;
+	return is_known ? less(usage->live_bytes, usage->reserved_bytes - now_bytes)
+	                : usage->live_bytes;
+}
+
 /* Returns whether the holder or its process has anything on the device. */
 static bool describe_share(const struct rpc_context *rpc, const struct holder *holder,
                            uint32_t index, Glake__Wire__SessionDevice *row)
@@ -280,6 +299,11 @@ static bool describe_share(const struct rpc_context *rpc, const struct holder *h
 	row->process_bytes = driver_usage_of_process(rpc, holder, &rpc->devices[index]);
 	row->promise_bytes = device->promise ? device->promise->bytes : 0;
 	row->left_bytes = device->promise ? promise_left_bytes(device->promise) : 0;
+	row->knows_live = holder->usage.knows_reusable;
+	if (row->knows_live) {
+		row->live_bytes = less(device->reserved_bytes, device->reusable_bytes);
+		row->reusable_bytes = device->reserved_bytes - row->live_bytes;
+	}
 	return row->reserved_bytes || row->shared_bytes || row->managed_bytes || row->array_bytes ||
 	       row->graph_bytes || row->other_bytes || row->process_bytes || row->promise_bytes;
 }
@@ -363,7 +387,7 @@ static void describe_holder(const struct session *asker, struct holder *holder,
 	describe_process(asker, holder, row);
 	row->tenant = holder->tenant->name;
 	row->realm = holder->realm->name;
-	row->live_bytes = holder->usage.live_bytes;
+	row->live_bytes = live_bytes(rpc, holder);
 	row->warm_bytes = holder->usage.warm_bytes;
 	row->n_chunks = holder->n_held[HELD_CHUNK];
 	row->n_models = holder->n_held[HELD_MODEL];

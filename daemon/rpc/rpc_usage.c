@@ -35,12 +35,16 @@ static bool is_sound(struct session *session, uint64_t id, const Glake__Wire__Us
 {
 	uint64_t drivers = 0;
 	uint64_t pools = 0;
+	uint64_t reusable = 0;
 	bool is = true;
 	for (size_t i = 0; is && i < report->n_driver; i++) {
 		is = is_next(session, id, report->driver[i]->device, &drivers);
 	}
 	for (size_t i = 0; is && i < report->n_pools; i++) {
 		is = is_next(session, id, report->pools[i]->device, &pools);
+	}
+	for (size_t i = 0; is && i < report->n_reusable; i++) {
+		is = is_next(session, id, report->reusable[i]->device, &reusable);
 	}
 	return is;
 }
@@ -68,6 +72,7 @@ static struct holder_pool take_pool(const Glake__Wire__PoolReport *from, uint64_
 	pool.peak_live_bytes = bounded(pool.peak_live_bytes, total_bytes);
 	pool.reserved_bytes = bounded(pool.reserved_bytes, total_bytes);
 	pool.peak_reserved_bytes = bounded(pool.peak_reserved_bytes, total_bytes);
+	pool.free_bytes = bounded(pool.free_bytes, total_bytes);
 	pool.kept_bytes = bounded(pool.kept_bytes, GLAKE_MAX_REPORTED_BYTES);
 	return pool;
 }
@@ -130,6 +135,23 @@ static void take_idle(struct holder *holder, uint64_t idle_ms)
 	holder->usage.idle_since_ms = idle_ms == 0 ? 0 : idle_ms >= now_ms ? 1 : now_ms - idle_ms;
 }
 
+/* And what glaked's books have at that moment: the difference later is what came or went since. */
+static void take_reusable(const struct rpc_context *rpc, struct holder *holder,
+                          const Glake__Wire__UsageReport *report)
+{
+	holder->usage.knows_reusable = report->tells_reusable;
+	holder->usage.reserved_bytes = 0;
+	for (uint32_t i = 0; i < rpc->n_devices; i++) {
+		holder->usage.reserved_bytes += holder->at[i].reserved_bytes;
+		holder->at[i].reusable_bytes = 0;
+	}
+	for (size_t i = 0; i < report->n_reusable; i++) {
+		const Glake__Wire__ReusableMemory *from = report->reusable[i];
+		holder->at[from->device].reusable_bytes = bounded(
+			from->bytes, rpc->devices[from->device].at.total_bytes);
+	}
+}
+
 void rpc_usage_report(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	const Glake__Wire__UsageReport *report = request->usage_report;
@@ -164,6 +186,7 @@ void rpc_usage_report(struct session *session, const request_t *request, struct 
 		session->holder->at[from->device].pool = take_pool(
 			from, rpc->devices[from->device].at.total_bytes);
 	}
+	take_reusable(rpc, session->holder, report);
 	pressure_client_answer(session->all->pressure, &session->warm, report->reclaim);
 	rpc_answer_ok(session, request->id);
 }

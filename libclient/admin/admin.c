@@ -323,6 +323,7 @@ static void take_pool(struct glake_session_pool *to, const Glake__Wire__PoolRepo
 		.n_unmapped = from->n_unmapped,
 		.n_kept = from->n_kept,
 		.kept_bytes = from->kept_bytes,
+		.free_bytes = from->free_bytes,
 	};
 }
 
@@ -346,6 +347,9 @@ static int show_session(const Glake__Wire__SessionInfo *from, const struct list 
 			.promise_bytes = from->devices[i]->promise_bytes,
 			.left_bytes = from->devices[i]->left_bytes,
 			.part_bytes = from->devices[i]->part_bytes,
+			.reusable_bytes = from->devices[i]->reusable_bytes,
+			.live_bytes = from->devices[i]->live_bytes,
+			.knows_live = from->devices[i]->knows_live,
 		};
 	}
 	cleanup_free struct glake_unsealed *unsealed = calloc(from->n_unsealed + 1,

@@ -27,6 +27,7 @@ static const struct field memory_fields[] = {
 	FIELD(ROW, live_bytes, U64, BYTES, "LIVE"),
 	FIELD(ROW, reserved_bytes, U64, BYTES, "RESERVED"),
 	FIELD(ROW, utilization, RATIO, PERCENT, "UTIL"),
+	FIELD(ROW, reusable_bytes, MAYBE, BYTES, "REUSABLE"),
 	FIELD(ROW, fragmentation, RATIO, PERCENT, NULL),
 	FIELD(ROW, warm_bytes, MAYBE, BYTES, NULL),
 	OF_POOL(peak_live_bytes, MAYBE, BYTES, "PEAK LIVE"),

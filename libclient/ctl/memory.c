@@ -100,8 +100,18 @@ static int add_row(struct memory *memory, const struct glake_session_row *of,
 	row->program = strdup(of->program);
 	row->label = strdup(identity_label(of->name, of->script, of->program));
 	row->utilization = memory_utilization(row->live_bytes, row->reserved_bytes);
-	row->fragmentation = row->utilization < 0 ? -1 : 1 - row->utilization;
+	/* What is free for the program at once is no fragment: only what nobody can use is. */
+	uint64_t reusable = row->reusable_bytes == FIELD_NONE ? 0 : row->reusable_bytes;
+	bool is_known = row->utilization >= 0 && row->reusable_bytes != FIELD_NONE;
+	row->fragmentation = is_known ? 1 - memory_utilization(row->live_bytes + reusable,
+	                                                       row->reserved_bytes)
+	                              : -1;
 	return row->program && row->label ? 0 : -ENOMEM;
+}
+
+static bool tells_reusable(const struct glake_session_row *of)
+{
+	return of->n_devices > 0 && of->devices[0].knows_live;
 }
 
 static int add_pool(struct memory *memory, const struct glake_session_row *of,
@@ -113,6 +123,7 @@ static int add_pool(struct memory *memory, const struct glake_session_row *of,
 		.live_bytes = pool->live_bytes,
 		.reserved_bytes = pool->reserved_bytes,
 		.warm_bytes = FIELD_NONE,
+		.reusable_bytes = tells_reusable(of) ? pool->free_bytes : FIELD_NONE,
 		.pool = *pool,
 		.n_vmm_calls = pool->n_mapped + pool->n_unmapped,
 	};
@@ -128,12 +139,29 @@ static uint64_t pool_reserved(const struct glake_session_row *of, uint32_t devic
 	return n_bytes;
 }
 
+/* Of an earlier library only warm memory is known, if it does not stitch; else FIELD_NONE. */
+static uint64_t reusable_beside_pools(const struct glake_session_row *of)
+{
+	uint64_t n_bytes = 0;
+	if (!tells_reusable(of)) {
+		return of->n_pools ? FIELD_NONE : of->warm_bytes;
+	}
+	for (uint32_t i = 0; i < of->n_devices; i++) {
+		n_bytes += of->devices[i].reusable_bytes;
+	}
+	for (uint32_t i = 0; i < of->n_pools; i++) {
+		n_bytes = without(n_bytes, of->pools[i].free_bytes);
+	}
+	return n_bytes;
+}
+
 static int add_plain(struct memory *memory, const struct glake_session_row *of)
 {
 	struct memory_row row = {
 		.device = FIELD_NONE,
 		.live_bytes = of->live_bytes,
 		.warm_bytes = of->n_pools ? FIELD_NONE : of->warm_bytes,
+		.reusable_bytes = reusable_beside_pools(of),
 		.n_vmm_calls = FIELD_NONE,
 	};
 	/* Each of its numbers is FIELD_NONE. */

@@ -28,8 +28,10 @@ struct memory_row {
 	uint64_t live_bytes;     /* known */
 	uint64_t reserved_bytes; /* known */
 	double utilization;      /* live / reserved; -1 with nothing reserved */
-	double fragmentation;    /* 1 - utilization; -1 */
+	double fragmentation;    /* 1 - (live + reusable) / reserved: what nobody can use; -1 */
 	uint64_t warm_bytes;
+	uint64_t
+		reusable_bytes; /* the program can use them again at once; FIELD_NONE: its library does not tell */
 	struct glake_session_pool
 		pool;         /* peak_live_bytes may be known of a row that does not stitch */
 	uint64_t n_vmm_calls; /* mapped and unmapped */

@@ -97,6 +97,8 @@ static const struct field device_fields[] = {
 	FIELD(ROW, array_bytes, U64, BYTES, NULL),   FIELD(ROW, graph_bytes, U64, BYTES, NULL),
 	FIELD(ROW, other_bytes, U64, BYTES, NULL),   FIELD(ROW, process_bytes, U64, BYTES, NULL),
 	FIELD(ROW, promise_bytes, U64, BYTES, NULL), FIELD(ROW, left_bytes, U64, BYTES, NULL),
+	FIELD(ROW, live_bytes, U64, BYTES, NULL),    FIELD(ROW, reusable_bytes, U64, BYTES, NULL),
+	FIELD(ROW, knows_live, BOOL, PLAIN, NULL),
 };
 
 #undef ROW
@@ -161,6 +163,10 @@ static void narrow(struct shown *shown, const struct glake_session_device *devic
 		shown->n_passed = FIELD_NONE;
 		shown->n_refused = FIELD_NONE;
 		shown->waits_for = "";
+	}
+	if (device->knows_live) {
+		shown->live_bytes = device->live_bytes;
+		shown->utilization = memory_utilization(device->live_bytes, device->reserved_bytes);
 	}
 }
 

@@ -7,6 +7,7 @@
 #include "libclient/heap/heap.h"
 #include "libclient/space/space.h"
 #include "libclient/heap/supply.h"
+#include "libclient/heap/usage.h"
 
 int glake_alloc(struct glake_session *session, uint32_t device, uint64_t bytes, unsigned flags,
                 glake_ptr *ptr_out)
@@ -197,5 +198,7 @@ int glake_trim(struct glake_session *session, uint32_t device, uint64_t keep_byt
 	if (r == 0 && n_warm > keep_bytes) {
 		glake__supply_give_lent(found, n_warm - keep_bytes);
 	}
+	/* glaked takes what goes without a report for memory that was used (heap/usage.h). */
+	glake__usage_report_now(session);
 	return glake__leave(session, r);
 }

@@ -16,6 +16,7 @@
 #include "libclient/link/sized.h"
 #include "libclient/heap/heap.h"
 #include "libclient/heap/supply.h"
+#include "libclient/stitch/pool.h"
 #include "libclient/space/space.h"
 
 /* Called with the lock held. */
@@ -53,6 +54,24 @@ static uint64_t pools_hash_locked(const struct glake_session *session)
 	return hash;
 }
 
+/* Parked memory is its stream's at once, and anybody's a moment later. Called with the lock held. */
+static uint64_t reusable_bytes_locked(const struct glake_session *session, uint32_t i)
+{
+	return glake__heap_free_bytes_locked(&session->heaps[i]) + session->heaps[i].parked_bytes +
+	       glake__supply_lent_bytes_locked(&session->devices[i]);
+}
+
+/* As pools_hash_locked(). */
+static uint64_t reusable_hash_locked(const struct glake_session *session)
+{
+	uint64_t hash = 0;
+	for (uint32_t i = 0; i < session->n_devices; i++) {
+		uint64_t n_bytes = reusable_bytes_locked(session, i);
+		hash = XXH3_64bits_withSeed(&n_bytes, sizeof(n_bytes), hash);
+	}
+	return hash;
+}
+
 static struct glake__usage measure(struct glake_session *session)
 {
 	struct glake__books *books = &session->books;
@@ -65,6 +84,7 @@ static struct glake__usage measure(struct glake_session *session)
 		.seal_ns = books->seal_ns,
 		.held_ns = glake__gate_held_ns(),
 		.pools_hash = pools_hash_locked(session),
+		.reusable_hash = reusable_hash_locked(session),
 	};
 	memcpy(usage.unsealed_bytes, books->unsealed_bytes, sizeof(usage.unsealed_bytes));
 	glake__unlock();
@@ -84,6 +104,8 @@ struct report {
 	struct glake__alone alone_copy;
 	Glake__Wire__PoolReport pools[GLAKE_MAX_REPORTED_DEVICES];
 	Glake__Wire__PoolReport *pool_list[GLAKE_MAX_REPORTED_DEVICES];
+	Glake__Wire__ReusableMemory reusable[GLAKE_MAX_REPORTED_DEVICES];
+	Glake__Wire__ReusableMemory *reusable_list[GLAKE_MAX_REPORTED_DEVICES];
 };
 
 _Static_assert((int)GLAKE__UNSEALED_NAMED == (int)GLAKE__WIRE__UNSEALED_WHY__UNSEALED_NAMED &&
@@ -110,8 +132,10 @@ static void add_seals(struct report *report, const struct glake__usage *usage)
 	}
 }
 
-static void add_pool(struct report *report, uint32_t device, const struct glake_pool_stats *pool)
+/* Called with the lock held. */
+static void add_pool(struct report *report, uint32_t device, const struct glake__heap *heap)
 {
+	const struct glake_pool_stats *pool = &heap->pool;
 	Glake__Wire__PoolReport *row = &report->pools[report->body.n_pools];
 	glake__wire__pool_report__init(row);
 	row->device = device;
@@ -128,6 +152,7 @@ static void add_pool(struct report *report, uint32_t device, const struct glake_
 	row->n_unmapped = pool->n_unmapped;
 	row->n_kept = pool->n_kept;
 	row->kept_bytes = pool->kept_bytes;
+	row->free_bytes = heap->stitching ? glake__pool_free_bytes_locked(heap->stitching) : 0;
 	report->pool_list[report->body.n_pools++] = row;
 }
 
@@ -139,7 +164,26 @@ static void add_pools(struct glake_session *session, struct report *report)
 		const struct glake_pool_stats *pool = &session->heaps[i].pool;
 		bool is_used = pool->n_allocs > 0 || pool->reserved_bytes > 0;
 		if (is_used && report->body.n_pools < GLAKE_MAX_REPORTED_DEVICES) {
-			add_pool(report, session->devices[i].public.index, pool);
+			add_pool(report, session->devices[i].public.index, &session->heaps[i]);
+		}
+	}
+	glake__unlock();
+}
+
+static void add_reusable(struct glake_session *session, struct report *report)
+{
+	report->body.tells_reusable = true;
+	report->body.reusable = report->reusable_list;
+	glake__lock();
+	for (uint32_t i = 0; i < session->n_devices; i++) {
+		uint64_t n_bytes = reusable_bytes_locked(session, i);
+		if (n_bytes > 0 && report->body.n_reusable < GLAKE_MAX_REPORTED_DEVICES) {
+			Glake__Wire__ReusableMemory *row =
+				&report->reusable[report->body.n_reusable];
+			glake__wire__reusable_memory__init(row);
+			row->device = session->devices[i].public.index;
+			row->bytes = n_bytes;
+			report->reusable_list[report->body.n_reusable++] = row;
 		}
 	}
 	glake__unlock();
@@ -218,6 +262,7 @@ static void send_report(struct glake_session *session, uint64_t period_ns, uint6
 	}
 	add_seals(&report, &usage);
 	add_pools(session, &report);
+	add_reusable(session, &report);
 	report.body.live_bytes = usage.live_bytes;
 	report.body.warm_bytes = usage.warm_bytes;
 	report.body.peak_bytes = usage.peak_bytes;

@@ -4,7 +4,9 @@
  * program's own numbers.
  *
  * A report is sent after another request, or at glake_dispatch(), if the numbers have changed and
- * the last report is USAGE_PERIOD_NS old; after sealing at once, since no request may follow. The warm path
+ * the last report is USAGE_PERIOD_NS old; after sealing at once, since no request may follow. A burst of requests ends
+ * without one, and needs none: glaked counts chunks that came or went since the last report as live. What it would count
+ * wrongly is reported at once: warm memory that is given back. The warm path
  * never reports. The answer to a Reclaim is sent at once, because another session's request waits for it.
  *
  * Threads: any.

@@ -84,6 +84,7 @@ struct glake__usage {
 	uint64_t seal_ns;
 	uint64_t held_ns; /* of the process */
 	uint64_t pools_hash;
+	uint64_t reusable_hash; /* of the bytes by device */
 };
 
 struct glake__program {

@@ -1788,12 +1788,14 @@ START_TEST(dedup_adds_up_what_sharing_saves)
 }
 END_TEST
 
-START_TEST(fragmentation_is_one_minus_utilization)
+START_TEST(fragmentation_is_what_nobody_can_use)
 {
 	ck_assert_int_eq(run("fragmentation"), 0);
 	ck_assert_str_eq(out_text,
-	                 "PID  DEV     LIVE  RESERVED    UTIL  PEAK LIVE  PEAK RES  PROGRAM\n"
-	                 "100    0  3.0 GiB   4.0 GiB  75.0 %    3.5 GiB         -  plain\n"
+	                 "PID  DEV     LIVE  RESERVED    UTIL  REUSABLE  PEAK LIVE  PEAK RES  "
+	                 "PROGRAM\n"
+	                 "100    0  3.0 GiB   4.0 GiB  75.0 %   1.0 GiB    3.5 GiB         -  "
+	                 "plain\n"
 	                 "\n"
 	                 "reserved by others on device 0: 0\n"
 	                 "reserved by others on device 1: 0\n");
@@ -1803,7 +1805,8 @@ START_TEST(fragmentation_is_one_minus_utilization)
 	ck_assert_uint_eq(json_array_size(rows), 1);
 	json_t *row = json_array_get(rows, 0);
 	ck_assert_double_eq_tol(json_real_value(json_object_get(row, "utilization")), 0.75, 1e-9);
-	ck_assert_double_eq_tol(json_real_value(json_object_get(row, "fragmentation")), 0.25, 1e-9);
+	ck_assert_double_eq_tol(json_real_value(json_object_get(row, "fragmentation")), 0, 1e-9);
+	ck_assert_int_eq(json_integer_value(json_object_get(row, "reusable_bytes")), GIB);
 	ck_assert_int_eq(json_integer_value(json_object_get(row, "warm_bytes")), GIB);
 	ck_assert(json_is_false(json_object_get(row, "stitches")));
 	ck_assert(json_is_null(json_object_get(row, "n_kept")));
@@ -1817,9 +1820,12 @@ START_TEST(stitching_has_rows_of_its_own)
 	fake.name = "python3";
 	ck_assert_int_eq(run("fragmentation"), 0);
 	ck_assert_str_eq(out_text,
-	                 "PID  DEV     LIVE  RESERVED    UTIL  PEAK LIVE  PEAK RES  PROGRAM\n"
-	                 "100    0  2.0 GiB   2.1 GiB  94.1 %    2.5 GiB   3.0 GiB  python3\n"
-	                 "100    0  1.0 GiB   1.9 GiB  53.3 %          -         -  python3\n"
+	                 "PID  DEV     LIVE  RESERVED    UTIL  REUSABLE  PEAK LIVE  PEAK RES  "
+	                 "PROGRAM\n"
+	                 "100    0  2.0 GiB   2.1 GiB  94.1 %         -    2.5 GiB   3.0 GiB  "
+	                 "python3\n"
+	                 "100    0  1.0 GiB   1.9 GiB  53.3 %         -          -         -  "
+	                 "python3\n"
 	                 "\n"
 	                 "PID  DEV   ALLOCS  STITCHES  STITCHED  KEPT  REUSES  GROWS  VMM CALLS\n"
 	                 "100    0  1234567        89  33.0 GiB    17    4567     21       1000\n"
