@@ -8,6 +8,7 @@
 #define GLAKE_SHIM_ALLOC_RESULT_H
 
 #include "shim/connection.h"
+#include "shim/refused.h"
 #include "shim/shim.h"
 
 enum alloc_result {
@@ -31,6 +32,7 @@ static inline enum alloc_result alloc_result_of(int error, CUresult *result_out)
 		return LEFT_TO_DRIVER;
 	}
 	shim_count(SHIM_COUNT_refused);
+	refused_say(error);
 	*result_out = CUDA_ERROR_OUT_OF_MEMORY;
 	return ANSWERED;
 }

@@ -41,6 +41,7 @@ static void read_environment(void)
 	                 : is_set_to("GLAKE_DEDUP", "observed") ? SHIM_DEDUP_OBSERVED
 	                                                        : SHIM_DEDUP_ASKED,
 		.stitches = is_set_to("GLAKE_ALLOC", "stitch"),
+		.says_refused = is_set_to("GLAKE_SHIM_SAY", "refused"),
 	};
 }
 

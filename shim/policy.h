@@ -24,7 +24,8 @@ struct shim_policy {
 	bool owns_async;     /* GLAKE_SHIM_OWN: cuMemAllocAsync and its family */
 	bool owns_vmm;       /* GLAKE_SHIM_OWN: cuMemCreate and its family */
 	enum shim_dedup dedup;
-	bool stitches; /* GLAKE_ALLOC=stitch: memory in stream order is stitched */
+	bool stitches;     /* GLAKE_ALLOC=stitch: memory in stream order is stitched */
+	bool says_refused; /* GLAKE_SHIM_SAY=refused: why memory is refused, on stderr */
 };
 
 const struct shim_policy *shim_policy(void);

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 
+#include "proto/size.h"
 #include "libclient/link/dispatch.h"
 #include "libclient/heap/async.h"
 #include "libclient/heap/elastic_calls.h"
@@ -82,9 +83,11 @@ bool glake__supply_make_room(struct glake__device *device, int error, struct gla
 
 static int too_large(const struct glake__device *device, uint64_t n_bytes)
 {
-	return glake__fail(GLAKE_E_NO_DEVICE_MEMORY, "%llu bytes are more than device %u has: %llu",
-	                   (unsigned long long)n_bytes, device->public.index,
-	                   (unsigned long long)device->public.total_bytes);
+	char wanted[SIZE_TEXT_BYTES];
+	char total[SIZE_TEXT_BYTES];
+	return glake__fail(GLAKE_E_NO_DEVICE_MEMORY, "%s more on device %u, which has %s in all",
+	                   size_text(n_bytes, wanted), device->public.index,
+	                   size_text(device->public.total_bytes, total));
 }
 
 int glake__supply_get_on(struct glake__device *device, uint64_t n_bytes, bool is_zeroed,

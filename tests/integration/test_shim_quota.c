@@ -68,6 +68,26 @@ static void run_program(struct run *run)
 	run_start(run, NULL, run_in_build(PROGRAM), NULL);
 }
 
+/* ---- what a program says ------------------------------------------------------------------------ */
+
+START_TEST(a_program_says_why_if_it_is_asked_to)
+{
+	static struct run run;
+	begin(TENANT("1536MiB"));
+	run_start(&run, "GLAKE_SHIM_SAY=refused", run_in_build(PROGRAM), NULL);
+	ask(&run, "alloc 1073741824\n", "alloc 0\n");
+	ask(&run, "alloc 1073741824\n", "alloc 2\n");
+	run_expect(
+		&run,
+		"memory refused: 1.0 GiB more on device 0: tenant default uses 1.0 of 1.5 GiB\n");
+	run_end_well(&run);
+	run_program(&run);
+	ask(&run, "alloc 2147483648\n", "alloc 2\n");
+	run_end_well(&run);
+	ck_assert_ptr_null(strstr(run.text, "refused"));
+}
+END_TEST
+
 /* ---- two programs ----------------------------------------------------------------------------- */
 
 static const struct {

@@ -160,7 +160,8 @@ class SessionDevice(Structure):
                 ("managed_bytes", c_uint64), ("array_bytes", c_uint64),
                 ("graph_bytes", c_uint64), ("other_bytes", c_uint64),
                 ("process_bytes", c_uint64), ("promise_bytes", c_uint64),
-                ("left_bytes", c_uint64), ("part_bytes", c_double)]
+                ("left_bytes", c_uint64), ("part_bytes", c_double),
+                ("reusable_bytes", c_uint64), ("live_bytes", c_uint64), ("knows_live", c_int)]
 
 
 class Unsealed(Structure):

@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * With GLAKE_SHIM_SAY=refused: a line on stderr when the program is refused memory, with glaked's reason. The program itself
+ * gets a code without a text. At most one line a second; the next one says how many there were between.
+ *
+ * Threads: any.
+ */
+#ifndef GLAKE_SHIM_REFUSED_H
+#define GLAKE_SHIM_REFUSED_H
+
+/* This thread's last call of the library, or the connection, has refused memory: @error is CONNECTION_E_*. */
+void refused_say(int error);
+
+#endif
