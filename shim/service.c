@@ -61,7 +61,7 @@ struct turns {
 	uint64_t away_ns; /* since when glaked has not been there; 0: it is */
 };
 
-/* What the program wrote to while the GPU was full. */
+/* What the program wrote to while the GPU was full. Said only to those who asked (policy.h). */
 static void bring_back(struct turns *turns)
 {
 	const uint64_t before = glake__refuge_bytes();
@@ -69,6 +69,9 @@ static void bring_back(struct turns *turns)
 		glake__refuge_return();
 	}
 	const uint64_t n_bytes = glake__refuge_bytes();
+	if (!shim_policy()->says_refused) {
+		return;
+	}
 	if (n_bytes > 0 && !turns->has_refuge) {
 		turns->has_refuge = true;
 		fprintf(stderr,

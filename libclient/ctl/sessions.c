@@ -73,6 +73,7 @@ static const struct field session_fields[] = {
 	OF_ROW(wait_bound, TEXT, PLAIN, NULL),
 	OF_ROW(wait_bytes, U64, BYTES, NULL),
 	OF_ROW(wait_ms, U64, MS, NULL),
+	OF_ROW(host_bytes, U64, BYTES, NULL),
 	OF_ROW(n_chunks, U32, PLAIN, NULL),
 	OF_ROW(n_models, U32, PLAIN, NULL),
 	OF_ROW(age_ms, U64, MS, "AGE"),
