@@ -61,13 +61,13 @@ static uint64_t reusable_bytes_locked(const struct glake_session *session, uint3
 	       glake__supply_lent_bytes_locked(&session->devices[i]);
 }
 
-/* As pools_hash_locked(). */
+/* As pools_hash_locked(). 0: there is none. */
 static uint64_t reusable_hash_locked(const struct glake_session *session)
 {
 	uint64_t hash = 0;
 	for (uint32_t i = 0; i < session->n_devices; i++) {
-		uint64_t n_bytes = reusable_bytes_locked(session, i);
-		hash = XXH3_64bits_withSeed(&n_bytes, sizeof(n_bytes), hash);
+		const uint64_t at[] = {i, reusable_bytes_locked(session, i)};
+		hash = at[1] > 0 ? XXH3_64bits_withSeed(at, sizeof(at), hash) : hash;
 	}
 	return hash;
 }
