@@ -33,6 +33,18 @@
 
 /* ---- what the lower parts ask for ------------------------------------------------------------ */
 
+static void drop_kept_bytes(void *user, struct location *at, uint64_t bytes)
+{
+	struct server *server = user;
+	kept_steps_take_bytes(&server->kept, at, bytes);
+}
+
+static void drop_kept_fds(void *user, uint64_t n_fds)
+{
+	struct server *server = user;
+	kept_steps_take_fds(&server->kept, n_fds);
+}
+
 static void evict_bytes(void *user, struct location *at, uint64_t bytes)
 {
 	struct server *server = user;
@@ -122,6 +134,7 @@ static void on_tick(uv_timer_t *timer)
 	if (server->store.parking) {
 		store_use_room(&server->store);
 	}
+	kept_steps_tick(&server->kept);
 	store_trim(&server->store);
 	/* Not at the first tick: then chunks are being made ahead. */
 	if (server->n_ticks++ % NVML_TICKS == 1) {
@@ -253,6 +266,7 @@ static void apply_limits(struct server *server)
 	server->load_context.window_bytes = config->load_window_bytes;
 	server->load_context.trust_file_times = config->trust_file_times;
 	server->sleep_context.wake_wait_ms = config->wake_wait_ms;
+	server->kept.keep_ms = config->kept_ms;
 	copies_set(&server->copies, config->demote);
 	copies_keep_ready(&server->copies, &config->host_ready_bytes);
 	server->mover.idle_ms = config->mover_idle_ms;
@@ -506,6 +520,7 @@ static void open_rpc(struct server *server)
 	holders_init(&rpc->holders, &server->loop, server->locations, server->n_locations,
 	             &server->store, first_id());
 	rpc->holders.refused.events = &server->events;
+	rpc->holders.kept = &server->kept;
 	list_init(&rpc->sessions.list);
 	list_init(&rpc->asks);
 	rpc->looks = &server->looks;
@@ -516,6 +531,15 @@ static void open_rpc(struct server *server)
 	rpc->sessions.stats = &server->stats;
 	rpc->sessions.hooks = &session_hooks;
 	rpc->sessions.user = server;
+}
+
+static uint64_t all_device_bytes(const struct server *server)
+{
+	uint64_t bytes = 0;
+	for (uint32_t i = 0; i < server->n_devices; i++) {
+		bytes += server->devices[i].at.usable_bytes;
+	}
+	return bytes;
 }
 
 static int open_parts(struct server *server)
@@ -547,6 +571,13 @@ static int open_parts(struct server *server)
 		goto err_allocator;
 	}
 	store_init(&server->store, &server->loop, cache, &server->stats);
+	kept_steps_init(&server->kept, &server->loop, cache, &server->stats,
+	                all_device_bytes(server), n_chunk_fds / 4);
+	server->allocator.pressure.sources[PRESSURE_KEPT] = (struct pressure_source){
+		.take_bytes = drop_kept_bytes,
+		.take_fds = drop_kept_fds,
+		.user = server,
+	};
 	server->allocator.pressure.sources[PRESSURE_UNUSED] = (struct pressure_source){
 		.take_bytes = evict_bytes,
 		.take_fds = evict_fds,
@@ -592,6 +623,7 @@ static int open_parts(struct server *server)
 	turns_begin(&server->loop);
 	return 0;
 err_copies:
+	kept_steps_deinit(&server->kept);
 	store_deinit(&server->store);
 	allocator_deinit(&server->allocator);
 err_allocator:
@@ -652,6 +684,7 @@ static void close_parts(struct server *server)
 	copies_close(&server->copies);
 	mover_link_close(&server->mover);
 	keeper_close(&server->keeper);
+	kept_steps_deinit(&server->kept);
 	store_deinit(&server->store);
 	copies_deinit(&server->copies);
 	for (uint32_t i = 0; i < server->n_devices; i++) {

@@ -27,6 +27,7 @@
 #include "daemon/memory/node.h"
 #include "daemon/memory/nvml.h"
 #include "daemon/memory/tenant.h"
+#include "daemon/holders/kept_step.h"
 #include "daemon/holders/sleeper.h"
 #include "daemon/net/keeper.h"
 #include "daemon/net/owner.h"
@@ -68,6 +69,7 @@ struct server {
 	struct keeper keeper;
 	struct mover_link mover;
 	struct copies copies;
+	struct kept_steps kept;
 	struct admit_context admit_context;
 	struct load_context load_context;
 	struct sleep_context sleep_context;

@@ -27,7 +27,7 @@ struct glake_device_status {
 	const char *name;
 	uint8_t uuid[16];
 	uint64_t total_bytes;
-	uint64_t physical_bytes; /* chunks that exist: private + blocks + made ahead */
+	uint64_t physical_bytes; /* chunks that exist: private + blocks + made ahead + kept */
 	uint64_t private_bytes;
 	uint64_t block_bytes;
 	uint64_t used_block_bytes; /* of block_bytes: open in a session, or being loaded */
@@ -50,6 +50,8 @@ struct glake_device_status {
 	uint32_t n_foreign;         /* processes without a session */
 	const char *fabric;         /* "yes", or why chunks have no fabric handle */
 	int rdma;                   /* nonzero: chunks are made for GPUDirect RDMA */
+	uint64_t
+		kept_bytes; /* of physical_bytes: outlived their process, for the next; they go first */
 };
 
 /* Host memory of a NUMA node. */

@@ -81,6 +81,10 @@ static inline uint64_t glake_chunk_bytes(uint64_t content_bytes)
 #define GLAKE_MAX_BLOCKS 1000000u
 #define GLAKE_MAX_DIMS 32u
 
+/* Of a ChunkKeep: its key, and its record, which leaves room for chunks in a packet. */
+#define GLAKE_MAX_WILL_KEY_BYTES 64u
+#define GLAKE_MAX_RECORD_BYTES 32768u
+
 /* Keys of published models. */
 #define GLAKE_MAX_KEY_BYTES 255u
 /* The most in one WeightsPublish: blocks, which glaked counts, and what bounds.c counts as fields. */

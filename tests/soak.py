@@ -580,7 +580,7 @@ class Soak:
         self.most["fds of glake-keeper"] = max(self.most["fds of glake-keeper"], keeper_fds)
         self.most["MiB"] = max(self.most["MiB"], physical // MIB)
         checks = [
-            ("made", physical, device["private_bytes"] + device["block_bytes"] + device["pool_bytes"]),
+            ("made", physical, device["private_bytes"] + device["block_bytes"] + device["pool_bytes"] + device["kept_bytes"]),
             ("private of sessions", private, device["private_bytes"]),
             # glaked has a page of its own.
             ("charged to tenants", used, physical - 2 * MIB),

@@ -61,6 +61,9 @@
 	X(wakes_failed, "wakes that failed: the program slept on, and may have tried again") \
 	X(wakes_refused, "of them: they waited for room in vain") \
 	X(woken_bytes, "bytes that came back to a GPU so") \
+	X(steps_kept, "parts of programs' memory that outlived their process, for the next one") \
+	X(steps_adopted, "of them: that the next one took") \
+	X(steps_dropped, "of them: that went for room, a share or kept_ms") \
 	X(mover_starts, "times glake-mover was started") \
 	X(mover_deaths, "times glake-mover ended without being asked to") \
 	X(notices_dropped, "notices not sent to a client that does not read") \

@@ -64,6 +64,7 @@ static CONFIG_VALUE(tenants);
 	KEY("", config, pressure, "\"refuse\"", pressure, pressure, 0, 0) \
 	KEY("", config, wait_ms, "0", u64, wait_ms, 0, DAY_MS) \
 	KEY("", config, wake_wait_ms, "600000", u64, wake_wait_ms, 0, DAY_MS) \
+	KEY("", config, kept_ms, "600000", u64, kept_ms, 0, DAY_MS) \
 	KEY("", config, min_awake_ms, "5000", u64, min_awake_ms, 0, DAY_MS) \
 	KEY("", config, realms, "()", realms, realms, 0, 0) \
 	KEY("", config, tenants, "()", tenants, tenants, 0, 0) \

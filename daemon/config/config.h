@@ -109,6 +109,7 @@ struct config {
 	enum config_pressure pressure;
 	uint64_t wait_ms; /* with CONFIG_PRESSURE_WAIT */
 	uint64_t wake_wait_ms;
+	uint64_t kept_ms;      /* 0: nothing is kept */
 	uint64_t min_awake_ms; /* glaked puts no program to sleep before */
 
 	struct config_realm *realms;

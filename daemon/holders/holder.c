@@ -9,7 +9,9 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "daemon/holders/kept_step.h"
 #include "daemon/holders/slept.h"
+#include "daemon/holders/will.h"
 #include "proto/cleanup.h"
 #include "proto/limits.h"
 
@@ -54,6 +56,7 @@ struct holder *holder_new(struct holders *holders)
 	holder->n_refs = 2; /* the list's, and the caller's */
 	holder->id = ++holders->last_id;
 	holder->since_ms = uv_now(holders->loop);
+	list_init(&holder->wills);
 	list_insert(&holders->list, &holder->link);
 	holders->n++;
 	return holder;
@@ -184,7 +187,9 @@ int holder_attach(struct holder *holder, int socket, const struct holder_labels 
 
 static void on_process_end(void *user)
 {
-	holder_end(user);
+	struct holder *holder = user;
+	holder->has_process_ended = true;
+	holder_end(holder);
 }
 
 static void stop_watch(struct holder *holder)
@@ -209,8 +214,13 @@ static int start_watch(struct holder *holder, int fd)
 
 bool holder_detach(struct holder *holder, int fd)
 {
-	if (holder->state != HOLDER_ATTACHED || holder->all->is_draining ||
-	    start_watch(holder, fd) < 0) {
+	if (holder->state != HOLDER_ATTACHED || holder->all->is_draining) {
+		return false;
+	}
+	int r = start_watch(holder, fd);
+	if (r < 0) {
+		/* Of a process that is not visible here nobody knows. */
+		holder->has_process_ended = r == -ESRCH && holder->peer.pid > 0;
 		return false;
 	}
 	holder_set_state(holder, HOLDER_DETACHED);
@@ -411,6 +421,7 @@ static void drop(struct holder *holder, struct held *held)
 		holder->all->watch->held_gone(holder->all->watcher, held);
 	}
 	sleeper_forget(held);
+	will_void_of(held);
 	HASH_DEL(holder->held, held);
 	holder->n_held[held->kind]--;
 	holder->all->n_unkept -= is_unkept(held);
@@ -582,6 +593,7 @@ void holder_turn_block(struct holder *holder, struct held *held, struct block *b
                        bool was_known, struct chunk *own)
 {
 	struct location *at = block->chunk.at;
+	will_void_of(held);
 	holder->n_held[HELD_CHUNK]--;
 	holder->n_held[HELD_BLOCK]++;
 	held->kind = HELD_BLOCK;
@@ -644,6 +656,7 @@ bool holder_share_chunks(struct holder *holder, struct held *const *chunks, size
 		holder->all->n_unkept -= is_unkept(held);
 		uint64_t number = is_to_be_parked(holder, held) ? park(holder, held) : 0;
 		held->ticket = ticket;
+		will_void_of(held);
 		holder->all->n_unkept += is_unkept(held);
 		are_kept = are_kept && held->is_parked;
 		last = number ? number : last;
@@ -682,6 +695,16 @@ static void release_chunk(struct holder *holder, struct held *held)
 	} else {
 		chunk_release(chunk);
 	}
+	settle(holder, at);
+}
+
+void holder_leave_chunk(struct holder *holder, struct held *held, struct chunk *chunk_out)
+{
+	const struct location *at = held->chunk.at;
+	unpark(holder, held);
+	uncount_private(holder, at, held->chunk.bytes);
+	chunk_move(chunk_out, &held->chunk);
+	drop(holder, held);
 	settle(holder, at);
 }
 
@@ -731,6 +754,7 @@ void holder_put_to_sleep(struct holder *holder, struct held *held)
 		holder->all->watch->held_gone(holder->all->watcher, held);
 	}
 	leave_sharing_walk(holder, held);
+	will_void_of(held);
 	if (held->kind == HELD_CHUNK) {
 		release_chunk(holder, held);
 	} else {
@@ -788,6 +812,19 @@ static int by_number(const void *a, const void *b)
 	return (one > other) - (one < other);
 }
 
+/* One request brought all chunks of an adopted will. The client does not know of them, so it has not written to them. */
+static void return_adopted(struct holder *holder, const uint64_t *sorted, size_t n_requests)
+{
+	struct will *will;
+	struct will *spare;
+	list_for_each_safe (will, spare, &holder->wills, link) {
+		if (bsearch(&will->chunks[0]->request, sorted, n_requests, sizeof(sorted[0]),
+		            by_number)) {
+			kept_steps_keep(holder->all->kept, holder, will);
+		}
+	}
+}
+
 /* One walk for all requests, because the holder may have a million things. */
 void holder_release_unanswered(struct holder *holder, const uint64_t *requests, size_t n_requests)
 {
@@ -800,6 +837,7 @@ void holder_release_unanswered(struct holder *holder, const uint64_t *requests, 
 	assert(n_requests <= n_elements(sorted));
 	memcpy(sorted, requests, n_requests * sizeof(sorted[0]));
 	qsort(sorted, n_requests, sizeof(sorted[0]), by_number);
+	return_adopted(holder, sorted, n_requests);
 	HASH_ITER(hh, holder->held, held, spare)
 	{
 		if (bsearch(&held->request, sorted, n_requests, sizeof(sorted[0]), by_number)) {
@@ -1035,6 +1073,9 @@ void holder_end(struct holder *holder)
 	list_remove(&holder->link);
 	holder->all->n--;
 	sleeper_end(holder);
+	if (holder->has_process_ended) {
+		kept_steps_inherit(holder->all->kept, holder);
+	}
 	release_all(holder);
 	holder_leave_promises(holder);
 	if (holder->tenant) {

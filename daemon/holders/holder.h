@@ -13,7 +13,7 @@
  *
  * A detached holder keeps what it has, because its process still has it mapped; a pidfd reports the
  * process's end. holder_end() is the only end: it gives back every chunk, model and block, so all
- * charges are refunded, whatever the process did.
+ * charges are refunded, whatever the process did. If the process has ended, what it made a will for is kept (kept_step.h).
  *
  * One table has everything, by ids that are unique on the node and never used again. Nothing points
  * from here to a connection: a session (session.h) points to its holder.
@@ -77,6 +77,7 @@ struct held {
 	struct admit *admit; /* has the chunk, which is being published; NULL: the chunk is here */
 	bool is_parked;      /* the chunk is, since others may open it */
 	struct user_charge place; /* for that */
+	struct will *will;        /* that the chunk is in (will.h); NULL: none */
 	bool was_chunk;           /* a published block, under its chunk's id */
 	bool was_known;           /* a published block that the store had already */
 	/* Owned: the chunk that the block is to replace, while the process has that mapped; or NULL. */
@@ -198,6 +199,7 @@ struct holder_sleep {
 };
 
 struct holder;
+struct kept_steps;
 struct slept;
 struct sleeper;
 
@@ -238,6 +240,7 @@ struct holders {
 	uint32_t n_locations;
 	struct location *const *locations; /* borrowed, by slot */
 	struct store *store;               /* borrowed */
+	struct kept_steps *kept;           /* borrowed; what outlives its process; NULL: nothing */
 	struct orders orders;
 	struct list sleepers; /* of sleeper.link: the longest asleep first */
 	struct list reading;  /* of sleep_wake.turn: they copy from host memory in this order */
@@ -278,12 +281,14 @@ struct holder {
 	bool is_admin;
 	bool follows_seals; /* it has said so, and so the next */
 	bool follows_sleeps;
+	bool has_process_ended;      /* the process is known to have */
 	const char *refusal;         /* static: the limit that refuses it; NULL: it is let in */
 	struct holder_labels labels; /* empty before Hello */
 	uint64_t since_ms;
 	uint64_t n_requests;
 	struct held *held;
 	uint32_t n_held[N_HELD_KINDS];
+	struct list wills;       /* the oldest first */
 	size_t n_places;         /* of blocks in its models, and one for each model */
 	struct sleeper *sleeper; /* owned; NULL: nothing of it has a copy */
 	struct holder_sleep sleep;
@@ -427,6 +432,9 @@ void holder_turn_block(struct holder *holder, struct held *held, struct block *b
 /* The process has mapped the block. */
 void holder_drop_own(struct holder *holder, struct held *held);
 
+/* The private chunk goes to @chunk_out, and @held is gone. It is charged as before. */
+void holder_leave_chunk(struct holder *holder, struct held *held, struct chunk *chunk_out);
+
 /* @held has a copy, and the process does not have it mapped: its memory goes, or is left to others. */
 void holder_put_to_sleep(struct holder *holder, struct held *held);
 /* It is there again: in @chunk, which is taken over; or as @block, which the caller uses, or @model, which he holds. */
@@ -451,7 +459,8 @@ bool holders_walk(struct holders *holders, const struct block *block, size_t *n_
 bool holder_look_at_sharing(struct holder *holder, size_t *n_steps);
 
 /*
- * Give back everything that these requests, GLAKE_MAX_UNANSWERED at most, brought: the client does not know of it.
+ * Give back everything that these requests, GLAKE_MAX_UNANSWERED at most, brought: the client does not know of it. What they adopted is
+ * kept once more.
  */
 void holder_release_unanswered(struct holder *holder, const uint64_t *requests, size_t n_requests);
 

@@ -333,7 +333,7 @@ void sessions_tick(struct sessions *sessions)
 		    !conn_has_unread(&session->conn)) {
 			session_reject(session, "no Hello within ten seconds");
 		} else if (has_left(session)) {
-			session_close(session);
+			close_with(session, HOLDER_IS_LOST);
 		}
 	}
 }

@@ -40,6 +40,7 @@ enum chunk_use {
 	CHUNK_LOADING, /* of a load; or the mover still has it, but nobody wants it any more */
 	CHUNK_BLOCK,   /* of the store */
 	CHUNK_COPIES,  /* large ones in host memory, see extent.h */
+	CHUNK_KEPT,    /* outlived its process (holders/kept_step.h) */
 	CHUNK_N_USES,
 };
 

@@ -25,6 +25,7 @@
  *    does not pay for unused models and blocks.
  *
  * 3. MAKING, SHORT. A charged request is made. If the location is full, memory is taken back in rounds:
+ *      kept         what outlived its process and waits for an heir goes,
  *      made ahead   the stock is given up,
  *      unused       unused models and blocks are evicted, the longest unused first; in host memory copies, of which
  *                   the request waits until the mover has forgotten them,
@@ -102,6 +103,7 @@ enum pressure_state {
 
 /* In the order in which they are asked. Clients come after the last. */
 enum pressure_round {
+	PRESSURE_KEPT,
 	PRESSURE_MADE_AHEAD,
 	PRESSURE_UNUSED,
 	N_PRESSURE_ROUNDS,

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "daemon/books/books.h"
+#include "daemon/holders/kept_step.h"
 #include "daemon/holders/sleep_limit.h"
 #include "daemon/rpc/rpc_handlers.h"
 
@@ -103,9 +104,10 @@ void rpc_evict(struct session *session, const request_t *request, struct fdlist 
 	const char *name = request->evict->name;
 	if (!name[0]) {
 		uint64_t n_models;
-		uint64_t freed_bytes = store_evict_all(
-			store, session->holder->is_admin ? NULL : session->holder->realm,
-			&n_models);
+		const struct realm *realm = session->holder->is_admin ? NULL
+		                                                      : session->holder->realm;
+		uint64_t freed_bytes = store_evict_all(store, realm, &n_models);
+		freed_bytes += kept_steps_evict(session->holder->all->kept, realm);
 		answer_evict(session, request->id, n_models, freed_bytes);
 		return;
 	}

@@ -21,6 +21,9 @@ void rpc_promise(struct session *session, const request_t *request, struct fdlis
 void rpc_chunk_free(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_chunk_share(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_chunk_open(struct session *session, const request_t *request, struct fdlist *fds);
+void rpc_chunk_keep(struct session *session, const request_t *request, struct fdlist *fds);
+void rpc_chunk_unkeep(struct session *session, const request_t *request, struct fdlist *fds);
+void rpc_chunk_adopt(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_usage_report(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_fault_report(struct session *session, const request_t *request, struct fdlist *fds);
 

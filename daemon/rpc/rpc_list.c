@@ -52,6 +52,7 @@ static void describe_device(const struct rpc_context *rpc, const struct device *
 	/* Chunks of loads are not open yet, but cannot be evicted. */
 	row->used_block_bytes = device->at.used_block_bytes + device->at.use_bytes[CHUNK_LOADING];
 	row->pool_bytes = device->at.use_bytes[CHUNK_STOCK];
+	row->kept_bytes = device->at.use_bytes[CHUNK_KEPT];
 	row->logical_block_bytes = device->at.logical_block_bytes;
 	row->logical_bytes = device->at.logical_block_bytes + device->at.use_bytes[CHUNK_PRIVATE];
 	row->fabric = (char *)device->fabric;
@@ -169,7 +170,8 @@ void rpc_device_get(struct session *session, const request_t *request, struct fd
 	body.reserved_bytes = session->holder->at[at->slot].reserved_bytes;
 	/* The driver does not count it as free yet, but a request for memory gets it. */
 	uint64_t leaving_bytes = at->leaving_bytes;
-	body.idle_bytes = less(at->use_bytes[CHUNK_STOCK], at->anchor_bytes) +
+	body.idle_bytes = at->use_bytes[CHUNK_KEPT] +
+	                  less(at->use_bytes[CHUNK_STOCK], at->anchor_bytes) +
 	                  less(at->use_bytes[CHUNK_BLOCK], at->used_block_bytes) + leaving_bytes;
 	body.room_bytes = less(location_room_bytes(at), leaving_bytes);
 	const struct promise *promise = session->holder->at[at->slot].promise;

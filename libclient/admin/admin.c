@@ -47,6 +47,7 @@ static void take_device(struct glake_device_status *to, const Glake__Wire__Devic
 		.n_foreign = from->n_foreign,
 		.fabric = TEXT(from->fabric),
 		.rdma = from->rdma,
+		.kept_bytes = from->kept_bytes,
 	};
 	if (from->uuid.len == sizeof(to->uuid)) {
 		memcpy(to->uuid, from->uuid.data, sizeof(to->uuid));

@@ -55,7 +55,8 @@ static uint64_t less(uint64_t from, uint64_t bytes)
 /* What goes as soon as somebody wants it: cache, and chunks made ahead. */
 static uint64_t reusable_bytes(const struct glake_device_status *device)
 {
-	return less(device->block_bytes, device->used_block_bytes) + device->pool_bytes;
+	return less(device->block_bytes, device->used_block_bytes) + device->pool_bytes +
+	       device->kept_bytes;
 }
 
 /* By NVML, or what glaked itself knows of. */

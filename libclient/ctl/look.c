@@ -66,6 +66,7 @@ static const struct field device_fields[] = {
 	FIELD(ROW, n_foreign, U32, PLAIN, NULL),
 	FIELD(ROW, fabric, TEXT, PLAIN, NULL),
 	FIELD(ROW, rdma, BOOL, PLAIN, NULL),
+	FIELD(ROW, kept_bytes, U64, BYTES, NULL),
 };
 
 #undef ROW
@@ -217,6 +218,10 @@ static void print_device(struct ctl *ctl, const struct glake_device_status *devi
 	     size(ctl, device->physical_bytes), size(ctl, device->private_bytes),
 	     size(ctl, device->block_bytes), size(ctl, device->used_block_bytes),
 	     size(ctl, device->pool_bytes));
+	if (device->kept_bytes > 0) {
+		line(ctl, "  kept", "%s of processes that have ended, for the next",
+		     size(ctl, device->kept_bytes));
+	}
 	line(ctl, "  logical", "%s, of it blocks %s", size(ctl, device->logical_bytes),
 	     size(ctl, device->logical_block_bytes));
 	double ratio = dedup_ratio(device);

@@ -56,7 +56,8 @@ static struct map_sample sample_of(const struct glake_device_status *device, uin
 			{
 				[USE_PRIVATE] = device->private_bytes,
 				[USE_BLOCKS] = device->used_block_bytes,
-				[USE_CACHED] = less(device->block_bytes, device->used_block_bytes),
+				[USE_CACHED] = less(device->block_bytes, device->used_block_bytes) +
+	                                       device->kept_bytes,
 				[USE_POOL] = device->pool_bytes,
 				[USE_DRIVER] = driver_bytes(device),
 				[USE_FOREIGN] = device->foreign_bytes,

@@ -69,6 +69,7 @@ static void write_uses(const struct glake_device_status *device, FILE *out)
 	use(out, device, "blocks_cached",
 	    device->block_bytes > used ? device->block_bytes - used : 0);
 	use(out, device, "pool", device->pool_bytes);
+	use(out, device, "kept", device->kept_bytes);
 	use(out, device, "context", device->context_bytes);
 	use(out, device, "managed", device->managed_bytes);
 	use(out, device, "array", device->array_bytes);

@@ -188,7 +188,7 @@ static int add_rest(const struct snapshot *snapshot, struct shares *shares)
 			const struct share *share = rows_at(&shares->list, j);
 			had += share->at[i].private_bytes;
 		}
-		rest->cache_bytes = status->pool_bytes +
+		rest->cache_bytes = status->pool_bytes + status->kept_bytes +
 		                    without(status->block_bytes, status->used_block_bytes);
 		rest->other_bytes = without(status->physical_bytes, had + rest->cache_bytes);
 	}

@@ -166,7 +166,8 @@ static int add_device(struct tiers *tiers, const struct glake_device_status *dev
 		.shared_bytes = device->used_block_bytes,
 		.asleep_bytes = FIELD_NONE,
 		.demoted_bytes = FIELD_NONE,
-		.cached_bytes = less(device->block_bytes, device->used_block_bytes),
+		.cached_bytes = less(device->block_bytes, device->used_block_bytes) +
+	                        device->kept_bytes,
 		.moving_bytes = FIELD_NONE,
 		.ready_bytes = device->pool_bytes,
 		.free_bytes = device->free_bytes > 0 ? device->free_bytes : FIELD_NONE,

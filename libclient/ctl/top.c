@@ -420,7 +420,9 @@ void top_parts(const struct glake_device_status *device, struct top_part parts_o
 	const struct top_part parts[TOP_N_PARTS] = {
 		{'P', "private", device->private_bytes},
 		{'B', "blocks", used},
-		{'c', "cached", device->block_bytes > used ? device->block_bytes - used : 0},
+		{'c', "cached",
+	         (device->block_bytes > used ? device->block_bytes - used : 0) +
+	                 device->kept_bytes},
 		{'a', "made ahead", device->pool_bytes},
 		{'d', "driver",
 	         device->context_bytes + device->managed_bytes + device->array_bytes +

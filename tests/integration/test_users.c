@@ -484,6 +484,79 @@ static void flood_orders(void)
 	connection_close(&other);
 }
 
+/* A process of that user with wills of one chunk each. */
+struct leaving {
+	uid_t uid;
+	uint64_t chunk_bytes;
+	uint32_t n_chunks;
+};
+
+static void make_wills(void *user)
+{
+	const struct leaving *leaving = user;
+	uint64_t ids[GLAKE_MAX_PACKET_FDS];
+	struct fdlist fds;
+	int connection = hello_as(leaving->uid);
+	fdlist_init(&fds);
+	ck_assert_int_eq(
+		connection_alloc(connection, 0, leaving->chunk_bytes, leaving->n_chunks, ids, &fds),
+		GLAKE__WIRE__STATUS__OK);
+	fdlist_deinit(&fds);
+	for (uint32_t i = 0; i < leaving->n_chunks; i++) {
+		ck_assert_int_eq(
+			connection_status(connection,
+		                          CONNECTION_REQUEST(CHUNK_KEEP, ChunkKeep, chunk_keep,
+		                                             .ids = &ids[i], .n_ids = 1,
+		                                             .key = {1, (uint8_t *)"k"}),
+		                          NULL, 0),
+			GLAKE__WIRE__STATUS__OK);
+	}
+	world_reach(*world_stage + 1);
+	world_await(1000);
+}
+
+static void leave_behind(uid_t uid, uint64_t chunk_bytes, uint32_t n_chunks)
+{
+	struct leaving leaving = {uid, chunk_bytes, n_chunks};
+	uint64_t n_kept = world_metric("steps_kept");
+	int stage = *world_stage;
+	pid_t client = world_client(make_wills, &leaving);
+	world_await(stage + 1);
+	world_kill(client);
+	world_wait_metric("steps_kept", n_kept + n_chunks);
+}
+
+static int take_kept(void *user, const struct glake_status *status)
+{
+	*(uint64_t *)user = status->devices[0].kept_bytes;
+	return 0;
+}
+
+/* Alice leaves more than her share, of which Bob's does not push anything out. */
+static void flood_kept(uint64_t chunk_bytes, uint32_t share)
+{
+	uint64_t bytes;
+	leave_behind(ALICE, chunk_bytes, share + 4);
+	assert_ok(glake_get_status(eye, take_kept, &bytes));
+	ck_assert_uint_eq(bytes, share * chunk_bytes);
+	leave_behind(BOB, chunk_bytes, 2);
+	assert_ok(glake_get_status(eye, take_kept, &bytes));
+	ck_assert_uint_eq(bytes, (share + 2) * chunk_bytes);
+	is_served(BOB, true);
+}
+
+/* Of 1 GiB. */
+static void flood_kept_bytes(void)
+{
+	flood_kept(64 * MIB, 7);
+}
+
+/* Of 400 for chunks 100 may be kept. */
+static void flood_kept_fds(void)
+{
+	flood_kept(CHUNK_BYTES, 50);
+}
+
 static const struct flood {
 	void (*run)(void);
 	struct harness_options options;
@@ -510,6 +583,14 @@ static const struct flood {
                          .has_keeper = true}},
 	[USER_PLACES] = {flood_places,
                          {.config = WORLD_CONFIG, .has_keeper = true, .max_kept = "64"}},
+	[USER_KEPT_BYTES] = {flood_kept_bytes,
+                             {.config = WORLD_CONFIG "reserve_bytes = \"64MiB\";",
+                              .devices = "1x1GiB",
+                              .has_keeper = true}},
+	[USER_KEPT_FDS] = {flood_kept_fds,
+                           {.config = WORLD_CONFIG "fd_budget = 464; max_sessions = 64;",
+                            .devices = "1x1GiB",
+                            .has_keeper = true}},
 	[USER_ORDERS] = {flood_orders,
                          {.config = WORLD_CONFIG,
                           .devices = "1x8GiB",

@@ -30,7 +30,7 @@ static struct tenant_table *tables[2];
 static struct tenant *tenants[2];
 static struct tenant *cache;
 static struct pressure pressure;
-/* Who was asked: 'p' and 'u' sources for bytes, 'P' and 'U' for fds, '0' .. '9' clients, 's' those who sleep. */
+/* Who was asked: 'k', 'p' and 'u' sources for bytes, 'K', 'P' and 'U' for fds, '0' .. '9' clients, 's' those who sleep. */
 static char heard[100];
 
 static void hear(char what)
@@ -139,7 +139,10 @@ static void take_fds(void *user, uint64_t n_fds)
 static void cache_in(enum pressure_round round, uint64_t bytes)
 {
 	give_to(&sources[round].thing, cache, &places[0],
-	        round == PRESSURE_UNUSED ? CHUNK_BLOCK : CHUNK_STOCK, bytes);
+	        round == PRESSURE_UNUSED ? CHUNK_BLOCK
+	        : round == PRESSURE_KEPT ? CHUNK_KEPT
+	                                 : CHUNK_STOCK,
+	        bytes);
 }
 
 /* Clients: one chunk each, warm or not. */
@@ -423,7 +426,7 @@ static void begin(uint64_t wait_ms)
 	ck_assert_int_eq(pressure_init(&pressure, N_PLACES, &books, cache, &stats, &clock), 0);
 	pressure.wait_ms = wait_ms;
 	for (int round = 0; round < N_PRESSURE_ROUNDS; round++) {
-		sources[round].name = "pu"[round];
+		sources[round].name = "kpu"[round];
 		pressure.sources[round] = (struct pressure_source){
 			.take_bytes = take_bytes, .take_fds = take_fds, .user = &sources[round]};
 	}
@@ -724,18 +727,21 @@ END_TEST
 START_TEST(rounds_come_in_order_and_end_when_there_is_enough)
 {
 	begin(0);
+	cache_in(PRESSURE_KEPT, 10 * MIB);
 	cache_in(PRESSURE_MADE_AHEAD, 20 * MIB);
 	cache_in(PRESSURE_UNUSED, 30 * MIB);
-	struct client *client = enter(0, 1, 50 * MIB);
+	struct client *client = enter(0, 1, 40 * MIB);
+	expect_state(want(10 * MIB), PRESSURE_GRANTED);
+	expect_heard("k");
 	struct want *first = want(20 * MIB);
 	expect_state(first, PRESSURE_GRANTED);
-	expect_heard("p");
+	expect_heard("kp");
 	struct want *second = want(30 * MIB);
 	expect_state(second, PRESSURE_GRANTED);
-	expect_heard("pu");
+	expect_heard("kpu");
 	struct want *third = want(40 * MIB);
 	expect_state(third, PRESSURE_SHORT);
-	expect_heard("pu0");
+	expect_heard("kpu0");
 	ck_assert_uint_eq(client->asked_bytes, 40 * MIB);
 	answer(client, true);
 	pass(1);
@@ -812,7 +818,7 @@ START_TEST(lying_sources_end)
 	sources[PRESSURE_MADE_AHEAD].is_lying = true;
 	sources[PRESSURE_UNUSED].is_lying = true;
 	expect_refused(want(50 * MIB), STATUS_NO_DEVICE_MEMORY);
-	expect_heard("pus");
+	expect_heard("kpus");
 	ck_assert_uint_eq(stats.memory_refusals, 1);
 	end();
 }
@@ -837,7 +843,7 @@ START_TEST_WITH(nothing_goes_for_what_blocks_in_use_are_in_the_way_of, .n = 2)
 	if (_i == 1) {
 		pass(20);
 		expect_state(waits, PRESSURE_GRANTED);
-		expect_heard("pu");
+		expect_heard("kpu");
 	}
 	end();
 }
@@ -1244,7 +1250,7 @@ START_TEST_WITH(fds_are_taken_from_what_nobody_uses, .n = 7)
 	static const enum pressure_fds fds[] = {
 		PRESSURE_FDS_MUST, PRESSURE_FDS_SMALL, PRESSURE_FDS_SMALL, PRESSURE_FDS_MUST,
 		PRESSURE_FDS_BIG,  PRESSURE_FDS_SMALL, PRESSURE_FDS_MUST};
-	static const char *const heards[] = {"", "", "", "P", "P", "", "PU"};
+	static const char *const heards[] = {"", "", "", "KP", "KP", "", "KPU"};
 	static const bool has_fds[] = {true, false, true, true, true, false, true};
 	struct thing held = {0};
 	begin(0);

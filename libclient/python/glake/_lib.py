@@ -129,7 +129,7 @@ class DeviceStatus(Structure):
                 ("graph_bytes", c_uint64), ("other_bytes", c_uint64),
                 ("mover_bytes", c_uint64), ("foreign_bytes", c_uint64),
                 ("unaccounted_bytes", c_uint64), ("n_foreign", c_uint32),
-                ("fabric", c_char_p), ("rdma", c_int)]
+                ("fabric", c_char_p), ("rdma", c_int), ("kept_bytes", c_uint64)]
 
 
 class HostStatus(Structure):

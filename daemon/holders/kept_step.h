@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Kept steps: chunks that outlived their process, because it had made a will (will.h), and wait for an heir. Nobody has them
+ * mapped, so their bytes are what the process left.
+ *
+ *   a holder's, in a will --its process has ended--> KEPT --adopted--> another holder's, in the same will
+ *                                                     '--pressure, kept_ms, its user's share--> released
+ *
+ * An heir is of the same user and realm, and asks for key, GPU, size and number of the chunks. It gets the youngest. One turn of
+ * the loop moves them, with the will: if the heir ends before it has taken that back, they are kept once more, and so they are
+ * if it did not read the answer. So of two who ask, one has them, and no death on the way loses them.
+ *
+ * The built-in tenant pays for the memory, so it is cache: the first that goes under pressure, before what is made
+ * ahead, a whole step at a time, the oldest first. The record is paid by whose it was.
+ *
+ * Owner: the server. Threads: loop thread.
+ */
+#ifndef GLAKE_DAEMON_KEPT_STEP_H
+#define GLAKE_DAEMON_KEPT_STEP_H
+
+#include "daemon/base/stats.h"
+#include "daemon/base/status.h"
+#include "daemon/holders/will.h"
+#include "daemon/memory/chunk.h"
+#include "daemon/memory/refusal.h"
+#include "daemon/store/realm.h"
+
+struct held;
+struct holder;
+
+struct kept_step {
+	struct list link;  /* link: kept_steps.list */
+	struct will *will; /* owned; of nobody's chunks */
+	struct user *user; /* a reference, as the next */
+	struct realm *realm;
+	uint64_t since_ms;
+	struct user_charge bytes;
+	struct user_charge fds;
+	struct chunk chunks[]; /* will->n_chunks */
+};
+
+struct kept_steps {
+	struct list list; /* the oldest first */
+	uv_loop_t *loop;  /* borrowed, as the next two */
+	struct tenant *cache;
+	struct stats *stats;
+	uint64_t keep_ms; /* 0: nothing is kept */
+	struct pot bytes; /* of users */
+	struct pot fds;
+};
+
+/* Users share @max_bytes and @max_fds. */
+void kept_steps_init(struct kept_steps *kept, uv_loop_t *loop, struct tenant *cache,
+                     struct stats *stats, uint64_t max_bytes, uint64_t max_fds);
+/* Releases all. */
+void kept_steps_deinit(struct kept_steps *kept);
+
+/*
+ * Nobody has the chunks of the holder's will mapped any more: they are kept, and older ones of the user go if its share is too small
+ * for all. The will is gone from the holder in any case, and so are its chunks, if they are kept.
+ */
+void kept_steps_keep(struct kept_steps *kept, struct holder *holder, struct will *will);
+/* The same for all wills: the holder's process has ended. */
+void kept_steps_inherit(struct kept_steps *kept, struct holder *holder);
+
+/* The youngest for an heir like @holder; NULL: there is none. */
+struct kept_step *kept_steps_find(struct kept_steps *kept, const struct holder *holder,
+                                  const struct will_wanted *wanted);
+/*
+ * Its chunks are the holder's from now on, brought by that request; @held_out gets their entries. @step is gone then. Returns STATUS_OK;
+ * STATUS_OVER_QUOTA, STATUS_NO_FDS or STATUS_NO_HOST_MEMORY: nothing has changed. *@refusal_out is the bound that was met, or none.
+ */
+enum status kept_step_adopt(struct kept_steps *kept, struct kept_step *step, struct holder *holder,
+                            uint64_t request, struct held **held_out, struct refusal *refusal_out);
+
+/* Release steps, the oldest first: until @bytes at @at are free, or @n_fds, or there is none. */
+void kept_steps_take_bytes(struct kept_steps *kept, const struct location *at, uint64_t bytes);
+void kept_steps_take_fds(struct kept_steps *kept, uint64_t n_fds);
+/* All of the realm (NULL: of all realms). Returns the bytes. */
+uint64_t kept_steps_evict(struct kept_steps *kept, const struct realm *realm);
+/* Once in a while: those go whose time is over. */
+void kept_steps_tick(struct kept_steps *kept);
+
+#endif

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A will: if its process ends, these private chunks of a GPU are kept together, for the next process that asks for the key.
+ * glaked knows no more of them than that: the record, which says what they have, is the client's.
+ *
+ * While its process lives the chunks are what they were. A chunk is in one will at most, and the will is void as soon as one of
+ * them is freed, published, named for others or put to sleep.
+ *
+ * Owner: the holder, and behind its end the kept step that comes of it (kept_step.h).
+ * Threads: loop thread.
+ */
+#ifndef GLAKE_DAEMON_WILL_H
+#define GLAKE_DAEMON_WILL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/base/list.h"
+#include "daemon/base/status.h"
+#include "daemon/memory/tenant.h"
+#include "proto/limits.h"
+
+struct held;
+struct holder;
+
+/* Borrowed. */
+struct will_words {
+	const uint8_t *key;
+	size_t n_key; /* 1 .. GLAKE_MAX_WILL_KEY_BYTES */
+	const uint8_t *record;
+	size_t n_record; /* up to GLAKE_MAX_RECORD_BYTES */
+};
+
+struct will {
+	struct list link; /* link: holder.wills, in the order of making */
+	uint8_t key[GLAKE_MAX_WILL_KEY_BYTES];
+	size_t n_key;
+	uint8_t *record; /* owned */
+	size_t n_record;
+	struct charge cost; /* for glaked's memory */
+	size_t n_chunks;
+	struct held *chunks[]; /* borrowed: the holder's */
+};
+
+/* Whether others may have the chunk behind the end of its process. STATUS_OK, or why not: for an answer. */
+enum status will_check(const struct held *held, const char **why_out);
+
+/*
+ * From now on these chunks of the holder, which will_check() allows, are in a will of these words and in no other. Returns 0, -ENOMEM or
+ * TENANT_E_MANIFESTS: nothing has changed.
+ */
+int will_set(struct holder *holder, struct held *const *chunks, size_t n_chunks,
+             const struct will_words *words);
+/* It is in no will. */
+void will_void(struct will *will);
+/* Of a chunk, if it has one. */
+void will_void_of(const struct held *held);
+/* All wills of the holder. */
+void wills_void(struct holder *holder);
+
+/* Whether it is for who asks so: at that location, chunks of that size, so many. */
+struct will_wanted {
+	const struct location *at;
+	const uint8_t *key;
+	size_t n_key;
+	uint64_t chunk_bytes;
+	size_t n_chunks;
+};
+bool will_has_key(const struct will *will, const struct will_wanted *wanted);
+bool will_is_for(const struct will *will, const struct will_wanted *wanted);
+
+/* Of the holder @to from now on, with these chunks. Of the kept step alone. */
+void will_move(struct will *will, struct holder *to, struct held *const *chunks);
+/* It has no chunks any more. */
+void will_free(struct will *will);
+
+#endif

@@ -1,0 +1,203 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Requests about private memory that is to outlive its process. */
+#include <inttypes.h>
+
+#include "daemon/holders/kept_step.h"
+#include "daemon/rpc/rpc_handlers.h"
+
+static bool is_key(const ProtobufCBinaryData *key)
+{
+	return key->len > 0 && key->len <= GLAKE_MAX_WILL_KEY_BYTES;
+}
+
+static bool is_chunk_count(size_t n)
+{
+	return n > 0 && n <= GLAKE_MAX_PACKET_FDS;
+}
+
+/* The chunks of @body, each once, all of one GPU and one size. False after a refusal. */
+static bool find_chunks(struct session *session, uint64_t id, const Glake__Wire__ChunkKeep *body,
+                        struct held **chunks_out)
+{
+	const char *why = NULL;
+	for (size_t i = 0; i < body->n_ids; i++) {
+		struct held *held = holder_find(session->holder, HELD_CHUNK, body->ids[i]);
+		held = held ? held : holder_find(session->holder, HELD_SLEPT, body->ids[i]);
+		if (!held) {
+			rpc_refuse(session, id, STATUS_BAD_REQUEST, "there is no chunk %" PRIu64,
+			           body->ids[i]);
+			return false;
+		}
+		enum status status = will_check(held, &why);
+		if (status != STATUS_OK) {
+			rpc_refuse(session, id, status, "chunk %" PRIu64 " %s", body->ids[i], why);
+			return false;
+		}
+		chunks_out[i] = held;
+		for (size_t k = 0; k < i; k++) {
+			if (chunks_out[k] == held) {
+				rpc_refuse(session, id, STATUS_BAD_REQUEST,
+				           "chunk %" PRIu64 " is named twice", body->ids[i]);
+				return false;
+			}
+		}
+	}
+	const struct chunk *first = &chunks_out[0]->chunk;
+	for (size_t i = 0; i < body->n_ids; i++) {
+		const struct chunk *chunk = &chunks_out[i]->chunk;
+		if (chunk->at != first->at || chunk->bytes != first->bytes ||
+		    chunk->at->kind != LOCATION_GPU) {
+			rpc_refuse(session, id, STATUS_BAD_REQUEST,
+			           "chunks that are kept together are of one GPU and one size");
+			return false;
+		}
+	}
+	return true;
+}
+
+void rpc_chunk_keep(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	const Glake__Wire__ChunkKeep *body = request->chunk_keep;
+	struct held *chunks[GLAKE_MAX_PACKET_FDS];
+	const struct will_words words = {.key = body->key.data,
+	                                 .n_key = body->key.len,
+	                                 .record = body->record.data,
+	                                 .n_record = body->record.len};
+	if (!is_chunk_count(body->n_ids) || !is_key(&body->key) ||
+	    body->record.len > GLAKE_MAX_RECORD_BYTES) {
+		rpc_refuse(session, request->id, STATUS_BAD_REQUEST,
+		           "impossible: %zu chunks, a key of %zu bytes, a record of %zu",
+		           body->n_ids, body->key.len, body->record.len);
+		return;
+	}
+	if (rpc_of(session)->config->kept_ms == 0) {
+		rpc_refuse(session, request->id, STATUS_NO_PERMISSION,
+		           "this glaked keeps nothing of processes that have ended: kept_ms is 0");
+		return;
+	}
+	if (!find_chunks(session, request->id, body, chunks)) {
+		return;
+	}
+	int r = will_set(session->holder, chunks, body->n_ids, &words);
+	if (r == 0) {
+		rpc_answer_ok(session, request->id);
+	} else if (r < 0) {
+		rpc_refuse(session, request->id, STATUS_NO_HOST_MEMORY,
+		           "glaked is out of host memory");
+	} else {
+		rpc_refuse_open(session, request->id);
+	}
+}
+
+void rpc_chunk_unkeep(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	const Glake__Wire__ChunkUnkeep *body = request->chunk_unkeep;
+	if (!is_chunk_count(body->n_ids)) {
+		rpc_refuse(session, request->id, STATUS_BAD_REQUEST, "%zu chunks in one request",
+		           body->n_ids);
+		return;
+	}
+	for (size_t i = 0; i < body->n_ids; i++) {
+		const struct held *held = holder_find_any(session->holder, body->ids[i]);
+		if (held) {
+			will_void_of(held);
+		}
+	}
+	rpc_answer_ok(session, request->id);
+}
+
+/* ---- heirs ------------------------------------------------------------------------------------- */
+
+/* How many the heir could wait for. */
+static uint32_t count_living(const struct session *session, const struct will_wanted *wanted)
+{
+	const struct holder *heir = session->holder;
+	const struct holder *holder;
+	const struct will *will;
+	uint32_t n = 0;
+	list_for_each (holder, &heir->all->list, link) {
+		if (holder->user != heir->user || holder->realm != heir->realm) {
+			continue;
+		}
+		list_for_each (will, &holder->wills, link) {
+			n += will_is_for(will, wanted);
+		}
+	}
+	return n;
+}
+
+static void answer_none(struct session *session, uint64_t id, const struct will_wanted *wanted)
+{
+	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
+	Glake__Wire__ChunkAdoptAnswer body = GLAKE__WIRE__CHUNK_ADOPT_ANSWER__INIT;
+	body.n_living = count_living(session, wanted);
+	answer.body_case = GLAKE__WIRE__ANSWER__BODY_CHUNK_ADOPT;
+	answer.chunk_adopt = &body;
+	rpc_answer(session, id, &answer, NULL, 0);
+}
+
+static void answer_adopted(struct session *session, uint64_t id, struct held *const *chunks)
+{
+	const struct will *will = chunks[0]->will;
+	uint64_t ids[GLAKE_MAX_PACKET_FDS];
+	int fds[GLAKE_MAX_PACKET_FDS];
+	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
+	Glake__Wire__ChunkAdoptAnswer body = GLAKE__WIRE__CHUNK_ADOPT_ANSWER__INIT;
+	for (size_t i = 0; i < will->n_chunks; i++) {
+		ids[i] = chunks[i]->id;
+		fds[i] = chunks[i]->chunk.fd;
+	}
+	body.ids = ids;
+	body.n_ids = will->n_chunks;
+	body.record.data = will->record;
+	body.record.len = will->n_record;
+	answer.body_case = GLAKE__WIRE__ANSWER__BODY_CHUNK_ADOPT;
+	answer.chunk_adopt = &body;
+	rpc_answer(session, id, &answer, fds, will->n_chunks);
+}
+
+static void adopt(struct session *session, uint64_t id, const struct will_wanted *wanted)
+{
+	struct kept_steps *kept = session->holder->all->kept;
+	struct held *chunks[GLAKE_MAX_PACKET_FDS];
+	char text[REFUSAL_TEXT_BYTES];
+	struct refusal refusal;
+	struct kept_step *step = kept_steps_find(kept, session->holder, wanted);
+	if (!step) {
+		answer_none(session, id, wanted);
+		return;
+	}
+	enum status status = kept_step_adopt(kept, step, session->holder, id, chunks, &refusal);
+	if (status == STATUS_OK) {
+		answer_adopted(session, id, chunks);
+		return;
+	}
+	refusal_count(&refusal, kept->stats);
+	holder_note_refusal(session->holder, &refusal);
+	alloc_explain(status, &refusal, text);
+	rpc_refuse(session, id, status, "to adopt them: %s", text);
+}
+
+void rpc_chunk_adopt(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	const Glake__Wire__ChunkAdopt *body = request->chunk_adopt;
+	struct location *at = rpc_location(session, request->id,
+	                                   GLAKE__WIRE__LOCATION_KIND__LOCATION_GPU, body->device);
+	if (!at) {
+		return;
+	}
+	const struct will_wanted wanted = {.at = at,
+	                                   .key = body->key.data,
+	                                   .n_key = body->key.len,
+	                                   .chunk_bytes = body->chunk_bytes,
+	                                   .n_chunks = body->n_chunks};
+	if (!is_chunk_count(body->n_chunks) || !is_key(&body->key)) {
+		rpc_refuse(session, request->id, STATUS_BAD_REQUEST,
+		           "impossible: %u chunks, a key of %zu bytes", body->n_chunks,
+		           body->key.len);
+	} else if (session->holder->sleep.is_asleep) {
+		rpc_refuse(session, request->id, STATUS_BUSY, "the session is asleep");
+	} else {
+		adopt(session, request->id, &wanted);
+	}
+}

@@ -1,0 +1,592 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Chunks that outlive their process by a will, as the wire says it: one heir gets them, whole, with the record, or nobody
+ * does.
+ */
+#include "proto/limits.h"
+#include "tests/harness/connection.h"
+#include "tests/harness/world.h"
+
+#define N_LANES 3u
+#define STEP (N_LANES * CHUNK_BYTES)
+#define FOREVER 1000
+
+static uint64_t ids[N_LANES];
+
+static void begin_with(const char *config)
+{
+	world_begin(.config = config, .devices = "1x64MiB");
+}
+
+static void begin(void)
+{
+	begin_with(WORLD_CONFIG);
+}
+
+static ProtobufCBinaryData text(const char *string)
+{
+	return (ProtobufCBinaryData){.len = strlen(string), .data = (uint8_t *)string};
+}
+
+static Glake__Wire__Status take(int connection, uint32_t n)
+{
+	struct fdlist fds;
+	fdlist_init(&fds);
+	Glake__Wire__Status status = connection_alloc(connection, 0, CHUNK_BYTES, n, ids, &fds);
+	fdlist_deinit(&fds);
+	return status;
+}
+
+static Glake__Wire__Status keep(int connection, const char *key, const char *record)
+{
+	return connection_status(connection,
+	                         CONNECTION_REQUEST(CHUNK_KEEP, ChunkKeep, chunk_keep, .ids = ids,
+	                                            .n_ids = N_LANES, .key = text(key),
+	                                            .record = text(record)),
+	                         NULL, 0);
+}
+
+static Glake__Wire__Status unkeep(int connection)
+{
+	return connection_status(connection,
+	                         CONNECTION_REQUEST(CHUNK_UNKEEP, ChunkUnkeep, chunk_unkeep,
+	                                            .ids = ids, .n_ids = N_LANES),
+	                         NULL, 0);
+}
+
+static Glake__Wire__Request *ask(uint64_t chunk_bytes, uint32_t n_chunks)
+{
+	static Glake__Wire__ChunkAdopt body;
+	static Glake__Wire__Request request;
+	glake__wire__chunk_adopt__init(&body);
+	glake__wire__request__init(&request);
+	body.key = text("layout");
+	body.chunk_bytes = chunk_bytes;
+	body.n_chunks = n_chunks;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_ADOPT;
+	request.chunk_adopt = &body;
+	return &request;
+}
+
+/* The heir gets @record with all fds; or with NULL nothing, and hears of so many living. */
+static void adopt(int connection, const char *record, uint32_t n_living)
+{
+	struct fdlist fds;
+	fdlist_init(&fds);
+	Glake__Wire__Answer *answer = connection_call(connection, ask(CHUNK_BYTES, N_LANES), NULL,
+	                                              0, &fds);
+	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__OK);
+	const Glake__Wire__ChunkAdoptAnswer *got = answer->chunk_adopt;
+	ck_assert_uint_eq(got->n_ids, record ? N_LANES : 0);
+	ck_assert_uint_eq(fds.n_fds, got->n_ids);
+	ck_assert_uint_eq(got->n_living, n_living);
+	if (record) {
+		ck_assert_uint_eq(got->record.len, strlen(record));
+		ck_assert_mem_eq(got->record.data, record, got->record.len);
+		memcpy(ids, got->ids, sizeof(ids));
+	}
+	connection_free(answer);
+	fdlist_deinit(&fds);
+}
+
+static int take_kept(void *user, const struct glake_status *status)
+{
+	*(uint64_t *)user = status->devices[0].kept_bytes;
+	return 0;
+}
+
+static uint64_t kept_bytes(void)
+{
+	uint64_t bytes = 0;
+	assert_ok(glake_get_status(eye, take_kept, &bytes));
+	return bytes;
+}
+
+static void await_kept(uint64_t bytes)
+{
+	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
+	while (kept_bytes() != bytes) {
+		ck_assert_msg(harness_now_ms() < end_ms, "%llu bytes are kept, not %llu",
+		              (unsigned long long)kept_bytes(), (unsigned long long)bytes);
+		harness_sleep_ms(10);
+	}
+}
+
+/* ---- processes that are killed ------------------------------------------------------------------ */
+
+/* What they did before: each reaches the next stage then, and waits for its end. */
+static void wait_to_be_killed(void)
+{
+	world_reach(*world_stage + 1);
+	world_await(FOREVER);
+}
+
+static void make_will(int connection, const char *record)
+{
+	ck_assert_int_eq(take(connection, N_LANES), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(keep(connection, "layout", record), GLAKE__WIRE__STATUS__OK);
+}
+
+static void leave(void *record)
+{
+	make_will(connection_hello(&harness), record);
+	wait_to_be_killed();
+}
+
+static void run_and_kill(world_fn fn, const char *record)
+{
+	int stage = *world_stage;
+	pid_t client = world_client(fn, (void *)record);
+	world_await(stage + 1);
+	world_kill(client);
+}
+
+START_TEST(the_step_of_a_killed_process_goes_to_one_heir)
+{
+	begin();
+	run_and_kill(leave, "its blocks");
+	await_kept(STEP);
+	ck_assert_uint_eq(world_books().private_bytes, 0);
+	int heir = connection_hello(&harness);
+	int other = connection_hello(&harness);
+	adopt(heir, "its blocks", 0);
+	adopt(other, NULL, 1);
+	ck_assert_uint_eq(world_books().private_bytes, STEP);
+	ck_assert_uint_eq(kept_bytes(), 0);
+	ck_assert_uint_eq(world_metric("steps_adopted"), 1);
+	/* It is as any chunk of the heir. */
+	ck_assert_int_eq(unkeep(heir), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(connection_status(heir,
+	                                   CONNECTION_REQUEST(CHUNK_FREE, ChunkFree, chunk_free,
+	                                                      .ids = ids, .n_ids = N_LANES),
+	                                   NULL, 0),
+	                 GLAKE__WIRE__STATUS__OK);
+	adopt(other, NULL, 0);
+	connection_close(&heir);
+	connection_close(&other);
+}
+END_TEST
+
+START_TEST(the_youngest_comes_first)
+{
+	begin();
+	run_and_kill(leave, "first");
+	await_kept(STEP);
+	run_and_kill(leave, "second");
+	await_kept(2 * STEP);
+	int heir = connection_hello(&harness);
+	adopt(heir, "second", 0);
+	adopt(heir, "first", 0);
+	adopt(heir, NULL, 2);
+	connection_close(&heir);
+}
+END_TEST
+
+static void leave_another_record(void *user)
+{
+	int connection = connection_hello(&harness);
+	make_will(connection, "old");
+	ck_assert_int_eq(keep(connection, "layout", "new"), GLAKE__WIRE__STATUS__OK);
+	wait_to_be_killed();
+}
+
+START_TEST(a_chunk_is_in_one_will)
+{
+	begin();
+	run_and_kill(leave_another_record, NULL);
+	await_kept(STEP);
+	int heir = connection_hello(&harness);
+	adopt(heir, "new", 0);
+	connection_close(&heir);
+}
+END_TEST
+
+/* ---- nothing is kept ---------------------------------------------------------------------------- */
+
+static void take_back(void *user)
+{
+	int connection = connection_hello(&harness);
+	make_will(connection, "x");
+	ck_assert_int_eq(unkeep(connection), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(unkeep(connection), GLAKE__WIRE__STATUS__OK);
+	wait_to_be_killed();
+}
+
+static void free_one(void *user)
+{
+	int connection = connection_hello(&harness);
+	make_will(connection, "x");
+	ck_assert_int_eq(connection_status(connection,
+	                                   CONNECTION_REQUEST(CHUNK_FREE, ChunkFree, chunk_free,
+	                                                      .ids = ids, .n_ids = 1),
+	                                   NULL, 0),
+	                 GLAKE__WIRE__STATUS__OK);
+	wait_to_be_killed();
+}
+
+static void name_one(void *user)
+{
+	int connection = connection_hello(&harness);
+	make_will(connection, "x");
+	ck_assert_int_eq(connection_status(connection,
+	                                   CONNECTION_REQUEST(CHUNK_SHARE, ChunkShare, chunk_share,
+	                                                      .ids = ids, .n_ids = 1),
+	                                   NULL, 0),
+	                 GLAKE__WIRE__STATUS__OK);
+	/* And what is named gets none. */
+	ck_assert_int_eq(keep(connection, "layout", "x"), GLAKE__WIRE__STATUS__BAD_REQUEST);
+	wait_to_be_killed();
+}
+
+static void publish_one(void *user)
+{
+	int connection = connection_hello(&harness);
+	make_will(connection, "x");
+	ck_assert_int_eq(
+		connection_status(connection,
+	                          CONNECTION_REQUEST(BLOCK_PUBLISH, BlockPublish, block_publish,
+	                                             .chunk = ids[1], .content_bytes = CHUNK_BYTES),
+	                          NULL, 0),
+		GLAKE__WIRE__STATUS__OK);
+	wait_to_be_killed();
+}
+
+/* The process lives still, so somebody may write to them. */
+static void say_goodbye(void *user)
+{
+	int connection = connection_hello(&harness);
+	make_will(connection, "x");
+	connection_close(&connection);
+	wait_to_be_killed();
+}
+
+static const world_fn voids[] = {take_back, free_one, name_one, publish_one, say_goodbye};
+
+START_TEST_WITH(a_will_that_is_void_keeps_nothing, .n = n_elements(voids))
+{
+	begin();
+	run_and_kill(voids[_i], NULL);
+	world_evict_until(&books_before);
+	ck_assert_uint_eq(kept_bytes(), 0);
+	ck_assert_uint_eq(world_metric("steps_kept"), 0);
+}
+END_TEST
+
+START_TEST(what_is_refused_changes_nothing)
+{
+	static uint8_t bytes[GLAKE_MAX_RECORD_BYTES + 1];
+	const Glake__Wire__Status bad = GLAKE__WIRE__STATUS__BAD_REQUEST;
+	begin();
+	int connection = connection_hello(&harness);
+	ck_assert_int_eq(keep(connection, "layout", "x"), bad); /* no such chunk */
+	ck_assert_int_eq(take(connection, N_LANES), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(keep(connection, "", "x"), bad);
+	memset(bytes, 'k', GLAKE_MAX_WILL_KEY_BYTES + 1);
+	ck_assert_int_eq(keep(connection, (char *)bytes, "x"), bad);
+	memset(bytes, 'r', sizeof(bytes));
+	ck_assert_int_eq(
+		connection_status(connection,
+	                          CONNECTION_REQUEST(CHUNK_KEEP, ChunkKeep, chunk_keep, .ids = ids,
+	                                             .n_ids = N_LANES, .key = text("layout"),
+	                                             .record = {sizeof(bytes), bytes}),
+	                          NULL, 0),
+		bad);
+	uint64_t twice[] = {ids[0], ids[0]};
+	ck_assert_int_eq(connection_status(connection,
+	                                   CONNECTION_REQUEST(CHUNK_KEEP, ChunkKeep, chunk_keep,
+	                                                      .ids = twice, .n_ids = 2,
+	                                                      .key = text("layout")),
+	                                   NULL, 0),
+	                 bad);
+	ck_assert_int_eq(connection_status(connection, ask(CHUNK_BYTES, 0), NULL, 0), bad);
+	adopt(connection, NULL, 0);
+	/* The largest there is. */
+	ck_assert_int_eq(
+		connection_status(connection,
+	                          CONNECTION_REQUEST(CHUNK_KEEP, ChunkKeep, chunk_keep, .ids = ids,
+	                                             .n_ids = N_LANES, .key = text("layout"),
+	                                             .record = {GLAKE_MAX_RECORD_BYTES, bytes}),
+	                          NULL, 0),
+		GLAKE__WIRE__STATUS__OK);
+	adopt(connection, NULL, 1);
+	connection_close(&connection);
+}
+END_TEST
+
+START_TEST(others_are_no_heirs)
+{
+	begin();
+	run_and_kill(leave, "x");
+	await_kept(STEP);
+	int heir = connection_hello(&harness);
+	struct {
+		uint64_t chunk_bytes;
+		uint32_t n;
+	} wrong[] = {
+		{CHUNK_BYTES, N_LANES - 1}, {CHUNK_BYTES, N_LANES + 1}, {2 * CHUNK_BYTES, N_LANES}};
+	for (size_t i = 0; i < n_elements(wrong); i++) {
+		Glake__Wire__Answer *answer = connection_call(
+			heir, ask(wrong[i].chunk_bytes, wrong[i].n), NULL, 0, NULL);
+		ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__OK);
+		ck_assert_uint_eq(answer->chunk_adopt->n_ids, 0);
+		connection_free(answer);
+	}
+	Glake__Wire__Request *request = ask(CHUNK_BYTES, N_LANES);
+	request->chunk_adopt->key = text("layouu");
+	Glake__Wire__Answer *answer = connection_call(heir, request, NULL, 0, NULL);
+	ck_assert_uint_eq(answer->chunk_adopt->n_ids, 0);
+	connection_free(answer);
+	adopt(heir, "x", 0);
+	connection_close(&heir);
+}
+END_TEST
+
+static void ask_as_another_user(void *user)
+{
+	ck_assert_int_eq(setgid(1234), 0);
+	ck_assert_int_eq(setuid(1234), 0);
+	int connection = connection_hello(&harness);
+	adopt(connection, NULL, 0);
+	connection_close(&connection);
+}
+
+/* In one realm with the one that has ended. */
+START_TEST(another_user_is_no_heir)
+{
+	begin_with(WORLD_CONFIG "realms = ({ name = \"all\"; uids = [0, 1234]; });");
+	if (!harness_is_root()) {
+		return;
+	}
+	run_and_kill(leave, "x");
+	await_kept(STEP);
+	world_join(world_client(ask_as_another_user, NULL));
+	int heir = connection_hello(&harness);
+	adopt(heir, "x", 0);
+	connection_close(&heir);
+}
+END_TEST
+
+START_TEST(with_kept_ms_0_nothing_is_kept)
+{
+	begin_with(WORLD_CONFIG "kept_ms = 0;");
+	int connection = connection_hello(&harness);
+	ck_assert_int_eq(take(connection, N_LANES), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(keep(connection, "layout", "x"), GLAKE__WIRE__STATUS__NO_PERMISSION);
+	connection_close(&connection);
+}
+END_TEST
+
+/* ---- it goes ----------------------------------------------------------------------------------- */
+
+START_TEST(its_time_is_over)
+{
+	begin_with(WORLD_CONFIG "kept_ms = 1;");
+	run_and_kill(leave, "x");
+	world_wait_metric("steps_dropped", 1);
+	ck_assert_uint_eq(kept_bytes(), 0);
+}
+END_TEST
+
+/* Of 64 MiB, less what glaked itself has, 12 are kept; then somebody wants all but 8. */
+START_TEST(pressure_takes_the_oldest_step_first_and_whole)
+{
+	begin();
+	run_and_kill(leave, "first");
+	await_kept(STEP);
+	run_and_kill(leave, "second");
+	await_kept(2 * STEP);
+	int connection = connection_hello(&harness);
+	uint64_t chunks[32];
+	uint32_t n = 0;
+	struct fdlist fds;
+	/* Free memory first. */
+	while (kept_bytes() == 2 * STEP) {
+		fdlist_init(&fds);
+		ck_assert_int_eq(
+			connection_alloc(connection, 0, CHUNK_BYTES, 1, &chunks[n++], &fds),
+			GLAKE__WIRE__STATUS__OK);
+		fdlist_deinit(&fds);
+	}
+	ck_assert_uint_eq(kept_bytes(), STEP);
+	adopt(connection, "second", 0);
+	connection_close(&connection);
+}
+END_TEST
+
+/* More than a half of what there is. */
+static void leave_many(void *user)
+{
+	char record[2] = "a";
+	int connection = connection_hello(&harness);
+	for (unsigned i = 0; i < 7; i++, record[0]++) {
+		make_will(connection, record);
+	}
+	wait_to_be_killed();
+}
+
+START_TEST(a_users_share_is_of_the_youngest)
+{
+	begin();
+	run_and_kill(leave_many, NULL);
+	world_wait_metric("steps_kept", 7);
+	ck_assert_uint_le(kept_bytes(), 32 * MIB);
+	ck_assert_uint_gt(kept_bytes(), 32 * MIB - 2 * STEP);
+	int heir = connection_hello(&harness);
+	adopt(heir, "g", 0);
+	adopt(heir, "f", 0);
+	connection_close(&heir);
+}
+END_TEST
+
+/* ---- heirs that die ---------------------------------------------------------------------------- */
+
+static void adopt_and_die(void *user)
+{
+	adopt(connection_hello(&harness), "x", 0);
+	wait_to_be_killed();
+}
+
+static void adopt_unkeep_and_die(void *user)
+{
+	int connection = connection_hello(&harness);
+	adopt(connection, "x", 0);
+	ck_assert_int_eq(unkeep(connection), GLAKE__WIRE__STATUS__OK);
+	wait_to_be_killed();
+}
+
+START_TEST(an_heir_that_dies_leaves_it_to_the_next)
+{
+	begin();
+	run_and_kill(leave, "x");
+	await_kept(STEP);
+	run_and_kill(adopt_and_die, NULL);
+	await_kept(STEP);
+	run_and_kill(adopt_unkeep_and_die, NULL);
+	world_wait_books(&books_before);
+	ck_assert_uint_eq(kept_bytes(), 0);
+}
+END_TEST
+
+/* The answer was lost with the connection: the heir asks again, and gets it. */
+START_TEST(an_answer_that_is_lost_loses_nothing)
+{
+	begin();
+	run_and_kill(leave, "x");
+	await_kept(STEP);
+	struct connection_identity identity = {.version = GLAKE_WIRE_VERSION};
+	int heir = connection_open(&harness);
+	ck_assert_int_eq(connection_greet_as(heir, &identity), GLAKE__WIRE__STATUS__OK);
+	uint64_t request = connection_send(heir, ask(CHUNK_BYTES, N_LANES), NULL, 0);
+	await_kept(0);
+	connection_drop(&heir);
+	identity.has_key = true;
+	identity.unanswered = &request;
+	identity.n_unanswered = 1;
+	heir = connection_open(&harness);
+	ck_assert_int_eq(connection_greet_as(heir, &identity), GLAKE__WIRE__STATUS__OK);
+	ck_assert_uint_eq(kept_bytes(), STEP);
+	adopt(heir, "x", 0);
+	connection_close(&heir);
+}
+END_TEST
+
+static void adopt_at_once(void *user)
+{
+	struct fdlist fds;
+	int connection = connection_hello(&harness);
+	world_reach(*world_stage + 1);
+	world_await(FOREVER / 2);
+	fdlist_init(&fds);
+	Glake__Wire__Answer *answer = connection_call(connection, ask(CHUNK_BYTES, N_LANES), NULL,
+	                                              0, &fds);
+	ck_assert_uint_eq(fds.n_fds, answer->chunk_adopt->n_ids);
+	connection_free(answer);
+	fdlist_deinit(&fds);
+	world_await(FOREVER);
+	connection_close(&connection);
+}
+
+START_TEST(of_eight_who_ask_at_once_each_step_has_one)
+{
+	pid_t clients[8];
+	begin();
+	run_and_kill(leave, "x");
+	await_kept(STEP);
+	run_and_kill(leave, "y");
+	await_kept(2 * STEP);
+	for (size_t i = 0; i < n_elements(clients); i++) {
+		int stage = *world_stage;
+		clients[i] = world_client(adopt_at_once, NULL);
+		world_await(stage + 1);
+	}
+	world_reach(FOREVER / 2);
+	world_wait_metric("steps_adopted", 2);
+	ck_assert_uint_eq(world_books().private_bytes, 2 * STEP);
+	world_reach(FOREVER);
+	for (size_t i = 0; i < n_elements(clients); i++) {
+		world_join(clients[i]);
+	}
+}
+END_TEST
+
+START_TEST(an_heir_pays)
+{
+	begin_with(WORLD_CONFIG "tenants = ({ name = \"default\"; device_bytes = \"8MiB\"; });");
+	run_and_kill(leave, "x");
+	await_kept(STEP);
+	int heir = connection_hello(&harness);
+	ck_assert_int_eq(take(heir, 2), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(connection_status(heir, ask(CHUNK_BYTES, N_LANES), NULL, 0),
+	                 GLAKE__WIRE__STATUS__OVER_QUOTA);
+	ck_assert_uint_eq(kept_bytes(), STEP);
+	ck_assert_int_eq(connection_status(heir,
+	                                   CONNECTION_REQUEST(CHUNK_FREE, ChunkFree, chunk_free,
+	                                                      .ids = ids, .n_ids = 2),
+	                                   NULL, 0),
+	                 GLAKE__WIRE__STATUS__OK);
+	adopt(heir, "x", 0);
+	connection_close(&heir);
+}
+END_TEST
+
+/* The other test's limit of the tenant is what was promised, so only the promise can pay. */
+static int promised(uint64_t bytes)
+{
+	int heir = connection_hello(&harness);
+	ck_assert_int_eq(
+		connection_status(heir,
+	                          CONNECTION_REQUEST(PROMISE, Promise, promise, .bytes = bytes),
+	                          NULL, 0),
+		GLAKE__WIRE__STATUS__OK);
+	return heir;
+}
+
+static void have_too_little(void *user)
+{
+	int heir = promised(2 * CHUNK_BYTES);
+	ck_assert_int_eq(connection_status(heir, ask(CHUNK_BYTES, N_LANES), NULL, 0),
+	                 GLAKE__WIRE__STATUS__OVER_QUOTA);
+	ck_assert_int_eq(take(heir, 2), GLAKE__WIRE__STATUS__OK);
+	connection_close(&heir);
+}
+
+static void have_enough(void *user)
+{
+	int heir = promised(4 * CHUNK_BYTES);
+	adopt(heir, "x", 0);
+	ck_assert_int_eq(take(heir, 2), GLAKE__WIRE__STATUS__OVER_QUOTA);
+	ck_assert_int_eq(take(heir, 1), GLAKE__WIRE__STATUS__OK);
+	connection_close(&heir);
+}
+
+START_TEST(an_heir_with_a_promise_pays_from_that)
+{
+	begin_with(WORLD_CONFIG "tenants = ({ name = \"default\"; device_bytes = \"8MiB\"; });");
+	run_and_kill(leave, "x");
+	await_kept(STEP);
+	world_join(world_client(have_too_little, NULL));
+	ck_assert_uint_eq(kept_bytes(), STEP);
+	world_join(world_client(have_enough, NULL));
+	ck_assert_uint_eq(kept_bytes(), 0);
+}
+END_TEST
