@@ -59,6 +59,9 @@ enum glake_elastic_flags {
 	GLAKE_ELASTIC_GUARD = 2,
 };
 
+#define GLAKE_ELASTIC_KEY_BYTES 64
+#define GLAKE_ELASTIC_RECORD_BYTES 32768
+
 struct glake_elastic_desc {
 	size_t size;      /* sizeof(struct glake_elastic_desc) */
 	uint32_t device;  /* glaked's index */
@@ -70,6 +73,12 @@ struct glake_elastic_desc {
 	uint32_t n_steps;     /* at least 1 */
 	uint32_t floor_steps; /* so many, from step 0 on, are committed at once, and stay */
 	uint32_t flags;       /* of enum glake_elastic_flags */
+	/*
+	 * For glake_elastic_seal() and glake_elastic_adopt(): what has to be the same for the content of a step to be of use, such as a
+	 * digest of the weights and the layout. 1 .. GLAKE_ELASTIC_KEY_BYTES, copied; 0 = no step of this range is sealed or adopted.
+	 */
+	const void *key;
+	uint32_t n_key;
 };
 
 /*
@@ -123,6 +132,40 @@ GLAKE_API uint32_t glake_elastic_take(struct glake_elastic *elastic, uint32_t fi
  * stay LENT. Returns how many went, or an error: session errors; -EINVAL (no such steps).
  */
 GLAKE_API int glake_elastic_return(struct glake_elastic *elastic, uint32_t first, uint32_t n);
+
+/*
+ * If this process is killed or crashes, glaked keeps the memory of this HELD step for the next one, with @n_record bytes of @record (NULL
+ * if 0) that say what it has, up to GLAKE_ELASTIC_RECORD_BYTES. Nothing else changes. From the call on nobody writes to the step, no work that is queued either,
+ * before glake_elastic_unseal() has returned 0. A seal may be repeated with another record, and is over when the memory goes: lent
+ * memory that others got, a sleep, the end of the range or of the session, a restart of glaked. Memory that others may write to, see above,
+ * is not sealed. A range of more than 253 lanes has no such steps.
+ * Blocks for one request to glaked. What is kept is cache: it goes when anybody needs memory, and after a time.
+ * Errors: request errors; -EINVAL (no such step, not HELD, no key, the record is too long); -EBUSY (others may write to it);
+ * GLAKE_E_NO_PERMISSION (glaked keeps nothing); GLAKE_E_NO_FDS (glaked has no fd of this memory: it had too few, or was restarted since).
+ * An error leaves the seal that the step had, or none.
+ */
+GLAKE_API int glake_elastic_seal(struct glake_elastic *elastic, uint32_t step, const void *record,
+                                 size_t n_record);
+
+/*
+ * The steps [first, first + n) may be written to when this has returned 0: nothing of them will be kept. Local for what is not sealed;
+ * else blocks for a request each. With an error some may be sealed still, and are not to be written to.
+ * Errors: request errors; -EINVAL (no such steps).
+ */
+GLAKE_API int glake_elastic_unseal(struct glake_elastic *elastic, uint32_t first, uint32_t n);
+
+/*
+ * A step that a process of the same user and realm has sealed and left behind comes to the hole @step, which is HELD then and has its
+ * content. It is of a range with the same key, device, chunk_bytes and n_lanes; the one that was sealed last comes first. *n_record_out bytes are
+ * written to @record, which has room for GLAKE_ELASTIC_RECORD_BYTES. It comes sealed: if this process ends, the next one
+ * gets it, and before it is written to it is unsealed. Of several who ask for one, one gets it. Blocks as glake_elastic_commit(), but does
+ * not wait for memory.
+ * Errors: request errors; -ENOENT (there is none; *n_living_out, may be NULL, is how many such steps processes have sealed that have
+ * not ended yet); -EINVAL (no such step, no key); -EBUSY (it is no hole); GLAKE_E_OVER_QUOTA and GLAKE_E_NO_FDS (it is kept still); -ENOMEM, -EMFILE,
+ * GLAKE_E_CUDA (it could not be mapped, and is gone).
+ */
+GLAKE_API int glake_elastic_adopt(struct glake_elastic *elastic, uint32_t step, void *record,
+                                  size_t *n_record_out, uint32_t *n_living_out);
 
 /*
  * The states of all steps, of enum glake_elastic_state, for reading at any time, each by an atomic load: others change them

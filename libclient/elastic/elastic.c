@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "libclient/elastic/ahead.h"
 #include "libclient/elastic/serve.h"
@@ -114,26 +115,37 @@ static int refuse_steps(const struct glake_elastic *elastic, uint32_t first, uin
 
 /* ---- memory that comes ------------------------------------------------------------------------ */
 
-/* Holes that are COMING, by this thread: all of them, or none. A spare one has free memory or none. */
-static int fill(struct glake_elastic *elastic, uint32_t first, uint32_t n, bool is_spare)
+struct glake__lanes glake__elastic_lanes(const struct glake_elastic *elastic, uint32_t first,
+                                         uint32_t n)
 {
-	const struct glake__lanes lanes = {
+	return (struct glake__lanes){
 		.offset = step_offset(elastic, first),
 		.n_bytes = elastic->desc.chunk_bytes * n,
 		.chunk_bytes = elastic->desc.chunk_bytes,
 		.stride = elastic->desc.lane_stride,
 		.n = elastic->desc.n_lanes,
 	};
+}
+
+static void count_come(struct glake_elastic *elastic, uint32_t n)
+{
+	glake__lock();
+	glake__books_add_live(&elastic->session->books, n * step_bytes(elastic));
+	glake__unlock();
+	elastic->n_commits += n;
+}
+
+/* Holes that are COMING, by this thread: all of them, or none. A spare one has free memory or none. */
+static int fill(struct glake_elastic *elastic, uint32_t first, uint32_t n, bool is_spare)
+{
+	const struct glake__lanes lanes = glake__elastic_lanes(elastic, first, n);
 	struct glake__wait wait = {.is_spare = is_spare};
 	int r = glake__grant_fill_lanes(elastic->device, elastic->range, &lanes, &wait);
 	while (r < 0 && !is_spare && glake__supply_make_room(elastic->device, r, &wait)) {
 		r = glake__grant_fill_lanes(elastic->device, elastic->range, &lanes, &wait);
 	}
 	if (r == 0) {
-		glake__lock();
-		glake__books_add_live(&elastic->session->books, n * step_bytes(elastic));
-		glake__unlock();
-		elastic->n_commits += n;
+		count_come(elastic, n);
 		elastic->n_ahead += is_spare ? n : 0;
 	}
 	return r;
@@ -160,6 +172,24 @@ static void settle(struct glake_elastic *elastic, uint32_t first, uint32_t n, in
 		     : is_all(elastic, i, false) ? GLAKE_ELASTIC_HOLE
 		                                 : GLAKE_ELASTIC_LOST);
 	}
+}
+
+int glake__elastic_check(const struct glake_elastic *elastic, uint32_t first, uint32_t n)
+{
+	return has_steps(elastic, first, n) ? 0 : refuse_steps(elastic, first, n);
+}
+
+bool glake__elastic_claim(struct glake_elastic *elastic, uint32_t step)
+{
+	return claim_holes(elastic, step, 1) == 1;
+}
+
+void glake__elastic_settle(struct glake_elastic *elastic, uint32_t step, int result)
+{
+	if (result == 0) {
+		count_come(elastic, 1);
+	}
+	settle(elastic, step, 1, result, GLAKE_ELASTIC_HELD);
 }
 
 /* At least one step more, from @first on; *n_out says how many. A step that another thread works on is waited for. */
@@ -452,6 +482,7 @@ int glake_elastic_ahead(struct glake_elastic *elastic, uint32_t first, uint32_t 
 
 static void elastic_free(struct glake_elastic *elastic)
 {
+	free(elastic->sealed);
 	free(elastic->wanted);
 	free(elastic->states);
 	free(elastic);
@@ -520,6 +551,9 @@ static int check_desc(const struct glake_elastic_desc *desc)
 	if (desc->floor_steps > desc->n_steps) {
 		return refuse_desc("the floor has more steps than it");
 	}
+	if (desc->n_key > GLAKE_ELASTIC_KEY_BYTES || (desc->n_key > 0 && !desc->key)) {
+		return refuse_desc("a key has 64 bytes at most");
+	}
 	if (desc->flags & ~(uint32_t)(GLAKE_ELASTIC_SERVE | GLAKE_ELASTIC_GUARD)) {
 		return refuse_desc("an unknown flag");
 	}
@@ -536,9 +570,14 @@ static int elastic_new(struct glake__device *device, const struct glake_elastic_
 	elastic->session = device->session;
 	elastic->device = device;
 	elastic->desc = *desc;
+	elastic->desc.key = elastic->key;
+	if (desc->n_key > 0) {
+		memcpy(elastic->key, desc->key, desc->n_key);
+	}
 	elastic->states = calloc(desc->n_steps, sizeof(*elastic->states));
 	elastic->wanted = calloc(desc->n_steps, sizeof(*elastic->wanted));
-	if (!elastic->states || !elastic->wanted) {
+	elastic->sealed = calloc(desc->n_steps, sizeof(*elastic->sealed));
+	if (!elastic->states || !elastic->wanted || !elastic->sealed) {
 		elastic_free(elastic);
 		return glake__fail(-ENOMEM, "out of memory");
 	}

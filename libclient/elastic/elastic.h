@@ -17,6 +17,7 @@
 
 #include "glake_elastic.h"
 #include "libclient/link/session.h"
+#include "libclient/space/grant.h"
 #include "libclient/space/range.h"
 
 extern const struct glake__use glake__use_elastic;
@@ -30,7 +31,9 @@ struct glake_elastic {
 	struct glake__range *range;   /* owned */
 	struct glake__chunk *guard;   /* one use; NULL: without GLAKE_ELASTIC_GUARD */
 	struct glake_elastic_desc desc;
-	_Atomic uint32_t *states; /* owned: of each step, enum glake_elastic_state */
+	uint8_t key[GLAKE_ELASTIC_KEY_BYTES]; /* desc.n_key of them */
+	_Atomic uint32_t *states;             /* owned: of each step, enum glake_elastic_state */
+	_Atomic uint8_t *sealed; /* owned: of each step, 1 = glaked may have a will for it */
 	_Atomic uint32_t n_lent;
 	_Atomic uint32_t n_held;
 	_Atomic uint8_t *wanted; /* owned: of each step, 1 = to be made ahead; */
@@ -42,5 +45,15 @@ struct glake_elastic {
 	uint32_t
 		n_users; /* of the library's own, that do not have the lock. The lock of the space */
 };
+
+/* 0, or -EINVAL, the text set: the range has no such steps, or is NULL. */
+int glake__elastic_check(const struct glake_elastic *elastic, uint32_t first, uint32_t n);
+/* The step was a hole, and is COMING, by this thread, which says with the next what has come. */
+bool glake__elastic_claim(struct glake_elastic *elastic, uint32_t step);
+/* @result 0: its memory is mapped in all lanes, and it is HELD. */
+void glake__elastic_settle(struct glake_elastic *elastic, uint32_t step, int result);
+/* Its place in all lanes. */
+struct glake__lanes glake__elastic_lanes(const struct glake_elastic *elastic, uint32_t first,
+                                         uint32_t n);
 
 #endif

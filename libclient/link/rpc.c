@@ -391,6 +391,83 @@ int glake__rpc_chunk_share(struct glake_session *session, const uint64_t *ids, s
 	return r;
 }
 
+int glake__rpc_chunk_keep(struct glake_session *session, const uint64_t *ids, size_t n_ids,
+                          const void *key, size_t n_key, const void *record, size_t n_record)
+{
+	Glake__Wire__ChunkKeep keep = GLAKE__WIRE__CHUNK_KEEP__INIT;
+	keep.ids = (uint64_t *)ids;
+	keep.n_ids = n_ids;
+	keep.key = (ProtobufCBinaryData){.len = n_key, .data = (uint8_t *)key};
+	keep.record = (ProtobufCBinaryData){.len = n_record, .data = (uint8_t *)record};
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_KEEP;
+	request.chunk_keep = &keep;
+	return call_plain(session, &request);
+}
+
+int glake__rpc_chunk_unkeep(struct glake_session *session, const uint64_t *ids, size_t n_ids)
+{
+	Glake__Wire__ChunkUnkeep unkeep = GLAKE__WIRE__CHUNK_UNKEEP__INIT;
+	unkeep.ids = (uint64_t *)ids;
+	unkeep.n_ids = n_ids;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_UNKEEP;
+	request.chunk_unkeep = &unkeep;
+	return call_plain(session, &request);
+}
+
+/* The answer of a call that has not ended. */
+static int take_adopted(struct glake_session *session, struct glake__call *call, uint32_t n_chunks,
+                        struct glake__adopted *adopted, uint64_t *ids_out, struct fdlist *fds)
+{
+	const Glake__Wire__ChunkAdoptAnswer *answer = call->answer->chunk_adopt;
+	adopted->n_living = answer->n_living;
+	if (answer->n_ids == 0) {
+		return glake__fail(-ENOENT, "no process has left a step of that key");
+	}
+	if (answer->n_ids != n_chunks || !has_fds(call, n_chunks) ||
+	    answer->record.len > GLAKE_MAX_RECORD_BYTES) {
+		return glake__link_kill(&session->link, GLAKE_E_PROTOCOL,
+		                        "the daemon's answer about kept chunks is invalid");
+	}
+	memcpy(ids_out, answer->ids, n_chunks * sizeof(*ids_out));
+	if (answer->record.len > 0) {
+		memcpy(adopted->record, answer->record.data, answer->record.len);
+	}
+	adopted->n_record = answer->record.len;
+	if (call->fds.is_cut) {
+		glake__rpc_chunk_free(session, answer->ids, n_chunks);
+	}
+	return take_fds(call, fds);
+}
+
+int glake__rpc_chunk_adopt(struct glake_session *session, uint32_t device, uint64_t chunk_bytes,
+                           uint32_t n_chunks, struct glake__adopted *adopted, uint64_t *ids_out,
+                           struct fdlist *fds)
+{
+	Glake__Wire__ChunkAdopt adopt = GLAKE__WIRE__CHUNK_ADOPT__INIT;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	struct glake__call call;
+	int r = glake__promise_ensure(session, device);
+	if (r < 0) {
+		return r;
+	}
+	adopt.device = device;
+	adopt.key = (ProtobufCBinaryData){.len = adopted->n_key, .data = (uint8_t *)adopted->key};
+	adopt.chunk_bytes = chunk_bytes;
+	adopt.n_chunks = n_chunks;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_ADOPT;
+	request.chunk_adopt = &adopt;
+	r = glake__call(&session->link, &call, &request, GLAKE__WIRE__ANSWER__BODY_CHUNK_ADOPT,
+	                NULL, 0);
+	if (r < 0) {
+		return r;
+	}
+	r = take_adopted(session, &call, n_chunks, adopted, ids_out, fds);
+	glake__call_end(&session->link, &call);
+	return r;
+}
+
 /* Is there a size for each fd, and is each a valid size of a chunk? */
 static bool is_open_answer(const struct glake__call *call, size_t n_ids)
 {

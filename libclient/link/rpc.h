@@ -64,6 +64,24 @@ int glake__rpc_chunk_free(struct glake_session *session, const uint64_t *ids, si
 int glake__rpc_chunk_share(struct glake_session *session, const uint64_t *ids, size_t n_ids,
                            uint64_t *ticket_out);
 
+/* A will for @n_ids (1 .. 253) chunks of this session. @key has 1 .. 64 bytes. */
+int glake__rpc_chunk_keep(struct glake_session *session, const uint64_t *ids, size_t n_ids,
+                          const void *key, size_t n_key, const void *record, size_t n_record);
+/* They are in no will when this returns 0. */
+int glake__rpc_chunk_unkeep(struct glake_session *session, const uint64_t *ids, size_t n_ids);
+/* What is adopted. */
+struct glake__adopted {
+	const void *key;
+	size_t n_key;
+	void *record; /* of the caller: room for GLAKE_MAX_RECORD_BYTES, and what has come: */
+	size_t n_record;
+	uint32_t n_living; /* with -ENOENT: such wills of processes that have not ended */
+};
+/* Kept chunks of that key, @n_chunks (1 .. 253) of @chunk_bytes, with their will. -ENOENT: there are none. */
+int glake__rpc_chunk_adopt(struct glake_session *session, uint32_t device, uint64_t chunk_bytes,
+                           uint32_t n_chunks, struct glake__adopted *adopted, uint64_t *ids_out,
+                           struct fdlist *fds);
+
 /* Chunks of another @session with their ticket, or of this one (0, no ticket). */
 struct glake__chunk_names {
 	uint64_t session;

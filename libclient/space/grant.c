@@ -264,6 +264,27 @@ int glake__grant_fill_lanes(struct glake__device *device, struct glake__range *r
 	return r;
 }
 
+int glake__grant_adopt_lanes(struct glake__device *device, struct glake__range *range,
+                             const struct glake__lanes *lanes, struct glake__adopted *adopted)
+{
+	cleanup_free struct some *some = malloc(sizeof(*some));
+	cleanup_fdlist struct fdlist fds;
+	fdlist_init(&fds);
+	if (!some) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	uint64_t n_bytes = plan(some, lanes, 0);
+	int r = glake__rpc_chunk_adopt(device->session, device->public.index, lanes->chunk_bytes,
+	                               some->n, adopted, some->ids, &fds);
+	if (r == 0) {
+		r = put_some(device, range, some, &fds, GLAKE__PAGE_CHUNK);
+	}
+	if (r == 0) {
+		glake__grant_count(device->session, (int64_t)n_bytes);
+	}
+	return r;
+}
+
 int glake__grant_fill(struct glake__device *device, struct glake__range *range, uint64_t offset,
                       uint64_t n_bytes, uint64_t chunk_bytes, struct glake__wait *wait)
 {

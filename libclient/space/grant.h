@@ -53,6 +53,14 @@ struct glake__lanes {
 int glake__grant_fill_lanes(struct glake__device *device, struct glake__range *range,
                             const struct glake__lanes *lanes, struct glake__wait *wait);
 
+/*
+ * The same with kept chunks of that key: those of one will, of as many chunks as there are lanes, each of one chunk. Errors of
+ * glake__rpc_chunk_adopt(); if they cannot be mapped they are gone.
+ */
+struct glake__adopted;
+int glake__grant_adopt_lanes(struct glake__device *device, struct glake__range *range,
+                             const struct glake__lanes *lanes, struct glake__adopted *adopted);
+
 /* One chunk, which reads zero and has a handle of the library's, and is mapped nowhere: *chunk_out has the caller's use. */
 int glake__grant_chunk(struct glake__device *device, uint64_t n_bytes, struct glake__wait *wait,
                        struct glake__chunk **chunk_out);

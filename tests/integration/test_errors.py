@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 import unittest
-from ctypes import byref, c_uint64, c_void_p
+from ctypes import byref, c_size_t, c_uint64, c_void_p
 
 BUILD = os.environ["GLAKE_BUILD"]
 HEADERS = [f"libclient/{name}.h" for name in ("glake", "glake_admin", "glake_elastic", "glake_order",
@@ -37,7 +37,8 @@ SEALS = {"glake_seal", "glake_seal_idle", "glake_weights_publish"}
 SEAL = SEALS | {"glake_unseal", "glake_unseal_spans"}
 ASYNC = {"glake_alloc_async", "glake_free_async", "glake_stream_ends"}
 SLEEPS = {"glake_sleep", "glake_wake", "glake_sleep_session"}
-# Listed errors that no call here returns: the test that meets them or why none does, the functions.
+# Listed errors that no call here returns: the test that meets them or why none does, the functions. Those of glake_elastic_seal and
+# glake_elastic_adopt: tests/integration/test_elastic_kept.c.
 EXCUSES = {
     "-ENOMEM": ("malloc() fails", EVERY),
     "-ENOBUFS": ("the kernel has no memory for a packet", EVERY),
@@ -49,11 +50,11 @@ EXCUSES = {
     "-ENOENT": ("a device that glaked does not own", ASYNC),
     "-EBUSY": ("tests/integration/test_client_async.c",
                ASYNC | SEAL | {"glake_map", "glake_order_follow", "glake_share", "glake_unmap",
-                               "glake_block_publish", "glake_sleep"}),
+                               "glake_block_publish", "glake_sleep", "glake_elastic_seal"}),
     "GLAKE_E_NO_PERMISSION": ("tests/integration/test_realms.c",
                               {"glake_set_quota", "glake_force_quota", "glake_set_host_quota", "glake_set_max_sessions",
                                "glake_set_manifest_quota", "glake_seal_session",
-                               "glake_sleep_session"}),
+                               "glake_sleep_session", "glake_elastic_seal"}),
     "GLAKE_E_NO_FDS": ("tests/integration/test_quota.c", EVERY),
     "GLAKE_E_NO_HOST_MEMORY": ("tests/integration/test_quota.c", EVERY),
     "GLAKE_E_SHUTTING_DOWN": ("tests/integration/test_lifecycle.c", EVERY),
@@ -70,12 +71,12 @@ EXCUSES = {
     "GLAKE_E_MOVER": ("tests/integration/test_kills.c",
                       OPEN | SEALS | SLEEPS | {"glake_block_publish", "glake_weights_attach"}),
     "-EPERM": ("GLAKE_DEDUP=off", SEALS),
-    "-EMFILE": ("memory that is large enough to be cut", SEALS),
+    "-EMFILE": ("memory that is large enough to be cut", SEALS | {"glake_elastic_adopt"}),
     "GLAKE_E_OVER_QUOTA": ("memory that is large enough to be cut, or does not read zero, or a program under the shim",
-                           SEALS | {"glake_sleep", "glake_sleep_session"}),
+                           SEALS | {"glake_sleep", "glake_sleep_session", "glake_elastic_adopt"}),
     "GLAKE_E_VERSION": ("tests/unit/test_client_call.c", {"glake_connect"}),
     "GLAKE_E_CUDA": ("the driver gives addresses only where the window has none",
-                     {"glake_reserve", "glake_unreserve"}),
+                     {"glake_reserve", "glake_unreserve", "glake_elastic_adopt"}),
     "GLAKE_E_NO_DEVICE_MEMORY": ("glake-mover needs memory to compare, a program under the shim, a model in host memory, or "
                                  "a promise", SEALS | {"glake_connect", "glake_block_publish", "glake_sleep_session", "glake_weights_attach"}),
 }
@@ -229,6 +230,15 @@ def elastic_desc(floor, device=0):
     return sized(device | 1 << 32, 2 * CHUNK, CHUNK, 2 | floor << 32, 0, size=48)
 
 
+RECORD = ctypes.create_string_buffer(32768)
+KEY = ctypes.create_string_buffer(b"key")
+
+
+def keyed_desc():
+    """The same, of which the first step is held, and with a key."""
+    return sized(1 << 32, 2 * CHUNK, CHUNK, 2 | 1 << 32, 0, ctypes.addressof(KEY), 3, size=64)
+
+
 class World:
     """A session and what calls are made with. What prepares them fails loudly."""
 
@@ -270,6 +280,16 @@ class World:
     def elastic(self, floor=0):
         elastic = c_void_p()
         self.ok(LIBRARY.glake_elastic_open(self.session, elastic_desc(floor), byref(elastic), out()))
+        return elastic
+
+    def keyed(self):
+        elastic = c_void_p()
+        self.ok(LIBRARY.glake_elastic_open(self.session, keyed_desc(), byref(elastic), out()))
+        return elastic
+
+    def sealed_step(self):
+        elastic = self.keyed()
+        self.ok(LIBRARY.glake_elastic_seal(elastic, 0, None, c_size_t(0)))
         return elastic
 
     def elastic_on_full_device(self):
@@ -406,6 +426,9 @@ CALLS = {
     "glake_elastic_commit": (World.elastic, lambda w, x: (x, 0, 1, None)),
     "glake_elastic_ahead": (World.elastic, lambda w, x: (x, 0, 1)),
     "glake_elastic_lend": (World.elastic, lambda w, x: (x, 0, 1)),
+    "glake_elastic_seal": (World.keyed, lambda w, x: (x, 0, None, c_size_t(0))),
+    "glake_elastic_unseal": (World.sealed_step, lambda w, x: (x, 0, 1)),
+    "glake_elastic_adopt": (World.keyed, lambda w, x: (x, 1, RECORD, byref(c_size_t()), None)),
     "glake_elastic_stats": (World.elastic, lambda w, x: (x, sized())),
     "glake_session_info": (nothing, lambda w, x: (w.session, sized())),
     "glake_device_at": (nothing, lambda w, x: (w.session, 0, out())),
@@ -500,6 +523,11 @@ WRONG = [
      lambda w, x: (x, 0, 1, None)),
     ("glake_elastic_ahead", "-EINVAL", World.elastic, lambda w, x: (x, 2, 1)),
     ("glake_elastic_lend", "-EINVAL", World.elastic, lambda w, x: (x, 2, 1)),
+    ("glake_elastic_seal", "-EINVAL", World.keyed, lambda w, x: (x, 1, None, c_size_t(0))),
+    ("glake_elastic_unseal", "-EINVAL", World.keyed, lambda w, x: (x, 1, 2)),
+    ("glake_elastic_adopt", "-EINVAL", World.elastic, lambda w, x: (x, 1, RECORD, byref(c_size_t()), None)),
+    ("glake_elastic_adopt", "-EBUSY", World.keyed, lambda w, x: (x, 0, RECORD, byref(c_size_t()), None)),
+    ("glake_elastic_adopt", "-ENOENT", World.keyed, lambda w, x: (x, 1, RECORD, byref(c_size_t()), None)),
     ("glake_elastic_stats", "-EINVAL", World.elastic, lambda w, x: (x, sized(size=0))),
     ("glake_session_info", "-EINVAL", nothing, lambda w, x: (w.session, sized(size=0))),
     ("glake_device_at", "-ENOENT", nothing, lambda w, x: (w.session, 99, out())),

@@ -274,7 +274,7 @@ class SleeperRow(Structure):
 class ElasticDesc(Structure):
     _fields_ = [("size", c_size_t), ("device", c_uint32), ("n_lanes", c_uint32),
                 ("lane_stride", c_uint64), ("chunk_bytes", c_uint64), ("n_steps", c_uint32),
-                ("floor_steps", c_uint32), ("flags", c_uint32)]
+                ("floor_steps", c_uint32), ("flags", c_uint32), ("key", c_void_p), ("n_key", c_uint32)]
 
 
 class ElasticStats(Structure):
@@ -353,6 +353,9 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("glake_elastic_lend", c_int, [c_void_p, c_uint32, c_uint32]),
     ("glake_elastic_take", c_uint32, [c_void_p, c_uint32, c_uint32]),
     ("glake_elastic_return", c_int, [c_void_p, c_uint32, c_uint32]),
+    ("glake_elastic_seal", c_int, [c_void_p, c_uint32, c_void_p, c_size_t]),
+    ("glake_elastic_unseal", c_int, [c_void_p, c_uint32, c_uint32]),
+    ("glake_elastic_adopt", c_int, [c_void_p, c_uint32, c_void_p, POINTER(c_size_t), POINTER(c_uint32)]),
     ("glake_elastic_states", POINTER(c_uint32), [c_void_p]),
     ("glake_elastic_stats", c_int, [c_void_p, POINTER(ElasticStats)]),
     ("glake_get_status", c_int, [c_void_p, STATUS_ROW, c_void_p]),
