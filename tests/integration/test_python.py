@@ -445,6 +445,48 @@ class Elastic(Case):
             elastic.states()
         self.assertEqual(session.usage()["reserved_bytes"], 0)
 
+    def test_a_sealed_step_outlives_its_process(self):
+        program = f"""
+            import ctypes, glake, os, signal, sys
+            sys.path.insert(0, sys.argv[1])
+            from test_python import Memory
+            session = glake.default_session()
+            memory = Memory(session)
+            elastic = glake.Elastic({self.CHUNK}, steps=2, lanes=2, key=b"layout\\0of mine")
+            elastic.commit(0, 2)
+            for step in range(2):
+                for lane in range(2):
+                    memory._call("cuMemcpyHtoD_v2", ctypes.c_uint64(elastic.ptr(step, lane)), b"%d %d" % (step, lane),
+                                 ctypes.c_size_t(3))
+                elastic.seal(step, b"hashes\\0%d" % step)
+            elastic.unseal(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        """
+        result = subprocess.run([sys.executable, "-c", textwrap.dedent(program),
+                                 os.path.dirname(os.path.abspath(__file__))],
+                                stderr=subprocess.PIPE, text=True)
+        self.assertEqual((result.returncode, result.stderr), (-signal.SIGKILL, ""))
+        session = glake.default_session()
+        with glake.Elastic(self.CHUNK, steps=2, lanes=2, key=b"layout") as other:
+            self.assertIsNone(other.adopt(0))
+        with glake.Elastic(self.CHUNK, steps=2, lanes=2, key=b"layout\0of mine") as elastic:
+            record, end = None, time.monotonic() + 60
+            while record is None and time.monotonic() < end:
+                record = elastic.adopt(1)
+            self.assertEqual(record, b"hashes\0001")
+            self.assertIsNone(elastic.adopt(0))
+            self.assertEqual(elastic.n_living, 1)    # its own
+            for lane in range(2):
+                got = ctypes.create_string_buffer(3)
+                _lib.check(_lib.library().glake_read(session.handle, 0, got, elastic.ptr(1, lane), 3))
+                self.assertEqual(got.raw, b"1 %d" % lane)
+            elastic.unseal(0, 2)
+            self.assertIsNone(elastic.adopt(0))
+            self.assertEqual(elastic.n_living, 0)
+            with self.assertRaises(OSError) as caught:
+                elastic.seal(0)
+            self.assertIn("is not held", str(caught.exception))
+
     def test_a_guard_costs_a_chunk(self):
         session = glake.default_session()
         with glake.Elastic(self.CHUNK, steps=3, lanes=2, guard=True) as elastic:

@@ -274,7 +274,7 @@ class SleeperRow(Structure):
 class ElasticDesc(Structure):
     _fields_ = [("size", c_size_t), ("device", c_uint32), ("n_lanes", c_uint32),
                 ("lane_stride", c_uint64), ("chunk_bytes", c_uint64), ("n_steps", c_uint32),
-                ("floor_steps", c_uint32), ("flags", c_uint32), ("key", c_void_p), ("n_key", c_uint32)]
+                ("floor_steps", c_uint32), ("flags", c_uint32), ("key", c_char_p), ("n_key", c_uint32)]
 
 
 class ElasticStats(Structure):

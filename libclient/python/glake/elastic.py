@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 from typing import Any, Dict, Iterable, List, Optional
 
 from . import _lib
@@ -11,6 +12,7 @@ from .session import DeviceLike, Session, default_session, parse_ordinal
 #: What Elastic.states() has.
 HOLE, COMING, HELD, LENT, GOING, LOST = range(6)
 _SERVE, _GUARD = 1, 2
+_RECORD_BYTES = 32768
 
 
 def runs_of(steps: Iterable[int]) -> List[range]:
@@ -28,11 +30,12 @@ class Elastic:
     """A range of ``steps`` in ``lanes``: step ``i`` is ``chunk_bytes`` at ``base + lane * stride + i * chunk_bytes`` in
     each lane. A step has its memory in all lanes, or in none. What is lent stays until others need it; the highest
     steps go first. Nothing of it may be in use on the GPU when it is lent, or when the range is closed. With ``guard``
-    holes read zero; without, a kernel that reads one faults."""
+    holes read zero; without, a kernel that reads one faults. With a ``key``, 64 bytes at most, steps can be sealed and
+    adopted: it says all that must be the same for their content to be of use."""
 
     def __init__(self, chunk_bytes: int, steps: int, lanes: int = 1, stride: Optional[int] = None,
                  floor: int = 0, device: DeviceLike = 0, session: Optional[Session] = None, *,
-                 guard: bool = False) -> None:
+                 guard: bool = False, key: bytes = b"") -> None:
         self._handle = ctypes.c_void_p()
         self._session = session or default_session()
         #: bytes from lane to lane
@@ -44,11 +47,13 @@ class Elastic:
             ctypes.sizeof(_lib.ElasticDesc), self._session.device_index(parse_ordinal(device)),
             _lib.unsigned(lanes, "lanes", 32), _lib.unsigned(self.stride, "stride"),
             _lib.unsigned(chunk_bytes, "chunk_bytes"), _lib.unsigned(steps, "steps", 32),
-            _lib.unsigned(floor, "floor", 32), _SERVE | (_GUARD if guard else 0))
+            _lib.unsigned(floor, "floor", 32), _SERVE | (_GUARD if guard else 0), key or None, len(key))
         handle, base = ctypes.c_void_p(), ctypes.c_uint64()
         _lib.check(_lib.library().glake_elastic_open(self._session.handle, ctypes.byref(desc),
                                                      ctypes.byref(handle), ctypes.byref(base)))
         self._handle = handle
+        #: of the last adopt() that found nothing: so many such steps have processes sealed that have not ended yet
+        self.n_living: int = 0
         #: the device address of the first lane
         self.base: int = base.value
 
@@ -89,6 +94,29 @@ class Elastic:
     def give_back(self, first: int, n: int) -> int:
         """Give those that are lent to glaked now. Returns how many went."""
         return _lib.check(self._call("glake_elastic_return", first, n))
+
+    def seal(self, step: int, record: bytes = b"") -> None:
+        """If this process is killed, the next one can adopt the step, with this record of what it has. Nothing writes to
+        it from now on, no work that is queued either, until it is unsealed."""
+        _lib.check(_lib.library().glake_elastic_seal(self.handle, _lib.unsigned(step, "step", 32),
+                                                     record, len(record)))
+
+    def unseal(self, first: int, n: int = 1) -> None:
+        """These steps may be written to. Costs a call of glaked for each that is sealed; with an exception some may be still."""
+        _lib.check(self._call("glake_elastic_unseal", first, n))
+
+    def adopt(self, step: int) -> Optional[bytes]:
+        """A step that a process has left comes to this hole, sealed, and its record is returned; None: there is none
+        (``n_living``)."""
+        record = ctypes.create_string_buffer(_RECORD_BYTES)
+        n_bytes, n_living = ctypes.c_size_t(), ctypes.c_uint32()
+        result = _lib.library().glake_elastic_adopt(self.handle, _lib.unsigned(step, "step", 32), record,
+                                                    ctypes.byref(n_bytes), ctypes.byref(n_living))
+        if result == -errno.ENOENT:
+            self.n_living = n_living.value
+            return None
+        _lib.check(result)
+        return record.raw[:n_bytes.value]
 
     def states(self) -> List[int]:
         """Of each step: HOLE, HELD, LENT and so on. Others may change them at any time."""
