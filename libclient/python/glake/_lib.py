@@ -198,7 +198,10 @@ class SessionRow(Structure):
 
 class TenantDevice(Structure):
     _fields_ = [("device", c_uint32), ("used_bytes", c_uint64), ("quota_bytes", c_uint64),
-                ("peak_bytes", c_uint64)]
+                ("peak_bytes", c_uint64), ("n_refused", c_uint64), ("refused_quota", c_uint64),
+                ("refused_promise", c_uint64), ("refused_room", c_uint64),
+                ("refused_tenant_fds", c_uint64), ("refused_fds", c_uint64),
+                ("refused_manifests", c_uint64), ("refused_user_share", c_uint64)]
 
 
 class TenantRow(Structure):
