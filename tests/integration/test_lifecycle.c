@@ -380,7 +380,7 @@ START_TEST(limits_are_read_again)
 	harness_reload(&harness, QUOTA("32MiB"));
 	assert_ok(glake_free(session, more));
 	assert_ok(glake_trim(session, 0, 0));
-	assert_fails(GLAKE_E_OVER_QUOTA, "33554432", glake_alloc(session, 0, 2 * MIB, 0, &more));
+	assert_fails(GLAKE_E_OVER_QUOTA, "of 32.0 MiB", glake_alloc(session, 0, 2 * MIB, 0, &more));
 	/* A broken one changes nothing. */
 	harness_reload(&harness, "tenants = ({ name = \"default\"; device_bytes = \"lots\"; });");
 	harness_wait_log(&harness, "glaked.conf:1: ");

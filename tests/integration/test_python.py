@@ -388,7 +388,7 @@ class Numbers(Case):
                 session.alloc(n_bytes)
             with self.assertRaises(glake.OutOfMemoryError):
                 session.alloc_many([2 << 20, n_bytes])
-        self.assertIn("more than device 0 has: 8589934592", str(caught.exception))
+        self.assertIn("more on device 0, which has 8.0 GiB in all", str(caught.exception))
         self.assertEqual(session.usage()["live_bytes"], 0)
 
     def test_numbers_that_do_not_fit_are_not_made_others(self):

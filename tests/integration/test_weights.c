@@ -673,7 +673,7 @@ START_TEST(weights_beyond_the_quota_are_refused)
 	assert_ok(glake_free(session, ptr));
 	ck_assert_uint_eq(charged_bytes(), 0);
 	assert_ok(glake_set_quota(eye, "default", 0, 6 * MIB));
-	assert_fails(GLAKE_E_OVER_QUOTA, "limits",
+	assert_fails(GLAKE_E_OVER_QUOTA, "of 6.0 MiB",
 	             glake_weights_attach(session, "key", NULL, &model));
 
 	ck_assert_int_eq(drv.cuMemAlloc(&foreign, 8 * MIB), CUDA_SUCCESS);
