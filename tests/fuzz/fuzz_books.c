@@ -30,7 +30,10 @@
 #define N_DEVICES 2u
 #define N_IDS 16u
 #define MAX_RECORDS 128u
+#define MAX_PROMISES 3u
 #define MIB (1024ull * 1024)
+/* Of each device: some promises fit, and others do not. */
+#define USABLE_BYTES (256 * MIB)
 
 int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes);
@@ -330,9 +333,11 @@ static void manifest_record(struct input *input)
 
 static uint64_t own_start;
 
-static void holder_record(struct input *input)
+static void put_holder(struct input *input, size_t max_promises)
 {
 	Glake__State__Holder body = GLAKE__STATE__HOLDER__INIT;
+	Glake__State__Promise promises[MAX_PROMISES];
+	Glake__State__Promise *list[MAX_PROMISES];
 	static uint8_t key[GLAKE_KEY_BYTES];
 	uint32_t gids[] = {0, 5, UINT32_MAX};
 	uint64_t id = take_id(input);
@@ -354,7 +359,25 @@ static void holder_record(struct input *input)
 	body.program = take_name(input);
 	body.name = take_name(input);
 	body.script = take_name(input);
+	body.promises = list;
+	body.n_promises = max_promises ? take_byte(input) % (max_promises + 1) : 0;
+	for (size_t i = 0; i < body.n_promises; i++) {
+		glake__state__promise__init(&promises[i]);
+		promises[i].device = take_device(input);
+		promises[i].bytes = take_size(input);
+		list[i] = &promises[i];
+	}
 	put(BOOKS_HOLDER, id, &body.base);
+}
+
+static void holder_record(struct input *input)
+{
+	put_holder(input, 0);
+}
+
+static void promised_holder_record(struct input *input)
+{
+	put_holder(input, MAX_PROMISES);
 }
 
 static void held_record(struct input *input)
@@ -484,10 +507,11 @@ static void raw_record(struct input *input)
 static void write_records(struct input *input)
 {
 	static void (*const records[])(struct input *) = {
-		device_record,   block_record,  block_record,      model_record,
-		manifest_record, holder_record, held_record,       held_record,
-		quota_record,    raw_record,    host_chunk_record, copy_record,
-		copy_record,     slept_record,  sleeper_record,    slept_model_record};
+		device_record,         block_record,  block_record,      model_record,
+		manifest_record,       holder_record, held_record,       held_record,
+		quota_record,          raw_record,    host_chunk_record, copy_record,
+		copy_record,           slept_record,  sleeper_record,    slept_model_record,
+		promised_holder_record};
 	image = (struct journal_image){.state = JOURNAL_GOOD};
 	n_arena = 0;
 	for (unsigned i = 0; input->at < input->end && i < MAX_RECORDS; i++) {
@@ -508,6 +532,7 @@ static struct mover_link mover;    /* none runs */
 static struct allocator allocator; /* nothing is new */
 static struct copies copies;
 static struct parking *parking;
+static struct promises promises;
 
 static size_t n_own_fds(void)
 {
@@ -527,7 +552,10 @@ static void begin(void)
 	memset(kept_hosts, 0, sizeof(kept_hosts));
 	must(uv_loop_init(&loop) == 0);
 	for (uint32_t i = 0; i < N_DEVICES; i++) {
-		devices[i] = (struct device){.index = i, .at = {.number = i, .slot = i}};
+		devices[i] = (struct device){
+			.index = i,
+			.at = {.number = i, .slot = i, .usable_bytes = USABLE_BYTES},
+		};
 		locations[i] = &devices[i].at;
 		memset(devices[i].uuid, (int)i + 1, sizeof(devices[i].uuid));
 		must(location_start(&devices[i].at, &loop) == 0);
@@ -541,6 +569,7 @@ static void begin(void)
 	must(copies_init(&copies, &store, &mover, &allocator, &node, 1) == 0);
 	store.copies = &copies;
 	holders_init(&holders, &loop, locations, N_LOCATIONS, &store, 0);
+	list_init(&promises.all);
 	parking = parking_new(&loop, NULL);
 	must(parking != NULL);
 	store.parking = chunk_books.parking = parking;
@@ -560,6 +589,7 @@ static void end(void)
 	while (holders.n > 0) {
 		holder_end(list_first(&holders.list, struct holder, link));
 	}
+	must(list_is_empty(&promises.all));
 	store_deinit(&store);
 	copies_close(&copies);
 	copies_deinit(&copies);
@@ -569,6 +599,7 @@ static void end(void)
 			uv_run(&loop, UV_RUN_ONCE);
 		}
 		must(devices[i].at.leaving_bytes == 0 && devices[i].at.logical_block_bytes == 0);
+		must(devices[i].at.promised_bytes == 0);
 		location_close(&devices[i].at);
 	}
 	while (node.is_started && node.worker.n_pending > 0) {
@@ -636,6 +667,9 @@ static void check_charges(void)
 	size_t n = check_chunks(&n_bytes);
 	size_t n_fds = n;
 	n_bytes += node.use_bytes[CHUNK_COPIES];
+	for (unsigned i = 0; i < N_DEVICES; i++) {
+		n_bytes += devices[i].at.promised_bytes;
+	}
 	for (unsigned i = 0; i < N_IDS; i++) {
 		n -= is_in_use(&kept_blocks[i]);
 		n -= is_in_use(&kept_chunks[i]);
@@ -679,6 +713,44 @@ static void check_realms(void)
 	}
 }
 
+/* Of the sessions that have entered it. Returns how many there are. */
+static unsigned add_promised(const struct promise *promise, uint64_t *used_bytes)
+{
+	unsigned n = 0;
+	const struct holder *holder;
+	list_for_each (holder, &holders.list, link) {
+		const struct holder_location *at = &holder->at[promise->at->slot];
+		if (at->promise == promise) {
+			n++;
+			*used_bytes += at->reserved_bytes + at->shared_bytes;
+			must(holder->tenant == promise->charge.tenant);
+			must(holder_find_promise(holder, promise->at->slot) == promise);
+		}
+	}
+	return n;
+}
+
+/* One for each process and device, of what its sessions have there; the rest is reserved and paid for, if there was room. */
+static void check_promises(void)
+{
+	uint64_t reserved_bytes[N_DEVICES] = {0};
+	const struct promise *promise;
+	list_for_each (promise, &promises.all, link) {
+		uint64_t used_bytes = 0;
+		unsigned n_users = add_promised(promise, &used_bytes);
+		must(n_users > 0 && n_users == promise->n_users && n_users == promise->n_refs);
+		must(promise->used_bytes == used_bytes && promise->drawn_bytes == 0);
+		must(promise->reserved_bytes <= promise_left_bytes(promise));
+		must(promise->charge.bytes == promise->reserved_bytes);
+		must(promise->at->slot < N_DEVICES);
+		reserved_bytes[promise->at->slot] += promise->reserved_bytes;
+	}
+	for (unsigned i = 0; i < N_DEVICES; i++) {
+		must(devices[i].at.promised_bytes == reserved_bytes[i]);
+		must(reserved_bytes[i] <= USABLE_BYTES);
+	}
+}
+
 /* All of it sleeps, or nothing. */
 static void check_sleepers(void)
 {
@@ -711,8 +783,6 @@ static void adopt(void)
 	struct adopt_report report;
 	/* Sleepers keep it. */
 	static const struct sleep_context sleep = {.copies = &copies};
-	static struct promises promises;
-	list_init(&promises.all);
 	const struct books_parts parts = {.loop = &loop,
 	                                  .config = config,
 	                                  .devices = devices,
@@ -731,6 +801,7 @@ static void adopt(void)
 	sleepers_settle_adopted(&holders);
 	copies_settle_adopted(&copies);
 	check_sleepers();
+	check_promises();
 	check_charges();
 	check_realms();
 }
