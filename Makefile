@@ -52,7 +52,7 @@ rpath = -Wl,--disable-new-dtags -Wl,-rpath,'$$ORIGIN/$(1)'
 CLIENT_LIBS = -lprotobuf-c -ljansson -lxxhash -ldl -lpthread
 DAEMON_LIBS = -luv -lprotobuf-c -lconfig -lsystemd -lsubid -lxxhash -ldl -lpthread
 MOVER_LIBS = -lprotobuf-c -ljansson -lxxhash -ldl -lpthread
-CTL_LIBS = -ljansson -lsmartcols -Wl,--push-state,--as-needed -lmicrohttpd -Wl,--pop-state
+CTL_LIBS = -lsystemd -ljansson -lsmartcols -Wl,--push-state,--as-needed -lmicrohttpd -Wl,--pop-state
 TOP_LIBS = $(shell pkg-config --libs ncursesw)
 TEST_LIBS = $(shell pkg-config --libs check) -lm
 

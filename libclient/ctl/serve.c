@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <systemd/sd-daemon.h>
 #include <unistd.h>
 
 #include "ctl/identity.h"
@@ -388,6 +389,7 @@ static int serve(struct ctl *ctl, const struct serve_options *options, struct se
 		return cannot(ctl, options->address, -EIO);
 	}
 	fprintf(ctl->err, "glakectl: metrics: serving %s\n", options->address);
+	sd_notify(0, "READY=1");
 	sample_until_signal(ctl, server, &signals);
 	MHD_stop_daemon(http);
 	looker_free(server->looker);
