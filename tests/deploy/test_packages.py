@@ -265,7 +265,7 @@ except glake.QuotaError as error:
         out = self.inside("systemd-run", "--quiet", "--pipe", "--wait", "--slice=" + slice_name,
                           "--uid=nobody", "--setenv=" + BOOKS, "python3", "-c", program)
         self.assertIn(f"serve.{uid}\n", out)
-        self.assertIn(f"tenant serve.{uid} uses 33554432 of 67108864\n", out)
+        self.assertIn(f"tenant serve.{uid} uses 32.0 of 64.0 MiB\n", out)
 
     def kept(self):
         """What has to stay: memory, the model, and how many have it."""

@@ -191,10 +191,24 @@ struct weights {
 	uint8_t *model;
 };
 
+/* Those of all weights: a scenario ends without freeing its own. */
+static uint8_t *models[16];
+
+static uint8_t **model_of(const uint8_t *bytes)
+{
+	uint8_t **at = models;
+	while (*at != bytes) {
+		must(++at < models + sizeof(models) / sizeof(models[0]));
+	}
+	return at;
+}
+
 BYTE_LOOP static struct weights load(unsigned content)
 {
-	struct weights weights = {.model = malloc(W_BYTES)};
-	must(weights.model);
+	uint8_t **model = model_of(NULL);
+	*model = malloc(W_BYTES);
+	must(*model);
+	struct weights weights = {.model = *model};
 	for (size_t i = 0; i < W_BYTES; i++) {
 		weights.model[i] = (uint8_t)(i * (2 * content + 1) + i / 4099);
 	}
@@ -666,6 +680,7 @@ static void random_write(struct weights *weights)
 static void replace(struct weights *weights)
 {
 	must_ok(cuMemFree(weights->ptr));
+	*model_of(weights->model) = NULL;
 	free(weights->model);
 	*weights = load(pick(2));
 }
