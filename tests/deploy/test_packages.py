@@ -359,7 +359,7 @@ except glake.QuotaError as error:
         begin = time.monotonic()
         before = int(self.property_of("glaked.service", "NRestarts"))
         self.debian.run("systemctl", "restart", "glaked")
-        self.wait_until(lambda: int(self.property_of("glaked.service", "NRestarts")) >= before + 2,
+        self.wait_until(lambda: int(self.property_of("glaked.service", "NRestarts")) >= before + 3,
                         lambda: "it is not tried again")
         self.assertGreater(time.monotonic() - begin, 4)
         with open(config, "w", encoding="utf-8") as file:
