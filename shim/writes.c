@@ -342,6 +342,19 @@ static int unseal_all(CUdeviceptr ptr, uint64_t n_bytes, enum glake__unsealed wh
 	return r;
 }
 
+/* All of an allocation that may be being sealed: the library holds it, which waits for that. */
+static int unseal_whole(CUdeviceptr ptr, uint64_t n_bytes, enum glake__unsealed why, bool *had_some)
+{
+	struct heap_facts facts;
+	if (!find(ptr, &facts)) {
+		return -EINVAL;
+	}
+	*had_some = writes_linear(ptr, n_bytes).n_bytes > 0;
+	int r = get_copies(facts.connection, ptr, n_bytes, why);
+	/* Nobody is sealing it any more, so what is left is of a kind that cannot be unsealed. */
+	return r == 0 && writes_linear(ptr, n_bytes).n_bytes > 0 ? -ENOTSUP : r;
+}
+
 /* -EINVAL: not memory that can be made private. The driver knows what to say of it. */
 static int unseal(CUdeviceptr ptr, uint64_t n_bytes, enum glake__unsealed why)
 {
@@ -351,7 +364,8 @@ static int unseal(CUdeviceptr ptr, uint64_t n_bytes, enum glake__unsealed why)
 	int r = -EBUSY;
 	pthread_mutex_lock(&turn);
 	if (since_ns >= stuck_at_ns) {
-		r = unseal_all(ptr, n_bytes, why, &had_some);
+		r = (why == GLAKE__UNSEALED_LAUNCHED ? unseal_whole : unseal_all)(ptr, n_bytes, why,
+		                                                                  &had_some);
 		shim_count_add(SHIM_COUNT_copies, had_some && r == 0);
 		stuck_at_ns = r == -EBUSY ? clock_now_ns() : stuck_at_ns;
 	}
@@ -359,23 +373,9 @@ static int unseal(CUdeviceptr ptr, uint64_t n_bytes, enum glake__unsealed why)
 	return r;
 }
 
-/* The library holds it, which waits for who is sealing it. */
 int writes_make_private(CUdeviceptr ptr, uint64_t n_bytes)
 {
-	cleanup_cancel int cancel = cancel_disable();
-	struct heap_facts facts;
-	pthread_mutex_lock(&turn);
-	bool had_some = writes_linear(ptr, n_bytes).n_bytes > 0;
-	int r = find(ptr, &facts)
-	                ? get_copies(facts.connection, ptr, n_bytes, GLAKE__UNSEALED_LAUNCHED)
-	                : -EINVAL;
-	if (r == 0 && writes_linear(ptr, n_bytes).n_bytes > 0) {
-		/* Nobody is sealing it any more, so some of it is of a kind that cannot be unsealed. */
-		r = -EBUSY;
-	}
-	shim_count_add(SHIM_COUNT_copies, had_some && r == 0);
-	pthread_mutex_unlock(&turn);
-	return r;
+	return unseal(ptr, n_bytes, GLAKE__UNSEALED_LAUNCHED);
 }
 
 bool writes_have_sealed(CUdeviceptr ptr, uint64_t n_bytes)
