@@ -51,7 +51,9 @@ void report_program(struct connection *connection)
 		.alone = auto_turn_ms() ? &alone : NULL,
 		.idle_since_ns = idle_look(drain_gate.wait),
 	};
-	auto_describe(&alone);
+	if (usage.alone) {
+		auto_describe(&alone);
+	}
 	for (uint32_t i = 0; glake_device_at(connection->session, i, &device) == 0 &&
 	                     usage.n_driver < SHIM_MAX_DEVICES;
 	     i++) {

@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
+#include <unistd.h>
 
 #include "glake_shim.h"
 #include "proto/clock.h"
@@ -74,14 +75,13 @@ static void bring_back(struct turns *turns)
 	}
 	if (n_bytes > 0 && !turns->has_refuge) {
 		turns->has_refuge = true;
-		fprintf(stderr,
+		dprintf(STDERR_FILENO,
 		        "glake: the GPU is full: %.1f MiB of sealed memory that the program writes "
-		        "to are in "
-		        "host memory, and slow, until there is room\n",
+		        "to are in host memory, and slow, until there is room\n",
 		        (double)n_bytes / (1 << 20));
 	} else if (n_bytes == 0 && turns->has_refuge) {
 		turns->has_refuge = false;
-		fprintf(stderr, "glake: all of the program's memory is on the GPU again\n");
+		dprintf(STDERR_FILENO, "glake: all of the program's memory is on the GPU again\n");
 	}
 }
 
