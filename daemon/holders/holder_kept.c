@@ -174,23 +174,13 @@ struct kept_step *kept_steps_find(struct kept_steps *kept, const struct holder *
 static int charge_heir(const struct kept_step *step, struct holder *holder, struct promise *promise,
                        struct charge *charges)
 {
-	const struct location *at = location_of(step);
-	uint64_t bytes = bytes_of(step);
-	uint64_t taken_bytes = promise ? promise_take(promise, bytes) : 0;
+	uint64_t sizes[GLAKE_MAX_PACKET_FDS];
+	uint64_t taken_bytes;
 	for (size_t i = 0; i < step->will->n_chunks; i++) {
-		int r = (taken_bytes == bytes ? tenant_charge_promised : tenant_charge)(
-			holder->tenant, at->slot, step->chunks[i].bytes, 1, &charges[i]);
-		if (r != 0) {
-			while (i-- > 0) {
-				charge_refund(&charges[i]);
-			}
-			if (taken_bytes > 0) {
-				promise_put(promise, taken_bytes);
-			}
-			return r;
-		}
+		sizes[i] = step->chunks[i].bytes;
 	}
-	return 0;
+	return promise_charge(promise, holder->tenant, location_of(step)->slot, sizes,
+	                      step->will->n_chunks, charges, &taken_bytes);
 }
 
 static void refund_all(struct charge *charges, size_t n)
@@ -245,13 +235,7 @@ enum status kept_step_adopt(struct kept_steps *kept, struct kept_step *step, str
 	struct promise *promise = holder->at[at->slot].promise;
 	*refusal_out = (struct refusal){.bound = BOUND_NONE};
 	if (promise && !promise_draw(promise, bytes)) {
-		uint64_t used = promise->bytes - promise_left_bytes(promise);
-		*refusal_out = (struct refusal){.bound = BOUND_PROMISE,
-		                                .at = at,
-		                                .tenant = holder->tenant,
-		                                .wanted = bytes,
-		                                .used = used,
-		                                .limit = promise->bytes};
+		*refusal_out = refusal_of_promise(promise, holder->tenant, bytes);
 		return refusal_status(refusal_out);
 	}
 	enum status status = move(step, holder, promise, request, held_out, refusal_out);

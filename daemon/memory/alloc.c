@@ -172,17 +172,11 @@ static void cover(struct alloc *alloc, uint64_t taken_bytes)
 static int charge(struct pressure_request *request)
 {
 	struct alloc *alloc = alloc_of(request);
-	uint64_t taken_bytes = alloc->promise ? promise_take(alloc->promise, request->bytes) : 0;
-	for (size_t i = 0; i < alloc->n_chunks; i++) {
-		int r = (taken_bytes == request->bytes ? tenant_charge_promised : tenant_charge)(
-			request->tenant, request->at->slot, alloc->sizes[i], 1, &alloc->charges[i]);
-		if (r != 0) {
-			refund_all(alloc);
-			if (taken_bytes > 0) {
-				promise_put(alloc->promise, taken_bytes);
-			}
-			return r;
-		}
+	uint64_t taken_bytes;
+	int r = promise_charge(alloc->promise, request->tenant, request->at->slot, alloc->sizes,
+	                       alloc->n_chunks, alloc->charges, &taken_bytes);
+	if (r != 0) {
+		return r;
 	}
 	take_from_pool(alloc);
 	cover(alloc, taken_bytes);
@@ -359,13 +353,7 @@ static enum pressure_fds fds_of(const struct alloc_wanted *wanted)
 static enum status refuse_promised(const struct allocator *allocator,
                                    const struct alloc_wanted *wanted, uint64_t bytes)
 {
-	const struct promise *promise = wanted->promise;
-	const struct refusal refusal = {.bound = BOUND_PROMISE,
-	                                .at = wanted->at,
-	                                .tenant = wanted->tenant,
-	                                .wanted = bytes,
-	                                .used = promise->bytes - promise_left_bytes(promise),
-	                                .limit = promise->bytes};
+	const struct refusal refusal = refusal_of_promise(wanted->promise, wanted->tenant, bytes);
 	if (!wanted->is_spare) {
 		refusal_count(&refusal, allocator->stats);
 	}

@@ -171,3 +171,28 @@ uint64_t promise_take(struct promise *promise, uint64_t bytes)
 	give_back(promise, taken);
 	return taken;
 }
+
+int promise_charge(struct promise *promise, struct tenant *tenant, uint32_t slot,
+                   const uint64_t *sizes, size_t n, struct charge *charges_out, uint64_t *taken_out)
+{
+	uint64_t bytes = 0;
+	for (size_t i = 0; i < n; i++) {
+		bytes += sizes[i];
+	}
+	uint64_t taken_bytes = promise ? promise_take(promise, bytes) : 0;
+	for (size_t i = 0; i < n; i++) {
+		int r = (taken_bytes == bytes ? tenant_charge_promised : tenant_charge)(
+			tenant, slot, sizes[i], 1, &charges_out[i]);
+		if (r != 0) {
+			while (i-- > 0) {
+				charge_refund(&charges_out[i]);
+			}
+			if (taken_bytes > 0) {
+				promise_put(promise, taken_bytes);
+			}
+			return r;
+		}
+	}
+	*taken_out = taken_bytes;
+	return 0;
+}

@@ -76,6 +76,14 @@ uint64_t promise_take(struct promise *promise, uint64_t bytes);
 /* And are again. */
 void promise_put(struct promise *promise, uint64_t bytes);
 
+/*
+ * Charge chunks of these sizes to @tenant at @slot, all or none; what @promise (NULL: none) has reserved for them comes first:
+ * *taken_out bytes of it, as promise_take() says. Without a limit of bytes, if that is all. Returns 0 or TENANT_E_*.
+ */
+int promise_charge(struct promise *promise, struct tenant *tenant, uint32_t slot,
+                   const uint64_t *sizes, size_t n, struct charge *charges_out,
+                   uint64_t *taken_out);
+
 /* What its wake needs to be reserved. */
 uint64_t promise_lent_bytes(const struct promise *promise);
 /* The process sleeps. */

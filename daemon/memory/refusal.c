@@ -29,6 +29,17 @@ struct refusal refusal_of_tenant(enum bound bound, struct tenant *tenant, const 
 	                        .limit = is_fds ? tenant->max_fds : there->quota_bytes};
 }
 
+struct refusal refusal_of_promise(const struct promise *promise, struct tenant *tenant,
+                                  uint64_t wanted)
+{
+	return (struct refusal){.bound = BOUND_PROMISE,
+	                        .at = promise->at,
+	                        .tenant = tenant,
+	                        .wanted = wanted,
+	                        .used = promise->bytes - promise_left_bytes(promise),
+	                        .limit = promise->bytes};
+}
+
 struct refusal refusal_of_room(struct tenant *tenant, const struct location *at, uint64_t wanted)
 {
 	uint64_t most = location_most_bytes(at);

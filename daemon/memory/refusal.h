@@ -15,6 +15,7 @@
 #include "daemon/base/status.h"
 #include "daemon/memory/bound.h"
 #include "daemon/memory/location.h"
+#include "daemon/memory/promise.h"
 #include "daemon/memory/tenant.h"
 
 /* One line of it, with its end. */
@@ -34,6 +35,9 @@ struct refusal {
 /* Of a tenant's own bounds: QUOTA, TENANT_FDS. @wanted: bytes or fds. */
 struct refusal refusal_of_tenant(enum bound bound, struct tenant *tenant, const struct location *at,
                                  uint64_t wanted);
+/* More than is left of what the process was promised. */
+struct refusal refusal_of_promise(const struct promise *promise, struct tenant *tenant,
+                                  uint64_t wanted);
 /* The location is full. */
 struct refusal refusal_of_room(struct tenant *tenant, const struct location *at, uint64_t wanted);
 /*
