@@ -67,14 +67,19 @@ static bool is_said(const char *label)
 	return label && *label;
 }
 
+struct event_subject holder_subject(const struct holder *holder)
+{
+	return (struct event_subject){.realm = holder->realm->name,
+	                              .session = holder->id,
+	                              .pid = holder->peer.pid,
+	                              .cgroup = holder->labels.cgroup};
+}
+
 void holder_note_refusal(struct holder *holder, const struct refusal *refusal)
 {
 	const struct holder_labels *labels = &holder->labels;
 	if (holder->state != HOLDER_ENDED) {
-		const struct event_subject who = {.realm = holder->realm->name,
-		                                  .session = holder->id,
-		                                  .pid = holder->peer.pid,
-		                                  .cgroup = labels->cgroup};
+		const struct event_subject who = holder_subject(holder);
 		refused_note(&holder->all->refused, &holder->refused, &who,
 		             is_said(labels->name)     ? labels->name
 		             : is_said(labels->script) ? labels->script

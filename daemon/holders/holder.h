@@ -377,6 +377,9 @@ int holder_adopt_block(struct holder *holder, const struct held *as, struct bloc
 /* Of which only copies are left. With a record, if @is_open: a block or model. NULL: no memory. */
 struct held *holder_adopt_slept(struct holder *holder, const struct held *as, bool is_open);
 
+/* For events about it. Borrowed from the holder. */
+struct event_subject holder_subject(const struct holder *holder);
+
 /* Whether it is a session of this peer's process, or of another one with its number. */
 bool holder_is_of(const struct holder *holder, const struct peer *peer);
 

@@ -57,12 +57,7 @@ static void tell_of(const struct sleeper *sleeper, const struct location *at)
 	uint64_t quota_bytes = holder->tenant->at[at->slot].quota_bytes;
 	uint64_t bytes = needs(sleeper, at);
 	char name[LOCATION_NAME_BYTES];
-	const struct event_subject subject = {
-		.realm = holder->realm->name,
-		.session = holder->id,
-		.pid = holder->peer.pid,
-		.cgroup = holder->labels.cgroup,
-	};
+	const struct event_subject subject = holder_subject(holder);
 	if (at->kind == LOCATION_GPU && quota_bytes > 0 && bytes > quota_bytes &&
 	    sleeper->context->events) {
 		events_add(sleeper->context->events, EVENT_LIMIT_TOO_SMALL, &subject,

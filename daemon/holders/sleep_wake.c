@@ -331,11 +331,9 @@ static const struct admit_ops admit_ops = {.done = on_admitted, .gone = on_admit
 
 static struct event_subject subject_of(const struct holder *holder)
 {
-	return (struct event_subject){.realm = holder->realm->name,
-	                              .session = holder->id,
-	                              .pid = holder->peer.pid,
-	                              .cgroup = holder->labels.cgroup,
-	                              .limit = &holder->tenant->log_limit};
+	struct event_subject subject = holder_subject(holder);
+	subject.limit = &holder->tenant->log_limit;
+	return subject;
 }
 
 /* Its program may try again and again: an operator learns of it once. */

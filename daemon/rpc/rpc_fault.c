@@ -48,13 +48,8 @@ void rpc_fault_report(struct session *session, const request_t *request, struct 
 {
 	const Glake__Wire__FaultReport *report = request->fault_report;
 	struct holder *holder = session->holder;
-	const struct event_subject subject = {
-		.realm = holder->realm->name,
-		.session = holder->id,
-		.pid = (int)holder->peer.pid,
-		.cgroup = holder->labels.cgroup,
-		.limit = &holder->tenant->log_limit,
-	};
+	struct event_subject subject = holder_subject(holder);
+	subject.limit = &holder->tenant->log_limit;
 	char suspects[EVENT_TEXT_BYTES - 128];
 	if (report->n_suspects > GLAKE_MAX_SUSPECTS) {
 		rpc_refuse(session, request->id, STATUS_BAD_REQUEST, "more than %u suspects",

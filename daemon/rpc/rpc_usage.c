@@ -113,12 +113,8 @@ static void take_alone(struct holder_alone *alone, const Glake__Wire__Alone *fro
 static void note_refused(struct session *session, const Glake__Wire__Alone *from)
 {
 	struct holder *holder = session->holder;
-	const struct event_subject subject = {
-		.realm = holder->realm->name,
-		.session = holder->id,
-		.pid = (int)holder->peer.pid,
-		.limit = &holder->tenant->log_limit,
-	};
+	struct event_subject subject = holder_subject(holder);
+	subject.limit = &holder->tenant->log_limit;
 	if (from && from->n_refused_launches > holder->usage.alone.n_refused_launches) {
 		events_add(rpc_of(session)->events, EVENT_LAUNCH_REFUSED, &subject,
 		           "%" PRIu64
