@@ -733,6 +733,27 @@ static void random_steps(unsigned first, unsigned seconds)
 	}
 }
 
+static const struct {
+	const char *name;
+	void (*run)(void);
+} scenarios[] = {
+	{"reads", reads},          {"unsealed", unsealed}, {"old_graph", old_graph_writes},
+	{"twice", unsealed_twice}, {"again", used_again},  {"anew", loaded_anew},
+	{"shown", shown},          {"beside", beside},     {"host_room", host_room},
+	{"no_room", no_room},
+};
+
+static void run(const char *name)
+{
+	for (size_t i = 0; i < sizeof(scenarios) / sizeof(scenarios[0]); i++) {
+		if (strcmp(scenarios[i].name, name) == 0) {
+			scenarios[i].run();
+			return;
+		}
+	}
+	write_one(name);
+}
+
 int main(int argc, char **argv)
 {
 	must(argc >= 2);
@@ -745,32 +766,12 @@ int main(int argc, char **argv)
 		return 0;
 	}
 	start();
-	if (strcmp(what, "reads") == 0) {
-		reads();
-	} else if (strcmp(what, "unsealed") == 0) {
-		unsealed();
-	} else if (strcmp(what, "old_graph") == 0) {
-		old_graph_writes();
-	} else if (strcmp(what, "twice") == 0) {
-		unsealed_twice();
-	} else if (strcmp(what, "again") == 0) {
-		used_again();
-	} else if (strcmp(what, "anew") == 0) {
-		loaded_anew();
-	} else if (strcmp(what, "shown") == 0) {
-		shown();
-	} else if (strcmp(what, "beside") == 0) {
-		beside();
-	} else if (strcmp(what, "host_room") == 0) {
-		host_room();
-	} else if (strcmp(what, "no_room") == 0) {
-		no_room();
-	} else if (strcmp(what, "random") == 0) {
+	if (strcmp(what, "random") == 0) {
 		must(argc == 4);
 		random_steps((unsigned)strtoul(argv[2], NULL, 10),
 		             (unsigned)strtoul(argv[3], NULL, 10));
 	} else {
-		write_one(what);
+		run(what);
 	}
 	must_ok(cuCtxSynchronize());
 	return 0;
