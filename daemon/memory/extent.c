@@ -353,8 +353,13 @@ static void on_ready(void *user, enum status status, struct chunk *chunks, size_
 {
 	struct extents *extents = user;
 	struct extent *span = status == STATUS_OK ? enter_chunk(extents, &chunks[0]) : NULL;
+	bool was_for_more = extents->wants_more;
+	extents->wants_more = false;
 	if (span) {
-		free_chunk_if_empty(extents, span->in);
+		/* What is wanted beyond what is kept ready stays until it has been used. */
+		if (!was_for_more) {
+			free_chunk_if_empty(extents, span->in);
+		}
 		make_ready(extents);
 	}
 }
@@ -370,11 +375,15 @@ static void make_ready(struct extents *extents)
 {
 	uint64_t have = kept_bytes(extents);
 	uint64_t bytes = extents->ready_bytes > have ? extents->ready_bytes - have : 0;
-	bytes = bytes < extents->large_bytes ? bytes : extents->large_bytes;
+	bytes = bytes < extents->large_bytes && !extents->wants_more ? bytes : extents->large_bytes;
 	bytes = (bytes + GLAKE_CHUNK_GRANULARITY - 1) / GLAKE_CHUNK_GRANULARITY *
 	        GLAKE_CHUNK_GRANULARITY;
 	if (bytes == 0 || extents->is_paused || extents->making ||
-	    extents->at->worker.n_pending > 0 || !has_means(extents, bytes)) {
+	    extents->at->worker.n_pending > 0) {
+		return;
+	}
+	if (!has_means(extents, bytes)) {
+		extents->wants_more = false;
 		return;
 	}
 	const struct alloc_wanted wanted = {.at = extents->at,
@@ -385,6 +394,11 @@ static void make_ready(struct extents *extents)
 	                                    .waited_ms = &extents->waited_ms};
 	/* If it is refused, the next tick tries again. */
 	alloc_start(extents->allocator, &wanted, on_ready, extents, &extents->making);
+}
+
+void extents_want_more(struct extents *extents)
+{
+	extents->wants_more = true;
 }
 
 void extents_tick(struct extents *extents)

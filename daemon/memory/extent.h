@@ -19,7 +19,8 @@
  * if the mover may have it mapped, when whoever set on_empty says so, unless it has extents again.
  *
  * Making a large chunk takes long. So ready_bytes are kept, used or free: chunks are made one after the other while nothing else
- * is asked of the worker, and stay when they become empty. Who wants the room gets it by extents_give_ready().
+ * is asked of the worker, and stay when they become empty. Who wants the room gets it by extents_give_ready(). Beyond that one
+ * chunk is made whenever an extent had to go for the lack of one (extents_want_more()), as long as there is room.
  *
  * Charges: an extent's bytes are charged to who asked. The chunk's charge, with its fd, is the cache's and has the bytes
  * that are free. So the sum is what exists; while a chunk is being made for extents, they are charged already.
@@ -73,6 +74,7 @@ struct extents {
 	uint64_t ready_bytes; /* set by extents_want_ready() */
 	struct alloc *making; /* a chunk that is made ahead; or NULL */
 	uint64_t waited_ms;   /* for that */
+	bool wants_more;      /* one more is to be made, when that holds nobody up */
 	bool is_paused;       /* somebody wanted the room: nothing is made until the next tick */
 	/* Chunk @number is empty: extents_forgotten() is to follow, perhaps at once. NULL: it goes. */
 	void (*on_empty)(void *user, struct extents *extents, uint64_t number);
@@ -107,6 +109,8 @@ void extents_cancel(struct extents_request *request);
 
 /* So much is to be free from now on. What is more goes. Nothing is made before extents_tick(). */
 void extents_want_ready(struct extents *extents, uint64_t bytes);
+/* An extent went, so that another has its place: behind that, one more large chunk is made if there is room. */
+void extents_want_more(struct extents *extents);
 /* Once a second, and when a chunk has come: make the next one. */
 void extents_tick(struct extents *extents);
 /* A chunk that is kept ready goes, as one that is empty. False: there is none. */

@@ -375,7 +375,7 @@ static bool makes_place(const struct extents *node, const struct copy *copy, uin
 	return copy->in == node && (!is_whole || copy->bytes == bytes);
 }
 
-void copies_spare_making(struct copies *copies, const struct extents *node, uint64_t bytes)
+void copies_spare_making(struct copies *copies, struct extents *node, uint64_t bytes)
 {
 	struct copy *copy;
 	struct copy *spare;
@@ -386,6 +386,7 @@ void copies_spare_making(struct copies *copies, const struct extents *node, uint
 		}
 		if (makes_place(node, copy, bytes) && copy->n_held == 0 && !copy->is_of_block) {
 			copies_free(copies, copy);
+			extents_want_more(node);
 			has = extents_have(node, bytes);
 		}
 	}

@@ -54,7 +54,7 @@ bool copies_make_room(struct copies *copies, uint64_t nodes);
  * Somebody waits for a copy of @bytes at @node. If it has no extent of that size, copies there of chunks that are awake go, the
  * longest unused first: to copy them once more takes less than to make host memory.
  */
-void copies_spare_making(struct copies *copies, const struct extents *node, uint64_t bytes);
+void copies_spare_making(struct copies *copies, struct extents *node, uint64_t bytes);
 
 /* The most that there could be room for on a node, if all goes that may. */
 uint64_t copies_room_bytes(const struct copies *copies, size_t i_node);

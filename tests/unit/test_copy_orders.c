@@ -233,6 +233,10 @@ START_TEST(copies_of_who_is_awake_go_before_host_memory_is_made)
 	finish(8);
 	expect_ok(&waits[1]);
 	ck_assert_uint_eq(host->use_bytes[CHUNK_COPIES], n_bytes);
+	/* Behind that, so that the next one finds room beside what is cache. */
+	copies_tick(&copies);
+	run_workers();
+	ck_assert_uint_eq(host->use_bytes[CHUNK_COPIES], n_bytes + copies.nodes[0].large_bytes);
 	let(&waits[1]);
 	copies_end();
 }

@@ -281,6 +281,35 @@ START_TEST(what_is_ready_goes_when_the_room_is_wanted)
 }
 END_TEST
 
+/* One chunk for each time; it waits to be used, and goes afterwards. */
+START_TEST(one_more_is_made_when_an_extent_had_to_go)
+{
+	extents_begin();
+	extents_want_ready(&extents, LARGE);
+	tick();
+	ck_assert_int_eq(take(&takes[0], payer, LARGE), STATUS_OK);
+	extents_want_more(&extents);
+	tick();
+	tick();
+	ck_assert_uint_eq(large_bytes(), 2 * LARGE);
+	start(&takes[1], payer, LARGE);
+	ck_assert_int_eq(takes[1].status, STATUS_OK);
+	/* Not without room, and not later for what is past. */
+	host->usable_bytes = 2 * LARGE;
+	extents_want_more(&extents);
+	tick();
+	host->usable_bytes = MOST;
+	tick();
+	ck_assert_uint_eq(large_bytes(), 2 * LARGE);
+	give(&takes[1]);
+	give(&takes[0]);
+	run_workers();
+	ck_assert_uint_eq(large_bytes(), LARGE);
+	extents_want_ready(&extents, 0);
+	extents_end();
+}
+END_TEST
+
 /* While the worker has other work, without room, and when fds are few. */
 START_TEST_WITH(nothing_is_made_ahead_at_the_cost_of_others, .n = 3)
 {
