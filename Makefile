@@ -386,7 +386,7 @@ $(B)/bin/glake: $(call objects,shim/run/*.c) $(REPLAY_OBJ) \
 TEST_ARCHIVES = $(B)/lib/harness.a $(B)/lib/daemon.a $(B)/lib/mover.a $(B)/lib/ctl.a \
 	$(B)/lib/shim.a $(B)/lib/replay.a $(B)/lib/client.a
 # What fuzzers use. They are built with a compiler of their own: of nothing else.
-FUZZ_ARCHIVES = $(B)/lib/daemon.a $(B)/lib/mover.a $(B)/lib/replay.a $(B)/lib/proto.a
+FUZZ_ARCHIVES = $(B)/lib/daemon.a $(B)/lib/mover.a $(B)/lib/shim.a $(B)/lib/replay.a $(B)/lib/proto.a
 # And it is linked again when a part that it took has changed: the linker says which, in $@.d.
 define link_test
 	$(call say,LD,$@)
