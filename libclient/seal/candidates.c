@@ -260,3 +260,9 @@ int glake__candidates_seal_if(const struct glake_span *spans, size_t n,
 	may_seal = may;
 	return glake__seal_still(spans, n, are_weights_and_may, sealed_out);
 }
+
+int glake__candidates_part(const struct glake_span *spans, size_t n, struct glake_span **parts_out,
+                           size_t *n_parts_out)
+{
+	return glake__seal_apart(spans, n, are_weights, parts_out, n_parts_out);
+}

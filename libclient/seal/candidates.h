@@ -30,4 +30,11 @@ int glake__candidates_seal_if(const struct glake_span *spans, size_t n,
                               bool (*may)(glake_ptr ptr, uint64_t n_bytes),
                               struct glake_sealed *sealed_out);
 
+/*
+ * They stay private, and the whole pages of each become pieces of their own, so that the driver can change access to
+ * them: *parts_out, the caller's. What has been freed or written to meanwhile is left out.
+ */
+int glake__candidates_part(const struct glake_span *spans, size_t n, struct glake_span **parts_out,
+                           size_t *n_parts_out);
+
 #endif

@@ -90,6 +90,42 @@ int glake__seal_still(const struct glake_span *spans, size_t n_spans, glake__is_
 	return glake__spans_let(&seal.spans, r);
 }
 
+/* Blocks are left out: what is sealed is not private. */
+static int list_parts(const struct glake__seal *seal, struct glake_span **parts_out, size_t *n_out)
+{
+	struct glake_span *parts = calloc(seal->n_parts + 1, sizeof(*parts));
+	size_t n = 0;
+	if (!parts) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	for (size_t i = 0; i < seal->n_parts; i++) {
+		const struct glake__seal_part *part = &seal->parts[i];
+		if (!part->is_again && !part->is_gone) {
+			parts[n++] = (struct glake_span){part->ptr, part->n_bytes};
+		}
+	}
+	*parts_out = parts;
+	*n_out = n;
+	return 0;
+}
+
+int glake__seal_apart(const struct glake_span *spans, size_t n_spans, glake__is_still_fn *is_still,
+                      struct glake_span **parts_out, size_t *n_parts_out)
+{
+	cleanup_cancel int cancel = cancel_disable();
+	struct glake__seal seal = {.n_parts = 0};
+	int r = glake__spans_hold(&seal.spans, spans, n_spans, is_still);
+	seal.last = glake__look_last();
+	r = r < 0 ? r : glake__seal_plan(&seal);
+	if (r == 0) {
+		glake__seal_separate(&seal);
+		r = list_parts(&seal, parts_out, n_parts_out);
+	}
+	free(seal.parts);
+	free(seal.text);
+	return glake__spans_let(&seal.spans, r);
+}
+
 int glake_seal(const struct glake_span *spans, size_t n_spans, struct glake_sealed *sealed_out)
 {
 	return glake__seal_still(spans, n_spans, NULL, sealed_out);

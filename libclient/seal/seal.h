@@ -14,4 +14,11 @@
 int glake__seal_still(const struct glake_span *spans, size_t n_spans, glake__is_still_fn *is_still,
                       struct glake_sealed *sealed_out);
 
+/*
+ * Only the first steps: the private pages that the spans cover become pieces of their own, of at most a block, and stay
+ * private. *parts_out (the caller's, of malloc()) are those that did. 0, -ENOMEM, or an error with its text.
+ */
+int glake__seal_apart(const struct glake_span *spans, size_t n_spans, glake__is_still_fn *is_still,
+                      struct glake_span **parts_out, size_t *n_parts_out);
+
 #endif
