@@ -149,27 +149,39 @@ static int on_for(struct parser *parser, char **tokens, int n)
 	return parser->readers->what_for ? 0 : -ENOMEM;
 }
 
+/* The words of "build-id HEX offset NUMBER" or "digest HEX bytes NUMBER". Its kind; -1: the bytes are wrong, -2: the number is. */
+static int read_image(const char *const *words, struct image_id *image_out)
+{
+	*image_out = (struct image_id){.kind = IMAGE_UNKNOWN};
+	if (strcmp(words[0], "build-id") == 0 && strcmp(words[2], "offset") == 0) {
+		image_out->kind = IMAGE_IN_FILE;
+	} else if (strcmp(words[0], "digest") == 0 && strcmp(words[2], "bytes") == 0) {
+		image_out->kind = IMAGE_IN_MEMORY;
+	} else {
+		return IMAGE_UNKNOWN;
+	}
+	if (!parse_bytes(words[1], image_out) ||
+	    (image_out->kind == IMAGE_IN_MEMORY && image_out->n_bytes != DIGEST_BYTES)) {
+		return -1;
+	}
+	return parse_number(words[3], UINT64_MAX, &image_out->at) ? (int)image_out->kind : -2;
+}
+
 static int on_image(struct parser *parser, char **tokens, int n)
 {
 	struct image_id image = {0};
 	if (!parser->readers->what_for) {
 		return fail(parser, "there is no \"for\" before the first image");
 	}
-	if (n == 5 && strcmp(tokens[1], "build-id") == 0 && strcmp(tokens[3], "offset") == 0) {
-		image.kind = IMAGE_IN_FILE;
-	} else if (n == 5 && strcmp(tokens[1], "digest") == 0 && strcmp(tokens[3], "bytes") == 0) {
-		image.kind = IMAGE_IN_MEMORY;
-	} else {
+	int kind = n == 5 ? read_image((const char *const *)tokens + 1, &image) : IMAGE_UNKNOWN;
+	if (kind == IMAGE_UNKNOWN) {
 		return fail(parser,
 		            "must be: image build-id HEX offset NUMBER, or: image digest HEX "
 		            "bytes NUMBER");
 	}
-	if (!parse_bytes(tokens[2], &image) ||
-	    (image.kind == IMAGE_IN_MEMORY && image.n_bytes != DIGEST_BYTES)) {
-		return fail(parser, "\"%.80s\" is no %s", tokens[2], tokens[1]);
-	}
-	if (!parse_number(tokens[4], UINT64_MAX, &image.at)) {
-		return fail(parser, "\"%.80s\" is no number", tokens[4]);
+	if (kind < 0) {
+		return kind == -1 ? fail(parser, "\"%.80s\" is no %s", tokens[2], tokens[1])
+		                  : fail(parser, "\"%.80s\" is no number", tokens[4]);
 	}
 	parser->image = image;
 	return 0;
@@ -424,6 +436,23 @@ const struct reader_function *readers_find(const struct readers *readers,
 		return NULL;
 	}
 	return bsearch(&key, readers->functions, readers->n_functions, sizeof(key), by_code);
+}
+
+bool image_from_text(const char *text, struct image_id *image_out)
+{
+	char copy[IMAGE_TEXT_BYTES];
+	const char *words[4];
+	unsigned n = 0;
+	char *rest = NULL;
+	if (strlen(text) >= sizeof(copy)) {
+		return false;
+	}
+	strcpy(copy, text);
+	for (char *word = strtok_r(copy, " ", &rest); word && n < 4;
+	     word = strtok_r(NULL, " ", &rest)) {
+		words[n++] = word;
+	}
+	return n == 4 && read_image(words, image_out) > IMAGE_UNKNOWN;
 }
 
 void image_to_text(const struct image_id *image, char text_out[IMAGE_TEXT_BYTES])

@@ -47,6 +47,8 @@ struct image_id {
 #define IMAGE_TEXT_BYTES 128u
 void image_to_text(const struct image_id *image, char text_out[IMAGE_TEXT_BYTES]);
 
+bool image_from_text(const char *text, struct image_id *image_out);
+
 struct reader_condition {
 	uint16_t at; /* byte of the parameters, as `reads` is */
 	uint16_t n_bytes;
