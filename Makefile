@@ -375,7 +375,7 @@ $(B)/lib/glake/%.so:
 	$(Q)ln -sf $(@F) $(@D)/$(SONAME)
 
 $(B)/bin/glake: $(call objects,shim/run/*.c) $(REPLAY_OBJ) \
-		$(addprefix $(B)/obj/,shim/library.o shim/policy.o shim/readers.o shim/reader_files.o \
+		$(addprefix $(B)/obj/,shim/library.o shim/policy.o shim/readers.o shim/reader_files.o shim/learned.o \
 		proto/cudrv.o libclient/ctl/text.o) \
 		$(B)/lib/libglake-client.so
 	$(call say,LD,$@)

@@ -11,6 +11,7 @@
 #include "proto/clock.h"
 #include "shim/graphs.h"
 #include "shim/guard.h"
+#include "shim/learn.h"
 #include "shim/may.h"
 #include "shim/shim.h"
 #include "shim/turn.h"
@@ -155,6 +156,7 @@ static void drop_gone(void)
 			candidates[n_kept++] = *candidate;
 		} else {
 			guard_unmark(candidate->id);
+			learn_drop(candidate->id);
 		}
 	}
 	n_candidates = n_kept;
@@ -212,18 +214,28 @@ static void seal_spans(struct candidate *candidate, const struct glake_span *spa
 	}
 }
 
-static void seal(struct candidate *candidate, const struct glake__candidates *found,
-                 uint64_t now_ns)
+/* The spans of one allocation; NULL: no memory. */
+static struct glake_span *spans_of(const struct candidate *candidate,
+                                   const struct glake__candidates *found, size_t *n_out)
 {
 	struct glake_span *spans = calloc(found->n_spans + 1, sizeof(*spans));
-	struct graphs_use use;
-	char why[sizeof(use.kernel) + 96];
 	size_t n = 0;
 	for (size_t i = 0; spans && i < found->n_spans; i++) {
 		if (found->spans[i].ptr - candidate->ptr < candidate->n_bytes) {
 			spans[n++] = found->spans[i];
 		}
 	}
+	*n_out = n;
+	return spans;
+}
+
+static void seal(struct candidate *candidate, const struct glake__candidates *found,
+                 uint64_t now_ns)
+{
+	struct graphs_use use;
+	char why[sizeof(use.kernel) + 96];
+	size_t n;
+	struct glake_span *spans = spans_of(candidate, found, &n);
 	/* It is marked already: graphs that are made from now on are judged. */
 	if (graphs_find_use(candidate->ptr, candidate->n_bytes, &use)) {
 		snprintf(why, sizeof(why),
@@ -237,6 +249,43 @@ static void seal(struct candidate *candidate, const struct glake__candidates *fo
 	free(spans);
 }
 
+/* ---- learning --------------------------------------------------------------------------------- */
+
+/* It is cut into chunks of its own; what cannot be, kernels may write to. */
+static void learn_with(struct candidate *candidate, const struct glake__candidates *found,
+                       uint64_t now_ns)
+{
+	struct heap_facts facts;
+	struct glake_span *parts = NULL;
+	size_t n_parts = 0;
+	size_t n;
+	struct glake_span *spans = spans_of(candidate, found, &n);
+	int r = spans ? glake__candidates_part(spans, n, &parts, &n_parts) : -ENOMEM;
+	if (r == 0 && n_parts > 0 && heap_find(candidate->ptr, &facts) &&
+	    facts.id == candidate->id && learn_add(&facts, parts, n_parts)) {
+		candidate->state = QUIET;
+	} else {
+		set_refused(candidate, r < 0 ? glake_error() : "no page of it could be cut off",
+		            now_ns);
+	}
+	free(parts);
+	free(spans);
+}
+
+static void step_to_learn(struct candidate *candidate, const struct glake__candidates *found,
+                          uint64_t now_ns)
+{
+	if (candidate->n_found != candidate->n_filled) {
+		candidate->n_filled = candidate->n_found;
+		candidate->since_ns = now_ns;
+		candidate->state = FILLING;
+		learn_drop(candidate->id);
+	} else if (candidate->state == FILLING && candidate->n_filled > 0 &&
+	           now_ns - candidate->since_ns >= quiet_ns()) {
+		learn_with(candidate, found, now_ns);
+	}
+}
+
 /* ---- turns ------------------------------------------------------------------------------------ */
 
 static void step(struct candidate *candidate, const struct glake__candidates *found,
@@ -244,6 +293,10 @@ static void step(struct candidate *candidate, const struct glake__candidates *fo
 {
 	char why[GUARD_WHY_BYTES];
 	bool has_more = candidate->n_found != candidate->n_filled;
+	if (learn_is_wanted()) {
+		step_to_learn(candidate, found, now_ns);
+		return;
+	}
 	if (candidate->state == REFUSED) {
 		if (now_ns >= candidate->not_before_ns) {
 			candidate->state = FILLING;

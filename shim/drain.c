@@ -272,6 +272,18 @@ static int with_contexts(int (*act)(uint64_t deadline_ns), uint64_t patience_ns)
 	return r;
 }
 
+static int wait_closed(uint64_t deadline_ns)
+{
+	struct drain drain;
+	mark_work(&drain);
+	return wait_for_marks(&drain, deadline_ns);
+}
+
+int drain_await(uint64_t patience_ns)
+{
+	return with_contexts(wait_closed, patience_ns);
+}
+
 static int close_gate(void *user, uint64_t patience_ns)
 {
 	(void)user;

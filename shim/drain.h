@@ -41,4 +41,10 @@ void drain_look_at(CUstream stream, bool is_per_thread);
 /* @ctx has ended, and no other context does meanwhile. */
 void drain_ctx_ends(CUcontext ctx);
 
+/*
+ * Whoever has closed the gate by drain_gate: wait for what he has submitted behind it himself, at most so long. 0: it is
+ * done, or its context is lost. Errors as of close(); the gate stays closed.
+ */
+int drain_await(uint64_t patience_ns);
+
 #endif

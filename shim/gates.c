@@ -14,6 +14,7 @@
 #include "shim/graphs.h"
 #include "shim/guard.h"
 #include "shim/kernels.h"
+#include "shim/learn.h"
 #include "shim/order.h"
 #include "shim/writes.h"
 
@@ -101,12 +102,23 @@ static inline void look_at_stream(CUstream stream, bool is_per_thread)
 	gate_leave(thread_); \
 	return fault_look(result);
 
+/* A launch that is looked at runs alone, and ends here (learn.h). @begin gets the turn. */
+#define LEARN(symbol, arguments, begin, what) \
+	if (guard_is_awake() && learn_is_wanted()) { \
+		struct learn_turn turn_; \
+		begin(&turn_, &thread_, LIST what); \
+		return fault_look( \
+			learn_end(&turn_, thread_, \
+		                  thread_ ? real_##symbol arguments : CUDA_ERROR_DEINITIALIZED)); \
+	}
+
 #define LAUNCH(symbol, parameters, arguments, stream, flags, what) \
 	static CUresult(*real_##symbol) parameters; \
 	static CUresult gated_##symbol parameters \
 	{ \
 		CUresult result = CUDA_SUCCESS; \
 		ENTER \
+		LEARN(symbol, arguments, learn_begin, what) \
 		if (guard_is_awake()) { \
 			result = guard_launch(&thread_, stream, flags, LIST what); \
 		} \
@@ -207,6 +219,9 @@ static inline void look_at_stream(CUstream stream, bool is_per_thread)
 #define WRITE_OR_AWAIT(symbol, parameters, arguments, stream, flags, find, where) \
 	WRITE_NOTING(symbol, parameters, arguments, stream, flags, find, where, \
 	             note_waits(stream, flags, LIST where))
+#define REPLAY(symbol, parameters, arguments, stream, flags, find, where) \
+	WRITE_NOTING(symbol, parameters, arguments, stream, flags, find, where, \
+	             LEARN(symbol, arguments, learn_begin_graph, where))
 #include "shim/gates.def"
 
 const struct gated_call gated_calls[] = {
@@ -216,6 +231,7 @@ const struct gated_call gated_calls[] = {
 #define WRITE(symbol, parameters, arguments, stream, flags, find, where) ROW(symbol, GATES_PASSES)
 #define WRITE_OR_AWAIT(symbol, parameters, arguments, stream, flags, find, where) \
 	ROW(symbol, GATES_PASSES)
+#define REPLAY(symbol, parameters, arguments, stream, flags, find, where) ROW(symbol, GATES_PASSES)
 #define AWAIT(symbol, parameters, arguments, stream, flags) ROW(symbol, GATES_PASSES)
 #define LAUNCH(symbol, parameters, arguments, stream, flags, what) ROW(symbol, GATES_PASSES)
 #define OPAQUE(symbol, parameters, arguments, stream, flags) ROW(symbol, GATES_PASSES)

@@ -9,14 +9,17 @@
 #include "proto/cleanup.h"
 #include "shim/eyes.h"
 #include "shim/guard.h"
+#include "shim/learn_functions.h"
 #include "shim/shim.h"
 
 /* Bytes that a node writes to. */
 struct note {
 	CUgraphNode node; /* of the graph itself, also for what is in its child graphs */
 	struct writes_span span;
-	char *kernel; /* owned; NULL: by no kernel */
-	bool is_new;  /* until it is settled */
+	char *kernel;                /* owned; NULL: by no kernel */
+	struct learn_function *what; /* while kernels are learned */
+	size_t at;                   /* byte of its parameters */
+	bool is_new;                 /* until it is settled */
 };
 
 struct notes {
@@ -114,15 +117,10 @@ static bool note_write(CUgraphExec handle, CUgraphNode node, struct writes_span 
 	return add_note(handle, &note);
 }
 
-static bool note_kernel(CUgraphExec handle, CUgraphNode node, struct writes_span span,
-                        const char *kernel)
+static bool note_kernel(CUgraphExec handle, struct note note, const char *kernel)
 {
-	const struct note note = {
-		.node = node,
-		.span = span,
-		.kernel = strdup(kernel),
-		.is_new = true,
-	};
+	note.kernel = strdup(kernel);
+	note.is_new = true;
 	return note.kernel && add_note(handle, &note);
 }
 
@@ -172,14 +170,19 @@ static bool walk_words(struct walk *walk, CUgraphNode node,
 /* What nobody can follow. */
 static bool see_opaque(struct walk *walk, CUgraphNode node, const char *why)
 {
-	return !walk->has_kernels ||
-	       note_kernel(walk->exec, node, (struct writes_span){.n_bytes = 0}, why);
+	return !walk->has_kernels || note_kernel(walk->exec, (struct note){.node = node}, why);
 }
 
-static bool see_word(void *user, CUdeviceptr ptr, const char *kernel)
+static bool see_word(void *user, CUdeviceptr ptr, const struct kernel *kernel, size_t at)
 {
 	struct walk *walk = user;
-	return note_kernel(walk->exec, walk->node, (struct writes_span){ptr, 1}, kernel);
+	const struct note note = {
+		.node = walk->node,
+		.span = {ptr, 1},
+		.what = learn_function_of(kernel),
+		.at = at,
+	};
+	return note_kernel(walk->exec, note, kernel->name);
 }
 
 static bool walk_kernel(struct walk *walk, CUgraphNode node, const CUgraphNodeParams *params)
@@ -452,6 +455,29 @@ bool graphs_find_use(CUdeviceptr ptr, uint64_t n_bytes, struct graphs_use *use_o
 	}
 	pthread_mutex_unlock(&lock);
 	return is_found;
+}
+
+/* @fn takes locks of others, so it is called with copies. */
+bool graphs_each(CUgraphExec handle, graphs_fn *fn, void *user)
+{
+	cleanup_free struct note *notes = NULL;
+	size_t n = 0;
+	pthread_mutex_lock(&lock);
+	const struct exec *exec = glake__ptr_table_get(&execs, (uint64_t)(uintptr_t)handle);
+	bool is_told = exec &&
+	               (notes = calloc(exec->kernels.n + exec->writes.n + 1, sizeof(*notes)));
+	for (size_t i = 0; is_told && i < exec->kernels.n; i++) {
+		notes[n++] = exec->kernels.list[i];
+	}
+	for (size_t i = 0; is_told && i < exec->writes.n; i++) {
+		notes[n++] = exec->writes.list[i];
+	}
+	pthread_mutex_unlock(&lock);
+	for (size_t i = 0; i < n; i++) {
+		is_told &= notes[i].span.n_bytes > 0;
+		fn(user, notes[i].span, notes[i].what, notes[i].at);
+	}
+	return is_told;
 }
 
 struct writes_span writes_graph(CUgraphExec handle)

@@ -19,6 +19,8 @@
 #include "proto/cudrv.h"
 #include "shim/writes.h"
 
+struct learn_function; /* learn.h */
+
 /*
  * Around a call of the driver that makes or changes @exec: note what it is to write to from then on, by all nodes
  * of @graph, or by @node, which gets @params; then settle, with the same @node. False: there is no memory, and
@@ -45,6 +47,14 @@ bool graphs_find_marked(CUgraphExec exec, struct graphs_use *use_out);
 
 /* Is there one of any executable in [ptr, ptr + n_bytes)? */
 bool graphs_find_use(CUdeviceptr ptr, uint64_t n_bytes, struct graphs_use *use_out);
+
+/*
+ * Under GLAKE_DEDUP=learn: each word of its kernels that points to glake's memory, and what other nodes write to, which are
+ * no function's. False: it may write elsewhere as well.
+ */
+typedef void graphs_fn(void *user, struct writes_span span, struct learn_function *function,
+                       size_t at);
+bool graphs_each(CUgraphExec exec, graphs_fn *fn, void *user);
 
 /*
  * The first of what nodes with @params write to that is sealed: of a child graph, all of its nodes. Inside the gate.

@@ -388,7 +388,8 @@ static bool judge_words(const struct arguments *arguments, const struct judging 
 		memcpy(&word, words + 8 * i, 8);
 		if (__builtin_expect(is_looked_at(judging, word), 0) &&
 		    !is_reader(arguments, first + i)) {
-			goes_on = judging->fn(judging->user, word, arguments->kernel->name);
+			goes_on = judging->fn(judging->user, word, arguments->kernel,
+			                      8 * (first + i));
 		}
 	}
 	return goes_on;
@@ -419,7 +420,7 @@ static const char *why_opaque(const struct kernel *kernel)
 	if (known && known->function->is_opaque) {
 		return "may write anywhere, a table says";
 	}
-	return !known && shim_policy()->dedup != SHIM_DEDUP_OBSERVED ? "is in no table" : NULL;
+	return !known && shim_policy()->dedup == SHIM_DEDUP_AUTO ? "is in no table" : NULL;
 }
 
 static void say_opaque(const struct kernel *kernel, const char *what, char why_out[GUARD_WHY_BYTES])
@@ -470,13 +471,15 @@ struct finding {
 	char why[GUARD_WHY_BYTES];
 };
 
-static bool find_in(void *user, CUdeviceptr ptr, const char *kernel)
+static bool find_in(void *user, CUdeviceptr ptr, const struct kernel *kernel, size_t at)
 {
 	struct finding *finding = user;
+	(void)at;
 	finding->id = find_mark(ptr);
 	if (finding->id) {
 		snprintf(finding->why, sizeof(finding->why),
-		         "%.120s was launched with it, and is not known to read it only", kernel);
+		         "%.120s was launched with it, and is not known to read it only",
+		         kernel->name);
 	}
 	return finding->id == 0;
 }
@@ -525,7 +528,10 @@ CUresult guard_launch(struct gate_thread **thread, CUstream stream, bool is_per_
 CUresult guard_opaque(struct gate_thread **thread, const char *why)
 {
 	guard_note_launch();
-	return shim_is_forked() ? CUDA_SUCCESS : give_way(thread, 0, why);
+	/* While it is learned, memory is as always between launches that are looked at. */
+	return shim_is_forked() || shim_policy()->dedup == SHIM_DEDUP_LEARN
+	               ? CUDA_SUCCESS
+	               : give_way(thread, 0, why);
 }
 
 CUresult guard_noted(struct gate_thread **thread, CUdeviceptr ptr, const char *kernel)

@@ -79,12 +79,13 @@ void guard_note_launch(void);
 
 /* ---- graphs (graphs.c) ------------------------------------------------------------------------- */
 
-/* A kernel may write through @ptr. Returns false to stop. */
-typedef bool guard_word_fn(void *user, CUdeviceptr ptr, const char *kernel);
+/* A kernel may write through @ptr, the word at byte @at of its parameters. Returns false to stop. */
+typedef bool guard_word_fn(void *user, CUdeviceptr ptr, const struct kernel *kernel, size_t at);
 
 /*
  * Call @fn with each word of a launch that is in glake's memory and is not a known reader; returns NULL if that is all, or
- * why the function may write elsewhere as well (static, or the kernel's, which stays).
+ * why the function may write elsewhere as well (static, or the kernel's, which stays). Under GLAKE_DEDUP=learn no word is a
+ * known reader, and no function is said to write elsewhere of which the driver tells the parameters.
  */
 const char *guard_each_word(CUfunction function, void *const *params, void *const *extra,
                             guard_word_fn *fn, void *user, char why_out[GUARD_WHY_BYTES]);

@@ -184,6 +184,9 @@ static void look_up(const struct asked *asked, struct kernel *kernel)
 		return;
 	}
 	kernel->image = code_of(asked->function, asked->is_kernel);
+	if (shim_policy()->dedup == SHIM_DEDUP_LEARN) {
+		return;
+	}
 	const struct reader_function *function = reader_files_find(&kernel->image, asked->name);
 	kernel->known = function ? read_params(asked, function) : NULL;
 	if (kernel->known && !fits(kernel->known)) {
@@ -207,7 +210,10 @@ static struct kernel *ask_kernel(CUfunction function, uint64_t code)
 	}
 	kernel->function = function;
 	kernel->code = code;
-	kernel->name = strndup(asked.name, GLAKE_MAX_KERNEL_NAME_BYTES);
+	/* Tables want all of it. */
+	kernel->name = shim_policy()->dedup == SHIM_DEDUP_LEARN
+	                       ? strdup(asked.name)
+	                       : strndup(asked.name, GLAKE_MAX_KERNEL_NAME_BYTES);
 	if (!kernel->name) {
 		free_kernel(kernel);
 		return NULL;

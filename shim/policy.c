@@ -39,6 +39,7 @@ static void read_environment(void)
 		.owns_vmm = !owned || has_word(owned, "vmm"),
 		.dedup = is_set_to("GLAKE_DEDUP", "auto")       ? SHIM_DEDUP_AUTO
 	                 : is_set_to("GLAKE_DEDUP", "observed") ? SHIM_DEDUP_OBSERVED
+	                 : is_set_to("GLAKE_DEDUP", "learn")    ? SHIM_DEDUP_LEARN
 	                                                        : SHIM_DEDUP_ASKED,
 		.stitches = is_set_to("GLAKE_ALLOC", "stitch"),
 		.says_refused = is_set_to("GLAKE_SHIM_SAY", "refused"),

@@ -15,6 +15,7 @@ enum shim_dedup {
 	SHIM_DEDUP_ASKED,    /* nothing; or, with off, nothing at all */
 	SHIM_DEDUP_AUTO,     /* what only kernels that tables know are launched beside */
 	SHIM_DEDUP_OBSERVED, /* the same, and others are taken to hide no pointers */
+	SHIM_DEDUP_LEARN,    /* nothing: it is found out which kernels read (learn.h) */
 };
 
 struct shim_policy {

@@ -8,6 +8,7 @@
 #   WRITE(symbol, (parameters), (arguments), stream, flags, finder, (where))
 #                                              the same, and a function of writes.h finds what it writes to
 #   WRITE_OR_AWAIT(...)                        the same, and it may be as the next one, too
+#   REPLAY(...)                                the same as WRITE, of a graph
 #   AWAIT(symbol, (parameters), (arguments), stream, flags)
 #                                              the same, and the stream waits for a word
 #   LAUNCH(symbol, (parameters), (arguments), stream, flags, (what))
@@ -30,7 +31,7 @@
 
 BEGIN {
 	print "/* Made by shim/gen/gates.awk. */"
-	n_macros = split("GATE CAPTURE WRITE WRITE_OR_AWAIT AWAIT LAUNCH OPAQUE LOAD ASK UNLOAD WAKE " \
+	n_macros = split("GATE CAPTURE WRITE WRITE_OR_AWAIT REPLAY AWAIT LAUNCH OPAQUE LOAD ASK UNLOAD WAKE " \
 		"EXCUSED UNKNOWN UNDECIDED", macros, " ")
 	for (i = 1; i <= n_macros; i++) {
 		printf "#ifndef %s\n#define %s(...)\n#endif\n", macros[i], macros[i]
@@ -102,7 +103,8 @@ function judge(symbol, parameters,   base)
 	}
 	if (class[base] == "write" && parameters !~ /_v1 /) {
 		printf "%s(%s, (%s), (%s), %s, %d, %s, (%s))\n",
-			rest[base] == "batch_mem_op" ? "WRITE_OR_AWAIT" : "WRITE", symbol, parameters,
+			rest[base] == "batch_mem_op" ? "WRITE_OR_AWAIT" : \
+			rest[base] == "graph" ? "REPLAY" : "WRITE", symbol, parameters,
 			arguments_of(parameters), stream_of(parameters), symbol ~ /_pt[sd][sz]$/,
 			rest[base], with_first(where[base], parameters)
 	} else if (class[base] == "await") {

@@ -21,6 +21,7 @@
 #include "proto/limits.h"
 #include "shim/library.h"
 #include "shim/policy.h"
+#include "shim/run/learn.h"
 #include "shim/run/program.h"
 #include "shim/run/readers.h"
 #include "shim/run/replay/replay.h"
@@ -56,6 +57,19 @@ static const char usage_text[] =
 	"  --shim=PATH     the preload library, instead of the installed one\n"
 	"  --help, --version\n"
 	"\n"
+	"usage: glake learn [OPTION]... [--] PROGRAM [ARGUMENT]...\n"
+	"Run it again and again, on a test machine, to find out which of its kernels read:\n"
+	"the result is a table of readers, for --dedup=auto.\n"
+	"\n"
+	"  --out=FILE      the table; default: standard output\n"
+	"  --state=FILE    what was learned before, and is from now on: several programs make\n"
+	"                  one table\n"
+	"  --for=TEXT      what the table is true for\n"
+	"  --runs=N        at most; default: 100\n"
+	"  --seconds=N     of each run, at most; default: 600\n"
+	"  --least=N       launches that make a function known; default: 1\n"
+	"  and those of glake run, but --dedup\n"
+	"\n"
 	"glake replay --help: replay an allocation trace with several allocators.\n"
 	"glake readers --help: check tables of readers.\n";
 
@@ -71,6 +85,7 @@ struct options {
 	const char *shim_path;
 	bool is_strict;
 	bool is_optional;
+	struct learn_options learn; /* of glake learn alone */
 };
 
 static int refuse(int status, const char *subject, const char *reason)
@@ -209,7 +224,8 @@ static int check_name(const char *name)
 
 static int check_dedup(const char *how)
 {
-	return strcmp(how, "off") != 0 && strcmp(how, "auto") != 0 && strcmp(how, "observed") != 0
+	return strcmp(how, "off") != 0 && strcmp(how, "auto") != 0 &&
+	                       strcmp(how, "observed") != 0 && strcmp(how, "learn") != 0
 	               ? refuse(EXIT_REFUSED, how, "must be off, auto or observed")
 	               : 0;
 }
@@ -414,6 +430,12 @@ static int parse(int argc, char **argv, struct options *options, int *status_out
 		{"dedup", required_argument, NULL, 'd'},
 		{"record", required_argument, NULL, 'r'},
 		{"shim", required_argument, NULL, 'p'},
+		{"out", required_argument, NULL, 'T'},
+		{"state", required_argument, NULL, 'L'},
+		{"for", required_argument, NULL, 'F'},
+		{"runs", required_argument, NULL, 'N'},
+		{"seconds", required_argument, NULL, 'D'},
+		{"least", required_argument, NULL, 'M'},
 		{"help", no_argument, NULL, 'h'},
 		{"version", no_argument, NULL, 'v'},
 		{NULL, 0, NULL, 0},
@@ -457,6 +479,24 @@ static int parse(int argc, char **argv, struct options *options, int *status_out
 		case 'p':
 			options->shim_path = optarg;
 			break;
+		case 'T':
+			options->learn.out = optarg;
+			break;
+		case 'L':
+			options->learn.state = optarg;
+			break;
+		case 'F':
+			options->learn.what = optarg;
+			break;
+		case 'N':
+			options->learn.runs = optarg;
+			break;
+		case 'D':
+			options->learn.seconds = optarg;
+			break;
+		case 'M':
+			options->learn.least = optarg;
+			break;
 		case 'h':
 			fputs(usage_text, stdout);
 			return 0;
@@ -469,6 +509,23 @@ static int parse(int argc, char **argv, struct options *options, int *status_out
 		}
 	}
 	return optind;
+}
+
+struct start {
+	const struct options *options;
+	char **arguments;
+};
+
+static int start(void *user)
+{
+	const struct start *start = user;
+	return run(start->options, start->arguments);
+}
+
+static bool has_learn_options(const struct options *options)
+{
+	const struct learn_options none = {0};
+	return memcmp(&options->learn, &none, sizeof(none)) != 0;
 }
 
 int main(int argc, char **argv)
@@ -495,7 +552,9 @@ int main(int argc, char **argv)
 		fputs("glake: which command?\n", stderr);
 		return complain();
 	}
-	if (strcmp(argv[at], "run") != 0) {
+	const char *verb = argv[at];
+	const bool is_to_learn = strcmp(verb, "learn") == 0;
+	if (strcmp(verb, "run") != 0 && !is_to_learn) {
 		fprintf(stderr, "glake: no such command: %s\n", argv[at]);
 		return complain();
 	}
@@ -507,7 +566,18 @@ int main(int argc, char **argv)
 		return status;
 	}
 	if (at >= argc) {
-		fputs("glake: run what?\n", stderr);
+		fprintf(stderr, "glake: %s what?\n", verb);
+		return complain();
+	}
+	if (is_to_learn && options.dedup) {
+		return refuse(EXIT_REFUSED, "--dedup", "is not for glake learn");
+	}
+	if (is_to_learn) {
+		struct start what = {&options, argv + at};
+		return learn_main(&options.learn, argv + at, start, &what);
+	}
+	if (has_learn_options(&options)) {
+		fputs("glake: that is an option of glake learn\n", stderr);
 		return complain();
 	}
 	return run(&options, argv + at);

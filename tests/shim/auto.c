@@ -106,10 +106,25 @@ static void run_add(const struct cudasim_run *run, const void *params)
 	}
 }
 
+struct pair_params {
+	CUdeviceptr from;
+	CUdeviceptr to;
+};
+
+static void run_pair(const struct cudasim_run *run, const void *params)
+{
+	const struct pair_params *pair = params;
+	uint32_t word;
+	if (run->load(run, pair->from, &word, sizeof(word))) {
+		run->store(run, pair->to, &word, sizeof(word));
+	}
+}
+
 static const struct cudasim_kernel kernels[] = {
 	{"read", run_read, 3, {8, 8, 8}}, {"write", run_write, 2, {8, 4}},
 	{"same", run_same, 2, {8, 4}},    {"hidden", run_hidden, 2, {8, 4}},
 	{"add", run_add, 2, {8, 4}},      {"unlisted", run_write, 2, {8, 4}},
+	{"pair", run_pair, 2, {8, 8}},
 };
 static const struct cudasim_image image = {
 	.magic = CUDASIM_IMAGE_MAGIC,
@@ -635,6 +650,63 @@ static void no_room(void)
 	compare(&weights);
 }
 
+/* ---- for `glake learn` ---- */
+
+/* Until launches run alone, and all weights may be candidates. */
+static void read_until_looked_at(const struct weights *weights)
+{
+	while (count_of("looked_at") == 0) {
+		read_it(weights);
+		usleep(1000);
+	}
+	for (unsigned i = 0; i < 400; i++) {
+		read_it(weights);
+		usleep(1000);
+	}
+}
+
+/* Each of its kernels in turn; the first that may not do what it does ends it. */
+static void is_learned(void)
+{
+	struct weights one = load(0);
+	struct weights other = load(1);
+	struct weights third = load(0);
+	CUdeviceptr elsewhere = small + 2048;
+	uint32_t value = 1;
+	void *list[] = {&elsewhere, &value};
+	read_until_looked_at(&one);
+	add_by(&one, 0, 0);
+	write_by("write", &one, 4096, 7);
+	write_by("same", &other, 8192, 7);
+	add_by(&one, 0, 5);
+	launch("unlisted", list, list);
+	write_hidden(&other, PAGE + 64, 11);
+	struct pair_params pair = {one.ptr + 64, other.ptr + PAGE};
+	void *of_pair[] = {&pair.from, &pair.to};
+	launch("pair", &pair, of_pair);
+	memcpy(other.model + PAGE, one.model + 64, 4);
+	CUgraph graph;
+	CUgraphExec exec;
+	must_ok(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+	struct read_params read = {other.ptr, small, W_BYTES};
+	void *of_read[] = {&read.from, &read.to, &read.n_bytes};
+	launch("read", &read, of_read);
+	must_ok(cuStreamEndCapture(stream, &graph));
+	must_ok(cuGraphInstantiate(&exec, graph, 0));
+	must_ok(cuGraphLaunch(exec, stream));
+	compare(&one);
+	compare(&other);
+	read_it(&one);
+	read_it(&other);
+	read_it(&third);
+	must_ok(cuMemFree(one.ptr));
+	must_ok(cuMemAlloc(&one.ptr, W_BYTES));
+	must_ok(cuMemcpyHtoD(one.ptr, one.model, W_BYTES));
+	read_it(&one);
+	compare(&one);
+	must(count_of("sealed_alone") == 0);
+}
+
 /* ---- at random ---- */
 
 #define N_WEIGHTS 3u
@@ -740,7 +812,7 @@ static const struct {
 	{"reads", reads},          {"unsealed", unsealed}, {"old_graph", old_graph_writes},
 	{"twice", unsealed_twice}, {"again", used_again},  {"anew", loaded_anew},
 	{"shown", shown},          {"beside", beside},     {"host_room", host_room},
-	{"no_room", no_room},
+	{"no_room", no_room},      {"learn", is_learned},
 };
 
 static void run(const char *name)

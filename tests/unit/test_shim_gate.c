@@ -444,6 +444,7 @@ static const char *const listed[] = {
 #define CAPTURE GATE
 #define WRITE GATE
 #define WRITE_OR_AWAIT GATE
+#define REPLAY GATE
 #define AWAIT GATE
 #define LAUNCH GATE
 #define OPAQUE GATE
