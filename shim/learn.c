@@ -28,6 +28,8 @@ struct part {
 	CUdevice device;
 	enum glake__access access; /* during the launch */
 	bool is_changed;
+	bool is_hole;                        /* it is not mapped: */
+	CUmemGenericAllocationHandle handle; /* this keeps it */
 };
 
 /* A word of the launch that points into a candidate. */
@@ -47,6 +49,7 @@ static size_t named_capacity;
 static struct learn_function *launched; /* the kernel; NULL: a graph, or it is not known */
 static bool is_graph;
 static unsigned n_waits;
+static bool unmaps; /* the driver does not take all access away from what is mapped */
 static bool is_over;
 static bool lacks_memory; /* a word was not noted: the launch is not looked at */
 
@@ -223,14 +226,74 @@ static uint64_t bytes_of(size_t i, size_t n)
 	return parts[i + n - 1].ptr + parts[i + n - 1].n_bytes - parts[i].ptr;
 }
 
+/* Where the driver leaves some access to what is mapped, it is not. */
+static bool unmap(struct part *part)
+{
+	if (real(cuMemRetainAllocationHandle)(&part->handle, (void *)(uintptr_t)part->ptr) !=
+	    CUDA_SUCCESS) {
+		return false;
+	}
+	part->is_hole = real(cuMemUnmap)(part->ptr, part->n_bytes) == CUDA_SUCCESS;
+	if (!part->is_hole) {
+		real(cuMemRelease)(part->handle);
+	}
+	unmaps |= part->is_hole;
+	return part->is_hole;
+}
+
+static bool change(struct part *part)
+{
+	bool is_none = part->access == GLAKE__ACCESS_NONE;
+	part->is_changed = true;
+	return (!(is_none && unmaps) &&
+	        set_access(part->ptr, part->n_bytes, part->device, part->access) == CUDA_SUCCESS) ||
+	       (is_none && unmap(part));
+}
+
+/* Parts side by side by one call; where that does not do, one by one. */
+static bool change_run(size_t i, size_t n)
+{
+	bool is_done = parts[i].access == GLAKE__ACCESS_WRITE;
+	if (!is_done && n > 1 && !(unmaps && parts[i].access == GLAKE__ACCESS_NONE)) {
+		is_done = set_access(parts[i].ptr, bytes_of(i, n), parts[i].device,
+		                     parts[i].access) == CUDA_SUCCESS;
+		for (size_t k = i; k < i + n; k++) {
+			parts[k].is_changed = true;
+		}
+	}
+	for (size_t k = i; !is_done && k < i + n; k++) {
+		if (!change(&parts[k])) {
+			return false;
+		}
+	}
+	return true;
+}
+
+/* One that is not there any more is not there to be given back. */
+static void give_back_run(size_t i, size_t n)
+{
+	for (size_t k = i; k < i + n; k++) {
+		if (parts[k].is_hole) {
+			real(cuMemMap)(parts[k].ptr, parts[k].n_bytes, 0, parts[k].handle, 0);
+			real(cuMemRelease)(parts[k].handle);
+			parts[k].is_hole = false;
+		}
+	}
+	if (set_access(parts[i].ptr, bytes_of(i, n), parts[i].device, GLAKE__ACCESS_WRITE) ==
+	    CUDA_SUCCESS) {
+		return;
+	}
+	for (size_t k = i; n > 1 && k < i + n; k++) {
+		set_access(parts[k].ptr, parts[k].n_bytes, parts[k].device, GLAKE__ACCESS_WRITE);
+	}
+}
+
 static void give_back(void)
 {
 	for (size_t i = 0; i < n_parts;) {
 		size_t n = run_at(i);
-		/* One that is not there any more is not there to be given back. */
 		if (parts[i].is_changed) {
-			set_access(parts[i].ptr, bytes_of(i, n), parts[i].device,
-			           GLAKE__ACCESS_WRITE);
+			give_back_run(i, n);
 		}
 		i += n;
 	}
@@ -244,14 +307,7 @@ static bool take_away(void)
 {
 	for (size_t i = 0; i < n_parts;) {
 		size_t n = run_at(i);
-		bool is_taken = parts[i].access != GLAKE__ACCESS_WRITE;
-		CUresult result = is_taken ? set_access(parts[i].ptr, bytes_of(i, n),
-		                                        parts[i].device, parts[i].access)
-		                           : CUDA_SUCCESS;
-		for (size_t k = i; is_taken && k < i + n; k++) {
-			parts[k].is_changed = true;
-		}
-		if (result != CUDA_SUCCESS) {
+		if (!change_run(i, n)) {
 			uint64_t id = parts[i].id;
 			give_back();
 			drop_locked(id);

@@ -3,6 +3,7 @@
 #include "sim.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
 static bool is_granular(uint64_t value)
@@ -183,6 +184,14 @@ static bool is_host_location(const CUmemLocation *location)
 	       location->type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
 }
 
+/* A driver that takes access away only by unmapping. */
+static bool keeps_access(const CUmemAccessDesc *desc)
+{
+	const char *text = getenv("CUDASIM_ACCESS");
+
+	return desc->flags == CU_MEM_ACCESS_FLAGS_PROT_NONE && text && strcmp(text, "keep") == 0;
+}
+
 static bool is_good_access(const CUmemAccessDesc *desc)
 {
 	if (desc->flags != CU_MEM_ACCESS_FLAGS_PROT_NONE &&
@@ -203,6 +212,9 @@ static CUresult check_access(uint64_t addr, uint64_t bytes, const CUmemAccessDes
 	for (size_t i = 0; i < n_desc; i++) {
 		if (!is_good_access(&desc[i])) {
 			return CUDA_ERROR_INVALID_VALUE;
+		}
+		if (keeps_access(&desc[i])) {
+			return CUDA_ERROR_NOT_SUPPORTED;
 		}
 		wants_host |= is_host_location(&desc[i].location);
 	}

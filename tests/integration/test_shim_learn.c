@@ -80,43 +80,57 @@ static void learn(const char *table, const char *state)
 	puts(run.text);
 }
 
-START_TEST_WITH(what_is_learned_is_true, .timeout_s = 120)
+static const char true_lines[] = "glake-readers 1\n"
+				 "for \"what was seen\"\n"
+				 "function add\n"
+				 "opaque hidden\n"
+				 "function pair\n"
+				 "  reads 0\n"
+				 "function read\n"
+				 "  reads 0\n"
+				 "function same\n"
+				 "function unlisted\n"
+				 "function write\n";
+
+/* Learn, twice, and see that it is that. */
+static void expect_learned(const char *table)
 {
 	static char lines[4096];
-	char table[256];
 	char state[256];
-	snprintf(table, sizeof(table), "%s", world_path("readers.d/learned.readers"));
 	snprintf(state, sizeof(state), "%s", world_path("state"));
 	learn(table, state);
-	const char *text = read_text(table);
-	puts(text);
-	reduce(text, lines);
-	ck_assert_str_eq(lines, "glake-readers 1\n"
-	                        "for \"what was seen\"\n"
-	                        "function add\n"
-	                        "opaque hidden\n"
-	                        "function pair\n"
-	                        "  reads 0\n"
-	                        "function read\n"
-	                        "  reads 0\n"
-	                        "function same\n"
-	                        "function unlisted\n"
-	                        "function write\n");
-	expect_line(text, "  # writes 8");
+	reduce(read_text(table), lines);
+	ck_assert_str_eq(lines, true_lines);
+	expect_line(read_text(table), "  # writes 8");
 	/* Another run finds no more, and the same. */
-	static char again[4096];
 	learn(table, state);
-	reduce(read_text(table), again);
-	ck_assert_str_eq(again, lines);
+	reduce(read_text(table), lines);
+	ck_assert_str_eq(lines, true_lines);
+}
+
+START_TEST_WITH(what_is_learned_is_true, .timeout_s = 120)
+{
+	static const char *const writes[] = {"plain",  "same",  "hidden",   "itself",
+	                                     "packed", "graph", "captured", "updated"};
+	char table[256];
 	struct run run;
+	snprintf(table, sizeof(table), "%s", world_path("readers.d/learned.readers"));
+	expect_learned(table);
 	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "readers", table, NULL);
 	run_end_well(&run);
 	run_expect(&run, "for what was seen: 7 functions, 1 of them opaque; 2 reading words");
 	/* And programs live by it. */
-	static const char *const writes[] = {"plain",  "same",  "hidden",   "itself",
-	                                     "packed", "graph", "captured", "updated"};
 	for (size_t i = 0; i < n_elements(writes); i++) {
 		run_as("GLAKE_DEDUP=auto", writes[i]);
 	}
+}
+END_TEST
+
+START_TEST_WITH(a_driver_keeps_access_to_what_is_mapped, .timeout_s = 120)
+{
+	char table[256];
+	setenv("CUDASIM_ACCESS", "keep", 1);
+	snprintf(table, sizeof(table), "%s", world_path("readers.d/learned.readers"));
+	expect_learned(table);
 }
 END_TEST
