@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A table of readers of what programs launch: `glake learn` with programs as they are in use.
+
+    python3 tests/gpu/learn.py [--out learned.readers] [--state FILE] [--seconds 600]
+                               [--only llama8b,llama1b,unet,cupy,jax]
+
+    llama8b   transformers' Llama of Llama-3-8B's shapes, 2 layers, in bf16, loaded on the CPU and moved; generate()
+              with batches of 1, 2 and 4, sdpa and eager attention, greedy and sampled; and a captured decoding step
+    llama8b-map   the same, loaded onto the GPU: all weights in one allocation, so that nothing is beside it (not run
+              unless it is named)
+    llama1b   the same as llama8b of a Llama of 1.1 B parameters, 4 layers
+    unet      convolutions, group norms and attention, in half precision, as image pipelines have them
+    cupy      matrix products and ufuncs
+    jax       inference of an MLP
+
+Each program runs until no kernel of it faults any more, at most so long that all take --seconds. They share one
+state, and make one table. Programs that are not installed are left out. Printed last is what the table has.
+Numbers are not judged. Exit 1 when no program could be learned from.
+"""
+import argparse
+import ctypes
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+
+SELF = os.path.abspath(__file__)
+#: glake looks four times a second, and waits for half a second
+QUIET_SECONDS = 2.5
+N_TOKENS = 6
+NOT_INSTALLED = 3
+MODELS = {
+    "two": dict(vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=2,
+                num_attention_heads=32, num_key_value_heads=8),
+    "small4": dict(vocab_size=32000, hidden_size=2048, intermediate_size=5632, num_hidden_layers=4,
+                   num_attention_heads=32, num_key_value_heads=4)}
+
+
+# ---- in a process -------------------------------------------------------------------------------
+
+def n_looked_at():
+    try:
+        count = ctypes.CDLL(None).glake_shim_count
+    except AttributeError:
+        return 0
+    count.restype = ctypes.c_uint64
+    return count(b"looked_at")
+
+
+def lost(error):
+    text = str(error).lower()
+    return "illegal" in text or "cudaerror" in text.replace(" ", "") or "700" in text
+
+
+def attempt(what, function):
+    """What a version does not have is left out; a fault ends the program."""
+    begin = time.perf_counter()
+    try:
+        function()
+        note = ""
+    except Exception as error:
+        if lost(error):
+            raise
+        note = f" {type(error).__name__}: {str(error)[:200]}"
+    print(f"# {what}: {time.perf_counter() - begin:.1f} s, {n_looked_at()} launches looked at{note}",
+          flush=True)
+
+
+def generate(model, batch, sampled=False):
+    import torch
+    generator = torch.Generator("cuda").manual_seed(7)
+    tokens = torch.randint(0, 32000, (batch, 64), device="cuda", generator=generator)
+    with torch.no_grad():
+        out = model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=N_TOKENS,
+                             min_new_tokens=N_TOKENS, do_sample=sampled, pad_token_id=0,
+                             return_dict_in_generate=True, output_logits=True)
+    torch.stack(out.logits).cpu()
+    return out.sequences.tolist()
+
+
+def forward(model, batch):
+    """Without a cache."""
+    import torch
+    tokens = torch.randint(0, 32000, (batch, 33), device="cuda")
+    with torch.no_grad():
+        model(tokens, use_cache=False).logits.float().softmax(-1).argmax(-1).cpu()
+
+
+def capture(model, batch):
+    """A decoding step, as in a graph; first as it is."""
+    import torch
+    from transformers import StaticCache
+    cache = StaticCache(config=model.config, max_cache_len=128)
+    prompt = torch.randint(0, 32000, (batch, 16), device="cuda")
+    token = torch.randint(0, 32000, (batch, 1), device="cuda")
+    place = torch.tensor([16], device="cuda")
+
+    def step():
+        return model(token, past_key_values=cache, cache_position=place, position_ids=place[None],
+                     use_cache=True).logits[:, -1].argmax(-1)
+
+    with torch.no_grad():
+        model(prompt, past_key_values=cache, use_cache=True,
+              cache_position=torch.arange(16, device="cuda"))
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                step()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = step()
+        for _ in range(3):
+            graph.replay()
+            place += 1
+            token.copy_(out[:, None])
+    torch.cuda.synchronize()
+
+
+def set_attention(model, name):
+    if hasattr(model, "set_attn_implementation"):
+        model.set_attn_implementation(name)
+    else:
+        model.config._attn_implementation = name
+
+
+def llama(folder, is_moved):
+    import torch
+    from transformers import AutoModelForCausalLM
+    torch.zeros(1, device="cuda")
+    if is_moved:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to("cuda")
+    else:
+        model = AutoModelForCausalLM.from_pretrained(folder, device_map="cuda:0",
+                                                     dtype=torch.bfloat16)
+    model.eval()
+    torch.cuda.synchronize()
+    time.sleep(QUIET_SECONDS)
+    for attention in ("sdpa", "eager"):
+        attempt(f"{attention}: attention", lambda: set_attention(model, attention))
+        for batch in (1, 2, 4):
+            attempt(f"{attention}, batch {batch}", lambda: generate(model, batch))
+        attempt(f"{attention}, sampled", lambda: generate(model, 1, True))
+        attempt(f"{attention}, forward", lambda: forward(model, 2))
+        attempt(f"{attention}, captured", lambda: capture(model, 1))
+        attempt(f"{attention}, captured, batch 4", lambda: capture(model, 4))
+
+
+def unet():
+    import torch
+    from workloads import Unet
+    torch.zeros(1, device="cuda")
+    torch.manual_seed(1)
+    model = Unet((128, 320, 640, 1280)).half()
+    layer = torch.nn.TransformerEncoderLayer(1280, 16, 5120, batch_first=True)
+    mixer = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).half()
+    model, mixer = model.eval().to("cuda"), mixer.eval().to("cuda")
+    torch.cuda.synchronize()
+    time.sleep(QUIET_SECONDS)
+
+    def images(batch, side):
+        with torch.no_grad():
+            image = torch.randn(batch, 3, side, side, device="cuda").half()
+            for _ in range(2):
+                image = image - 0.1 * model(image)
+            image.clamp(-1, 1).float().cpu()
+
+    def mixed(batch):
+        with torch.no_grad():
+            mixer(torch.randn(batch, 77, 1280, device="cuda").half()).float().cpu()
+
+    for batch in (1, 2):
+        attempt(f"attention, batch {batch}", lambda: mixed(batch))
+        for side in (64, 96):
+            attempt(f"images, batch {batch}, {side}", lambda: images(batch, side))
+
+
+def cupy():
+    import cupy as cp
+    import numpy as np
+    generator = np.random.default_rng(1)
+    weights = {}
+    for dtype in ("float32", "float16"):
+        weights[dtype] = [cp.asarray(generator.standard_normal((4096, 4096)).astype(dtype))
+                          for _ in range(3)]
+    cp.cuda.Device().synchronize()
+    time.sleep(QUIET_SECONDS)
+
+    def multiply(dtype, rows):
+        x = cp.ones((rows, 4096), dtype=dtype)
+        for w in weights[dtype]:
+            x = cp.tanh(x @ w) + w[0]
+        return cp.asnumpy(x.sum(axis=1))
+
+    for dtype in weights:
+        for rows in (1, 16, 512):
+            attempt(f"{dtype}, {rows} rows", lambda: multiply(dtype, rows))
+
+
+def jax():
+    import jax as j
+    import jax.numpy as jnp
+    import numpy as np
+    generator = np.random.default_rng(1)
+    params = [j.device_put(generator.standard_normal((4096, 4096)).astype("float32") * 0.02)
+              for _ in range(3)]
+    half = [j.device_put((generator.standard_normal((4096, 4096)) * 0.02).astype(jnp.bfloat16))
+            for _ in range(3)]
+    j.block_until_ready((params, half))
+    time.sleep(QUIET_SECONDS)
+
+    @j.jit
+    def forward(params, x):
+        for w in params:
+            x = j.nn.gelu(x @ w)
+        return j.nn.softmax(x.astype(jnp.float32))
+
+    def run(params, rows):
+        x = jnp.ones((rows, 4096), params[0].dtype)
+        for _ in range(5):
+            np.asarray(forward(params, x))
+
+    for rows in (1, 8, 256):
+        attempt(f"float32, {rows} rows", lambda: run(params, rows))
+        attempt(f"bfloat16, {rows} rows", lambda: run(half, rows))
+
+
+#: name: what it needs, its model, the function
+PROGRAMS = {
+    "llama8b": ("transformers", "two", lambda folder: llama(folder, True)),
+    "llama1b": ("transformers", "small4", lambda folder: llama(folder, True)),
+    "llama8b-map": ("transformers", "two", lambda folder: llama(folder, False)),
+    "unet": ("torch", None, lambda folder: unet()),
+    "cupy": ("cupy", None, lambda folder: cupy()),
+    "jax": ("jax", None, lambda folder: jax()),
+}
+#: kernels in graphs alone cannot be known, and memory in one piece is never whole
+ENVIRONMENT = {
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+    "XLA_PYTHON_CLIENT_ALLOCATOR": "platform",
+    "XLA_FLAGS": "--xla_gpu_enable_command_buffer=",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+def run_child(name, folder):
+    """A context that is lost cannot be torn down."""
+    needs, model, function = PROGRAMS[name]
+    try:
+        __import__(needs)
+    except ImportError as error:
+        print(f"# {error}", flush=True)
+        os._exit(NOT_INSTALLED)
+    try:
+        function(model and os.path.join(folder, model))
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    print(f"# {n_looked_at()} launches looked at", flush=True)
+    os._exit(0)
+
+
+# ---- models -------------------------------------------------------------------------------------
+
+def write(folder):
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+    for name, shape in MODELS.items():
+        if os.path.exists(os.path.join(folder, name, "model.safetensors")):
+            continue
+        torch.manual_seed(1)
+        torch.set_default_dtype(torch.bfloat16)
+        with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+            model = LlamaForCausalLM(LlamaConfig(tie_word_embeddings=False, dtype="bfloat16",
+                                                 eos_token_id=None, **shape))
+        model.save_pretrained(os.path.join(folder, name), max_shard_size="100GB")
+
+
+# ---- the report ---------------------------------------------------------------------------------
+
+def learn(daemon, root, name, options, seconds):
+    """How it ended, and what it printed."""
+    command = [os.path.join(root, "bin", "glake"), "learn", "--socket", daemon.socket,
+               f"--out={options.out}", f"--state={options.state}", f"--runs={options.runs}",
+               f"--seconds={options.run_seconds}", f"--for={options.what}", "--", sys.executable,
+               SELF, "--child", name, "--folder", options.folder]
+    process = subprocess.Popen(command, env={**daemon.environment, **ENVIRONMENT},
+                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, text=True, errors="replace")
+    try:
+        text, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        # It ends its program, and writes what it has.
+        process.terminate()
+        text, _ = process.communicate(timeout=60)
+    return process.returncode, text
+
+
+def describe(name, code, text, seconds):
+    runs = re.findall(r"^glake: run (\d+): (.*)$", text, re.M)
+    faults = [line for _, line in runs if "fault" in line]
+    ended = ("learned" if code == 0 else "not installed" if "# No module named" in text
+             else f"ended with {code}")
+    line = f"{name}: {ended}, {len(runs)} runs, {len(faults)} faults, {seconds:.0f} s"
+    return line + (f"; {runs[-1][1]}" if runs else "")
+
+
+def sum_up(path):
+    """Of the table."""
+    if not os.path.exists(path):
+        return "no table"
+    with open(path, encoding="utf-8", errors="replace") as file:
+        lines = file.read().splitlines()
+    n = {word: sum(line.startswith(word) for line in lines)
+         for word in ("image ", "function ", "  reads ", "opaque ", "  # writes ")}
+    rare = sum("launches are too few" in line for line in lines)
+    nameless = sum(line.startswith("# code that no table can name") for line in lines)
+    return (f"{n['image ']} images, {n['function ']} functions, {n['  reads ']} words that read, "
+            f"{n['  # writes ']} that write, {n['opaque ']} opaque, {rare} seen in graphs alone or too "
+            f"seldom, {nameless} that no table can name")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", default="learned.readers")
+    parser.add_argument("--state")
+    parser.add_argument("--what", default="PyTorch, CuPy and JAX, as learned")
+    parser.add_argument("--only", default="llama8b,llama1b,unet,cupy,jax")
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--run-seconds", type=int, default=90)
+    parser.add_argument("--runs", type=int, default=25)
+    parser.add_argument("--folder", default=os.path.join(tempfile.gettempdir(), "glake-learn"))
+    parser.add_argument("--child", choices=PROGRAMS)
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    if options.child:
+        run_child(options.child, options.folder)
+    if options.write:
+        write(options.folder)
+        return
+    from run import ROOT, Daemon
+    options.out = os.path.abspath(options.out)
+    options.state = os.path.abspath(options.state or options.out + ".state")
+    end = time.monotonic() + options.seconds
+    names = options.only.split(",")
+    report = []
+    if any(PROGRAMS[name][1] for name in names):
+        begin = time.perf_counter()
+        subprocess.run([sys.executable, SELF, "--write", "--folder", options.folder], check=False,
+                       env={**os.environ, **ENVIRONMENT})
+        print(f"# models written in {time.perf_counter() - begin:.0f} s", flush=True)
+    daemon = Daemon()
+    n_learned = 0
+    for name in names:
+        left = end - time.monotonic()
+        if left < 10:
+            report.append(f"{name}: no time left")
+            continue
+        begin = time.perf_counter()
+        code, text = learn(daemon, ROOT, name, options, left)
+        print(f"\n# ---- {name}\n{text[-4000:]}", flush=True)
+        report.append(describe(name, code, text, time.perf_counter() - begin))
+        n_learned += code == 0
+        for line in text.splitlines():
+            if line.startswith("glake: run ") and "; a fault: " in line:
+                report.append("    " + line[len("glake: "):][:240])
+    daemon.stop()
+    print("\n".join(["", *report, sum_up(options.out), "OK" if n_learned else "FAILED"]), flush=True)
+    sys.exit(not n_learned)
+
+
+if __name__ == "__main__":
+    main()
