@@ -195,8 +195,8 @@ static int on_fault(struct merge *merge, struct seen *seen, char *text)
 	fault->n_granted = read_offsets(granted + 1, fault->granted);
 	seen->has_faulted = true;
 	merge->found->n_faults++;
-	snprintf(merge->found->fault, sizeof(merge->found->fault), "%.100s, given words %.30s",
-	         seen->function->name, text);
+	snprintf(merge->found->fault, sizeof(merge->found->fault), "%.100s, given words %.*s",
+	         seen->function->name, granted - text < 40 ? (int)(granted - text) : 40, text);
 	int r = blame(seen->function, fault);
 	free(fault);
 	return r;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tables of readers that `glake learn` makes, and programs that are sealed by them (tests/shim/auto.c). */
+#include <signal.h>
 #include <stdlib.h>
 
 #include "tests/check_glake.h"
@@ -132,5 +133,87 @@ START_TEST_WITH(a_driver_keeps_access_to_what_is_mapped, .timeout_s = 120)
 	setenv("CUDASIM_ACCESS", "keep", 1);
 	snprintf(table, sizeof(table), "%s", world_path("readers.d/learned.readers"));
 	expect_learned(table);
+}
+END_TEST
+
+/* ---- what may go wrong ---- */
+
+/* `glake learn @options -- auto @scenario` prints a table, and ends so. */
+static void expect(int status, const char *words, const char *option, const char *scenario)
+{
+	struct run run;
+	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "learn", option, "--",
+	          run_in_build("tests/shim/auto"), scenario, NULL);
+	ck_assert_int_eq(run_end(&run), status << 8);
+	run_expect(&run, words);
+}
+
+START_TEST(threads_go_on_beside_each_other)
+{
+	expect(0, "function read", "--seconds=60", "threads");
+}
+END_TEST
+
+START_TEST_WITH(a_kernel_that_does_not_end_alone, .timeout_s = 60)
+{
+	expect(0, "opaque wait # it did not end alone", "--seconds=60", "stuck");
+}
+END_TEST
+
+START_TEST(runs_end)
+{
+	expect(1, "auto: it failed by itself", "--seconds=60", "fails");
+	expect(1, "auto: it took too long (--seconds)", "--seconds=3", "long");
+	expect(1, "auto: there was a fault in each run (--runs)", "--runs=1", "learn");
+}
+END_TEST
+
+START_TEST(a_program_has_nothing_to_learn_from)
+{
+	struct run run;
+	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "learn", "true", NULL);
+	ck_assert_int_eq(run_end(&run), 1 << 8);
+	run_expect(&run, "true: it had nothing to learn from");
+	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "learn", "no-such-program", NULL);
+	ck_assert_int_eq(run_end(&run), 127 << 8);
+	run_expect(&run, "no-such-program");
+}
+END_TEST
+
+START_TEST(it_can_be_told_to_end)
+{
+	struct run run;
+	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "learn", "--",
+	          run_in_build("tests/shim/auto"), "long", NULL);
+	sleep(3);
+	assert_ok(kill(run.pid, SIGTERM));
+	ck_assert_int_eq(run_end(&run), (128 + SIGTERM) << 8);
+	run_expect(&run, "auto: told to end");
+	run_expect(&run, "function read");
+}
+END_TEST
+
+static void refuse(const char *words, const char *verb, const char *option)
+{
+	struct run run;
+	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), verb, option, "true", NULL);
+	ck_assert_int_eq(run_end(&run), 125 << 8);
+	run_expect(&run, words);
+}
+
+START_TEST(words_are_checked)
+{
+	char option[300];
+	refuse("--runs: must be a number", "learn", "--runs=some");
+	refuse("--runs: must be a number", "learn", "--runs=0");
+	refuse("--seconds: must be a number", "learn", "--seconds=1m");
+	refuse("--least: must be a number", "learn", "--least=-1");
+	refuse("--for: must have no quotes", "learn", "--for=a \"b\"");
+	refuse("--dedup: is not for glake learn", "learn", "--dedup=auto");
+	refuse("that is an option of glake learn", "run", "--runs=1");
+	refuse("learn: must be off, auto or observed", "run", "--dedup=learn");
+	world_write_text("state", "glake-learned 1\nfunction f\n");
+	snprintf(option, sizeof(option), "--state=%s", world_path("state"));
+	refuse("state:2: it is no state of glake learn", "learn", option);
 }
 END_TEST

@@ -120,11 +120,23 @@ static void run_pair(const struct cudasim_run *run, const void *params)
 	}
 }
 
+static atomic_bool is_released;
+
+/* Until somebody else lets it. */
+static void run_wait(const struct cudasim_run *run, const void *params)
+{
+	(void)run;
+	(void)params;
+	while (!is_released) {
+		usleep(1000);
+	}
+}
+
 static const struct cudasim_kernel kernels[] = {
 	{"read", run_read, 3, {8, 8, 8}}, {"write", run_write, 2, {8, 4}},
 	{"same", run_same, 2, {8, 4}},    {"hidden", run_hidden, 2, {8, 4}},
 	{"add", run_add, 2, {8, 4}},      {"unlisted", run_write, 2, {8, 4}},
-	{"pair", run_pair, 2, {8, 8}},
+	{"pair", run_pair, 2, {8, 8}},    {"wait", run_wait, 1, {8}},
 };
 static const struct cudasim_image image = {
 	.magic = CUDASIM_IMAGE_MAGIC,
@@ -707,6 +719,80 @@ static void is_learned(void)
 	must(count_of("sealed_alone") == 0);
 }
 
+/* Its kernel waits for what the program does next. */
+static void is_stuck(void)
+{
+	struct weights weights = load(0);
+	void *list[] = {&weights.ptr};
+	read_until_looked_at(&weights);
+	launch("wait", list, list);
+	is_released = true;
+	read_it(&weights);
+	compare(&weights);
+}
+
+static void *read_in_thread(void *user)
+{
+	const struct weights *weights = user;
+	CUcontext ctx;
+	CUdeviceptr sums;
+	CUstream mine;
+	must_ok(cuDevicePrimaryCtxRetain(&ctx, 0));
+	must_ok(cuCtxSetCurrent(ctx));
+	must_ok(cuStreamCreate(&mine, CU_STREAM_NON_BLOCKING));
+	must_ok(cuMemAlloc(&sums, 512));
+	for (unsigned i = 0; i < 200; i++) {
+		CUdeviceptr other;
+		uint64_t sum;
+		struct read_params read = {weights->ptr, sums, W_BYTES};
+		void *list[] = {&read.from, &read.to, &read.n_bytes};
+		must_ok(cuMemAlloc(&other, W_BYTES));
+		must_ok(cuMemcpyHtoD(other, weights->model, W_BYTES));
+		must_ok(cuLaunchKernel(function_of("read"), 1, 1, 1, 1, 1, 1, 0, mine, list, NULL));
+		must_ok(cuStreamSynchronize(mine));
+		must_ok(cuMemcpyDtoH(&sum, sums, sizeof(sum)));
+		must(sum == sum_in(weights));
+		must_ok(cuMemFree(other));
+	}
+	return NULL;
+}
+
+/* Threads launch, copy, allocate and free beside each other. */
+static void in_threads(void)
+{
+	struct weights weights[4];
+	pthread_t threads[4];
+	for (unsigned i = 0; i < 4; i++) {
+		weights[i] = load(i);
+	}
+	read_until_looked_at(&weights[0]);
+	for (unsigned i = 0; i < 4; i++) {
+		must(pthread_create(&threads[i], NULL, read_in_thread, &weights[i]) == 0);
+	}
+	for (unsigned i = 0; i < 4; i++) {
+		must(pthread_join(threads[i], NULL) == 0);
+		compare(&weights[i]);
+	}
+	must(count_of("looked_at") > 600);
+}
+
+static void fails(void)
+{
+	struct weights weights = load(0);
+	read_until_looked_at(&weights);
+	must(!"so that it fails");
+}
+
+static void takes_long(void)
+{
+	struct weights weights = load(0);
+	load(1);
+	read_until_looked_at(&weights);
+	for (;;) {
+		pause();
+	}
+}
+
 /* ---- at random ---- */
 
 #define N_WEIGHTS 3u
@@ -812,7 +898,8 @@ static const struct {
 	{"reads", reads},          {"unsealed", unsealed}, {"old_graph", old_graph_writes},
 	{"twice", unsealed_twice}, {"again", used_again},  {"anew", loaded_anew},
 	{"shown", shown},          {"beside", beside},     {"host_room", host_room},
-	{"no_room", no_room},      {"learn", is_learned},
+	{"no_room", no_room},      {"learn", is_learned},  {"stuck", is_stuck},
+	{"threads", in_threads},   {"fails", fails},       {"long", takes_long},
 };
 
 static void run(const char *name)
