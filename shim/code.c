@@ -240,16 +240,21 @@ static const struct container *find_locked(const void *handle)
 }
 
 /* Without memory it stays unknown. */
-static void add(const struct container *what)
+static void add_locked(const struct container *what)
 {
 	struct container *made = malloc(sizeof(*made));
-	pthread_mutex_lock(&lock);
 	remove_locked(what->handle, false);
 	if (made) {
 		*made = *what;
 		made->next = containers;
 		containers = made;
 	}
+}
+
+static void add(const struct container *what)
+{
+	pthread_mutex_lock(&lock);
+	add_locked(what);
 	pthread_mutex_unlock(&lock);
 }
 
@@ -291,10 +296,10 @@ void code_is_module_of(CUmodule module, CUlibrary library)
 		.is_module = true,
 		.id = found ? found->id : (struct image_id){.kind = IMAGE_UNKNOWN},
 	};
-	pthread_mutex_unlock(&lock);
 	if (found) {
-		add(&what);
+		add_locked(&what);
 	}
+	pthread_mutex_unlock(&lock);
 }
 
 void code_is_function_of(CUfunction function, CUkernel kernel)
@@ -326,6 +331,39 @@ void code_ctx_ends(void)
 	}
 }
 
+/*
+ * A library has a module in each context that its kernels are used in, which the program need not know: functions of a graph's
+ * nodes are of such ones. NULL: none has this one. The lock is held, so that no library is unloaded meanwhile.
+ */
+static const struct container *find_library_locked(CUmodule module)
+{
+	const struct container *one = containers;
+	CUmodule other;
+	while (one && (one->is_module || !real(cuLibraryGetModule) ||
+	               real(cuLibraryGetModule)(&other, (CUlibrary)one->handle) != CUDA_SUCCESS ||
+	               other != module)) {
+		one = one->next;
+	}
+	return one;
+}
+
+static struct image_id find_id(const void *handle, CUmodule module)
+{
+	struct container what = {.handle = handle, .is_module = true};
+	pthread_mutex_lock(&lock);
+	const struct container *found = handle ? find_locked(handle) : NULL;
+	const struct container *library = !found && module ? find_library_locked(module) : NULL;
+	if (found) {
+		what.id = found->id;
+	} else if (library) {
+		what.library = library->handle;
+		what.id = library->id;
+		add_locked(&what);
+	}
+	pthread_mutex_unlock(&lock);
+	return what.id;
+}
+
 struct image_id code_of(CUfunction function, bool is_kernel)
 {
 	const void *handle = NULL;
@@ -338,12 +376,5 @@ struct image_id code_of(CUfunction function, bool is_kernel)
 	           real(cuFuncGetModule)(&module, function) == CUDA_SUCCESS) {
 		handle = module;
 	}
-	struct image_id id = {.kind = IMAGE_UNKNOWN};
-	pthread_mutex_lock(&lock);
-	const struct container *found = handle ? find_locked(handle) : NULL;
-	if (found) {
-		id = found->id;
-	}
-	pthread_mutex_unlock(&lock);
-	return id;
+	return find_id(handle, module);
 }

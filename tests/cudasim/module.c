@@ -6,15 +6,19 @@
 #include "kernel_image.h"
 #include "sim.h"
 
+#include <stddef.h>
 #include <string.h>
 
 #define MODULE_MAGIC 0x646f6d5f6d6973ULL
+#define IN_CTX_MAGIC 0x7874636e695f6d73ULL
 #define FATBIN_MAGIC 0xba55ed50U
 #define FATBIN_WRAPPER_MAGIC 0x466243b1U
 
 struct module {
 	struct kept kept;
 	uint64_t magic;
+	uint64_t
+		in_ctx_magic; /* a library's module is a handle to this, and so another one than the library's */
 	struct ctx *ctx;                   /* NULL: a library, of all contexts */
 	const struct cudasim_image *image; /* borrowed from the test, or NULL */
 	struct kernel **kernels;           /* of the image; owned by kernels.c */
@@ -94,6 +98,7 @@ static void module_free(struct module *module)
 	free(module->kernels);
 	kept_remove(&module->kept);
 	module->magic = 0;
+	module->in_ctx_magic = 0;
 	free(module);
 }
 
@@ -111,6 +116,7 @@ static CUresult load(const void *image, struct ctx *ctx, struct module **module_
 	}
 	kept_add(&module->kept);
 	module->magic = MODULE_MAGIC;
+	module->in_ctx_magic = IN_CTX_MAGIC;
 	module->ctx = ctx;
 	CUresult err = CUDA_SUCCESS;
 	if (is_of_test(image)) {
@@ -167,8 +173,21 @@ CUresult cuLibraryLoadData(CUlibrary *library_out, const void *image, CUjit_opti
 static struct module *module_from_handle(const void *handle)
 {
 	struct module *module = (struct module *)handle;
+	uint64_t magic = 0;
 
+	if (handle) {
+		memcpy(&magic, handle, sizeof(magic));
+	}
+	if (magic == IN_CTX_MAGIC) {
+		return (struct module *)((char *)module - offsetof(struct module, in_ctx_magic));
+	}
 	return module && module->magic == MODULE_MAGIC ? module : NULL;
+}
+
+/* That a function of it is of, in each context. */
+static CUmodule module_handle(struct module *module)
+{
+	return (CUmodule)(module->ctx ? (void *)module : &module->in_ctx_magic);
 }
 
 /* Frees also in a poisoned context, and then says what is wrong: nobody can try again. */
@@ -240,35 +259,46 @@ CUresult cuLibraryGetModule(CUmodule *module_out, CUlibrary library)
 	if (!module_out || !module_from_handle(library)) {
 		return module_out ? CUDA_ERROR_INVALID_HANDLE : CUDA_ERROR_INVALID_VALUE;
 	}
-	*module_out = (CUmodule)library;
+	*module_out = module_handle(module_from_handle(library));
 	return CUDA_SUCCESS;
 }
 
 /* The sim's own functions are those of all modules. */
-static CUresult get_module(const void **module_out, CUfunction function)
+static CUresult get_module(struct module **module_out, CUfunction function)
 {
 	const struct kernel *kernel = kernel_from_handle(function);
 
-	if (!module_out || !kernel) {
-		return module_out ? CUDA_ERROR_INVALID_HANDLE : CUDA_ERROR_INVALID_VALUE;
+	if (!kernel) {
+		return CUDA_ERROR_INVALID_HANDLE;
 	}
-	if (!kernel->module) {
-		return CUDA_ERROR_NOT_FOUND;
-	}
-	*module_out = kernel->module;
-	return CUDA_SUCCESS;
+	*module_out = (struct module *)kernel->module;
+	return kernel->module ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
 CUresult cuFuncGetModule(CUmodule *module_out, CUfunction function)
 {
 	ENTER(cuFuncGetModule);
-	return get_module((const void **)module_out, function);
+	struct module *module;
+	CUresult err = module_out ? get_module(&module, function) : CUDA_ERROR_INVALID_VALUE;
+	if (err == CUDA_SUCCESS) {
+		*module_out = module_handle(module);
+	}
+	return err;
 }
 
 CUresult cuKernelGetLibrary(CUlibrary *library_out, CUkernel kernel)
 {
 	ENTER(cuKernelGetLibrary);
-	return get_module((const void **)library_out, (CUfunction)kernel);
+	struct module *module;
+	CUresult err = library_out ? get_module(&module, (CUfunction)kernel)
+	                           : CUDA_ERROR_INVALID_VALUE;
+	if (err == CUDA_SUCCESS && module->ctx) {
+		return CUDA_ERROR_NOT_FOUND;
+	}
+	if (err == CUDA_SUCCESS) {
+		*library_out = (CUlibrary)module;
+	}
+	return err;
 }
 
 static CUresult get_global(CUdeviceptr *ptr_out, size_t *bytes_out, const void *handle,

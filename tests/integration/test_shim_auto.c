@@ -80,6 +80,12 @@ START_TEST(a_graph_that_writes_was_there_before)
 }
 END_TEST
 
+START_TEST(a_graph_launches_what_a_library_has)
+{
+	run_as("GLAKE_DEDUP=auto", "library");
+}
+END_TEST
+
 START_TEST(what_was_unsealed_twice_is_not_sealed_again)
 {
 	run_as("GLAKE_DEDUP=auto", "twice");

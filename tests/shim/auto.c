@@ -530,6 +530,36 @@ static void old_graph_writes(void)
 	compare(&other);
 }
 
+/* A graph's function is of a module that the program has never asked for. */
+static void graph_of_library_reads(void)
+{
+	struct weights weights = load(0);
+	struct read_params read = {weights.ptr, small, W_BYTES};
+	void *list[] = {&read.from, &read.to, &read.n_bytes};
+	CUDA_KERNEL_NODE_PARAMS params = {.gridDimX = 1,
+	                                  .gridDimY = 1,
+	                                  .gridDimZ = 1,
+	                                  .blockDimX = 1,
+	                                  .blockDimY = 1,
+	                                  .blockDimZ = 1,
+	                                  .kernelParams = list};
+	CUlibrary library;
+	CUgraphNode node;
+	CUgraph graph;
+	CUgraphExec exec;
+	must_ok(cuLibraryLoadData(&library, &image, NULL, NULL, 0, NULL, NULL, 0));
+	must_ok(cuLibraryGetKernel((CUkernel *)&params.func, library, "read"));
+	must_ok(cuGraphCreate(&graph, 0));
+	must_ok(cuGraphAddKernelNode(&node, graph, NULL, 0, &params));
+	must_ok(cuGraphInstantiate(&exec, graph, 0));
+	while (count_of("sealed_alone") < 1) {
+		must_ok(cuGraphLaunch(exec, stream));
+		must_ok(cuStreamSynchronize(stream));
+		usleep(1000);
+	}
+	compare(&weights);
+}
+
 /* Twice, and then no more. */
 static void unsealed_twice(void)
 {
@@ -895,11 +925,22 @@ static const struct {
 	const char *name;
 	void (*run)(void);
 } scenarios[] = {
-	{"reads", reads},          {"unsealed", unsealed}, {"old_graph", old_graph_writes},
-	{"twice", unsealed_twice}, {"again", used_again},  {"anew", loaded_anew},
-	{"shown", shown},          {"beside", beside},     {"host_room", host_room},
-	{"no_room", no_room},      {"learn", is_learned},  {"stuck", is_stuck},
-	{"threads", in_threads},   {"fails", fails},       {"long", takes_long},
+	{"reads", reads},
+	{"unsealed", unsealed},
+	{"old_graph", old_graph_writes},
+	{"twice", unsealed_twice},
+	{"again", used_again},
+	{"anew", loaded_anew},
+	{"shown", shown},
+	{"beside", beside},
+	{"host_room", host_room},
+	{"no_room", no_room},
+	{"learn", is_learned},
+	{"stuck", is_stuck},
+	{"threads", in_threads},
+	{"fails", fails},
+	{"long", takes_long},
+	{"library", graph_of_library_reads},
 };
 
 static void run(const char *name)
