@@ -73,6 +73,8 @@ static void drop_locked(uint64_t id)
 	for (size_t i = 0; i < n_parts; i++) {
 		if (parts[i].id != id) {
 			parts[n_kept++] = parts[i];
+		} else {
+			shim_count_add(SHIM_COUNT_learn_bytes, -(int64_t)parts[i].n_bytes);
 		}
 	}
 	n_parts = n_kept;
@@ -101,6 +103,7 @@ bool learn_add(const struct heap_facts *facts, const struct glake_span *spans, s
 		parts = more;
 	}
 	for (size_t i = 0; more && i < n; i++) {
+		shim_count_add(SHIM_COUNT_learn_bytes, (int64_t)spans[i].bytes);
 		parts[n_parts++] = (struct part){
 			.id = facts->id,
 			.ptr = spans[i].ptr,

@@ -716,7 +716,17 @@ static void is_learned(void)
 	CUdeviceptr elsewhere = small + 2048;
 	uint32_t value = 1;
 	void *list[] = {&elsewhere, &value};
+	/* Two pages of weights, and one that kernels write to. */
+	CUdeviceptr mixed;
+	must_ok(cuMemAlloc(&mixed, W_BYTES + PAGE));
+	must_ok(cuMemcpyHtoD(mixed, one.model, W_BYTES));
+	const struct weights part = {mixed, one.model};
 	read_until_looked_at(&one);
+	must(count_of("learn_bytes") == 4 * W_BYTES);
+	CUdeviceptr beside = mixed + W_BYTES;
+	void *of_beside[] = {&beside, &value};
+	launch("unlisted", of_beside, of_beside);
+	read_it(&part);
 	add_by(&one, 0, 0);
 	write_by("write", &one, 4096, 7);
 	write_by("same", &other, 8192, 7);
