@@ -159,7 +159,9 @@ class Glake(unittest.TestCase):
 
     def setUp(self):
         done = subprocess.run([os.path.join(BUILD, "bin", "glake"), "--help"], capture_output=True, text=True, check=True)
-        self.options = set(re.findall(r"(?m)(--[a-z]+)(?:=|, | |$)", done.stdout.split("\nglake replay --help")[0])) - {"--"}
+        of_run, of_learn = (set(re.findall(r"(?m)(--[a-z]+)(?:=|, | |$)", part)) - {"--"}
+                            for part in done.stdout.split("\nglake replay --help")[0].split("usage: glake learn"))
+        self.of_run, self.options = of_run, of_run | of_learn
         self.assertGreater(len(self.options), 10)
 
     def test_each_shell_knows_each_option(self):
@@ -184,7 +186,11 @@ class Glake(unittest.TestCase):
 
     def test_bash(self):
         self.assertEqual(self.bash("glake", "r"), ["run", "replay", "readers"])
-        self.assertEqual({word.rstrip("=") for word in self.bash("glake", "run", "--")} - {"--"}, self.options)
+        self.assertEqual({word.rstrip("=") for word in self.bash("glake", "run", "--")} - {"--"}, self.of_run)
+        self.assertEqual({word.rstrip("=") for word in self.bash("glake", "learn", "--")} - {"--"},
+                         self.options - {"--dedup"})
+        self.assertEqual(self.bash("glake", "l"), ["learn"])
+        self.assertIn("python3", self.bash("glake", "learn", "--runs", "=", "3", "--", "pytho"))
         self.assertEqual(self.bash("glake", "run", "--own", "=", "a"), ["alloc", "async"])
         self.assertEqual(self.bash("glake", "run", "--alloc", "="), ["plain", "stitch"])
         self.assertEqual(self.bash("glake", "run", "--dedup", "=", "o"), ["observed", "off"])

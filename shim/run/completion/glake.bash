@@ -4,17 +4,18 @@ _glake()
 {
 	local cur=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} verb= i
 	local run='--socket= --strict --optional --own= --alloc= --promise= --name= --dedup= --record= --libcuda= --shim= --help --version'
+	local learn="--out= --state= --for= --runs= --seconds= --least= ${run/--dedup= /}"
 	for ((i = 1; i < COMP_CWORD; i++)); do
 		case ${COMP_WORDS[i]} in
 		--) break ;;
-		run | replay | readers | help) [ -n "$verb" ] || { verb=${COMP_WORDS[i]}; continue; }; break ;;
+		run | replay | readers | learn | help) [ -n "$verb" ] || { verb=${COMP_WORDS[i]}; continue; }; break ;;
 		= | -*) ;;
 		*) [ "${COMP_WORDS[i - 1]}" = = ] || [ -z "$verb" ] || break ;;
 		esac
 	done
 	COMPREPLY=()
 	# What follows is a program with arguments of its own.
-	if [ "$verb" = run ] && ((i < COMP_CWORD)); then
+	if [[ $verb == run || $verb == learn ]] && ((i < COMP_CWORD)); then
 		if declare -F _command_offset >/dev/null; then
 			[ "${COMP_WORDS[i]}" != -- ] || ((i++))
 			_command_offset "$i"
@@ -43,10 +44,10 @@ _glake()
 	--promise | --name) return ;;
 	esac
 	case $verb in
-	'') mapfile -t COMPREPLY < <(compgen -W "run replay readers help $run" -- "$cur") ;;
-	run)
+	'') mapfile -t COMPREPLY < <(compgen -W "run replay readers learn help $run" -- "$cur") ;;
+	run | learn)
 		if [[ $cur == -* ]]; then
-			mapfile -t COMPREPLY < <(compgen -W "$run --" -- "$cur")
+			mapfile -t COMPREPLY < <(compgen -W "${!verb} --" -- "$cur")
 		else
 			mapfile -t COMPREPLY < <(compgen -c -- "$cur")
 		fi
