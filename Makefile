@@ -234,7 +234,7 @@ $(B)/lib/daemon.a: $(DAEMON_OBJ)
 $(B)/lib/mover.a: $(MOVER_OBJ)
 $(B)/lib/ctl.a: $(CTL_OBJ)
 $(B)/lib/harness.a: $(HARNESS_OBJ)
-$(B)/lib/shim.a: $(SHIM_OBJ) $(B)/obj/shim/run/program.o
+$(B)/lib/shim.a: $(SHIM_OBJ) $(addprefix $(B)/obj/shim/run/,program.o learn_merge.o)
 $(B)/lib/replay.a: $(REPLAY_OBJ)
 $(B)/lib/client.a: $(CLIENT_OBJ) $(PROTO_OBJ)
 $(B)/lib/libglake-client.a: $(CLIENT_OBJ) $(PROTO_OBJ)
