@@ -17,6 +17,8 @@
 #include "shim/learn_functions.h"
 
 #define PATIENCE_NS 10000000000ull
+/* Each costs some microseconds, twice, for each launch. */
+#define MAX_CLOSED 16u
 /* So often in a row the work before a launch may not end. */
 #define MAX_WAITS 3u
 
@@ -27,6 +29,7 @@ struct part {
 	uint64_t n_bytes;
 	CUdevice device;
 	enum glake__access access; /* during the launch */
+	bool is_named;             /* by it */
 	bool is_changed;
 	bool is_hole;                        /* it is not mapped: */
 	CUmemGenericAllocationHandle handle; /* this keeps it */
@@ -178,21 +181,41 @@ static bool may_write(const struct named *one)
 	return !one->function || (word && word->may_write);
 }
 
-/* What the launch may do with each part. */
-static void plan(void)
+static void plan_named(void)
 {
 	for (size_t i = 0; i < n_parts; i++) {
-		parts[i].access = is_graph ? GLAKE__ACCESS_READ : GLAKE__ACCESS_NONE;
+		parts[i].access = GLAKE__ACCESS_NONE;
+		parts[i].is_named = false;
 	}
 	for (size_t k = 0; k < n_named; k++) {
 		enum glake__access access = may_write(&named[k]) ? GLAKE__ACCESS_WRITE
 		                                                 : GLAKE__ACCESS_READ;
 		for (size_t i = 0; i < n_parts; i++) {
-			if (parts[i].id == named[k].id && parts[i].access < access) {
-				parts[i].access = access;
+			if (parts[i].id == named[k].id) {
+				parts[i].is_named = true;
+				parts[i].access = parts[i].access < access ? access
+				                                           : parts[i].access;
 			}
 		}
 	}
+}
+
+/* What the launch may do with each part. Of those that it does not name, another few have their turn each time. */
+static void plan(void)
+{
+	static size_t next;
+	size_t n_closed = 0;
+	plan_named();
+	for (size_t k = 0; k < n_parts; k++) {
+		struct part *part = &parts[(next + k) % n_parts];
+		if (!part->is_named) {
+			part->access = n_closed >= MAX_CLOSED ? GLAKE__ACCESS_WRITE
+			               : is_graph             ? GLAKE__ACCESS_READ
+			                                      : GLAKE__ACCESS_NONE;
+			n_closed++;
+		}
+	}
+	next = (next + MAX_CLOSED) % n_parts;
 }
 
 /* ---- access ----------------------------------------------------------------------------------- */

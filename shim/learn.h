@@ -3,9 +3,9 @@
  * Finding out which kernels read, under GLAKE_DEDUP=learn: what `glake learn` runs programs with, to make tables of readers.
  *
  * Each launch runs alone. All work before it is waited for behind a closed gate; then access to the candidates is changed: those
- * that a word of its parameters points into can be read, all others not even that. The kernel runs, it is waited for, and
- * the memory is as it was before the gate opens. So between launches nothing is different from any program, and whatever frees,
- * copies, or puts memory to sleep need not know of it.
+ * that a word of its parameters points into can be read, sixteen of the others (each time others) not even that. The kernel
+ * runs, it is waited for, and the memory is as it was before the gate opens. So between launches nothing is different from any
+ * program, and whatever frees, copies, or puts memory to sleep need not know of it.
  *
  * A kernel that ends well has written nothing through those words, and has touched no candidate that it did not name: the
  * GPU's page tables say so. One that faults is the suspect, and the only one. The program ends by it, which is why `glake

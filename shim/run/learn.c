@@ -23,6 +23,7 @@ enum { EXIT_FAILED = 1, EXIT_REFUSED = 125 };
 
 #define DEFAULT_RUNS 100u
 #define DEFAULT_SECONDS 600u
+#define DEFAULT_LEAST 4u
 #define MAX_FACTS_BYTES (1u << 30)
 /* A program that was told to end has so long. */
 #define GRACE_NS 2000000000ull
@@ -347,7 +348,7 @@ int learn_main(const struct learn_options *options, char **arguments, int (*star
 	if (!read_number(options->seconds, DEFAULT_SECONDS, &learn.n_seconds)) {
 		return refuse("--seconds", "must be a number");
 	}
-	if (!read_number(options->least, 1, &learn.least)) {
+	if (!read_number(options->least, DEFAULT_LEAST, &learn.least)) {
 		return refuse("--least", "must be a number");
 	}
 	if (options->what && strpbrk(options->what, "\"\n")) {

@@ -67,7 +67,7 @@ static const char usage_text[] =
 	"  --for=TEXT      what the table is true for\n"
 	"  --runs=N        at most; default: 100\n"
 	"  --seconds=N     of each run, at most; default: 600\n"
-	"  --least=N       launches that make a function known; default: 1\n"
+	"  --least=N       launches that make a function known; default: 4\n"
 	"  and those of glake run, but --dedup\n"
 	"\n"
 	"glake replay --help: replay an allocation trace with several allocators.\n"

@@ -288,7 +288,7 @@ def learn(daemon, root, name, options, seconds):
     """How it ended, and what it printed."""
     command = [os.path.join(root, "bin", "glake"), "learn", "--socket", daemon.socket,
                f"--out={options.out}", f"--state={options.state}", f"--runs={options.runs}",
-               f"--seconds={options.run_seconds}", f"--for={options.what}", "--", sys.executable,
+               f"--seconds={options.run_seconds}", f"--least={options.least}", f"--for={options.what}", "--", sys.executable,
                SELF, "--child", name, "--folder", options.folder]
     process = subprocess.Popen(command, env={**daemon.environment, **ENVIRONMENT},
                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -333,6 +333,7 @@ def main():
     parser.add_argument("--what", default="PyTorch, CuPy and JAX, as learned")
     parser.add_argument("--only", default="llama8b,llama1b,unet,cupy,jax")
     parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--least", type=int, default=4)
     parser.add_argument("--run-seconds", type=int, default=90)
     parser.add_argument("--runs", type=int, default=25)
     parser.add_argument("--folder", default=os.path.join(tempfile.gettempdir(), "glake-learn"))

@@ -2,6 +2,7 @@
 /* Tables of readers that `glake learn` makes, and programs that are sealed by them (tests/shim/auto.c). */
 #include <signal.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "tests/check_glake.h"
 #include "tests/harness/run.h"
@@ -75,8 +76,8 @@ static void learn(const char *table, const char *state)
 	snprintf(out, sizeof(out), "--out=%s", table);
 	snprintf(with, sizeof(with), "--state=%s", state);
 	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "learn", out, with,
-	          "--for=what was seen", "--seconds=60", "--", run_in_build("tests/shim/auto"),
-	          "learn", NULL);
+	          "--for=what was seen", "--seconds=60", "--least=1", "--",
+	          run_in_build("tests/shim/auto"), "learn", NULL);
 	run_end_well(&run);
 	puts(run.text);
 }
@@ -151,6 +152,24 @@ static void expect(int status, const char *words, const char *option, const char
 START_TEST(threads_go_on_beside_each_other)
 {
 	expect(0, "function read", "--seconds=60", "threads");
+}
+END_TEST
+
+/* Kernels of all kinds, copies, sets, graphs that are changed, and code that is unloaded: the bytes are always right. */
+START_TEST_WITH(no_byte_is_lost_at_random, .timeout_s = 300)
+{
+	const char *seed = getenv("GLAKE_RANDOM_SEED");
+	char text[16];
+	struct run run;
+	snprintf(text, sizeof(text), "%u",
+	         seed ? (unsigned)strtoul(seed, NULL, 10) : (unsigned)time(NULL));
+	setenv("GLAKE_DEDUP_QUIET_MS", "50", 1);
+	printf("GLAKE_RANDOM_SEED=%s\n", text);
+	fflush(stdout);
+	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "learn", "--seconds=60", "--",
+	          run_in_build("tests/shim/auto"), "random", text, "3", NULL);
+	run_end_well(&run);
+	run_expect(&run, "function read");
 }
 END_TEST
 

@@ -903,7 +903,7 @@ static void random_steps(unsigned first, unsigned seconds)
 		all[i] = load(pick(2));
 	}
 	old_exec = graph_of("write", small + 1024, 1, &old_node, &old_graph);
-	while (time(NULL) < end || count_of("sealed_alone") == 0) {
+	while (time(NULL) < end || (count_of("sealed_alone") == 0 && count_of("looked_at") == 0)) {
 		struct weights *weights = &all[pick(N_WEIGHTS)];
 		unsigned what = pick(1000);
 		if (what < 4) {
