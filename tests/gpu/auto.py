@@ -105,43 +105,15 @@ class Program:
     # ---- stretches
 
     def prepare(self):
-        """A decoding step, eager and as a graph, over one static cache."""
-        from transformers import StaticCache
-        torch = self.torch
-        self.cache = StaticCache(config=self.model.config, max_cache_len=128)
-        self.token = torch.full((1, 1), 17, device="cuda")
-        self.at = torch.tensor([16], device="cuda")
-        with torch.no_grad():
-            self.model(torch.full((1, 16), 11, device="cuda"), past_key_values=self.cache,
-                       use_cache=True, cache_position=torch.arange(16, device="cuda"))
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for _ in range(3):
-                    self.step()
-            torch.cuda.current_stream().wait_stream(stream)
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
-                self.out = self.step()
-        self.replay()
-        return self.out.tolist()
-
-    def step(self):
-        return self.model(self.token, past_key_values=self.cache, cache_position=self.at,
-                          position_ids=self.at[None], use_cache=True).logits[:, -1].argmax(-1)
-
-    def eager(self):
-        with self.torch.no_grad():
-            out = self.step()
-        return int(out)
-
-    def replay(self):
-        self.graph.replay()
-        return int(self.out)
+        self.decoder = learn.Decoder(self.model)
+        self.decoder.capture()
+        return [self.decoder.replay(), [self.decoder.token() for _ in range(8)]]
 
     def stretch(self, kind):
         """Milliseconds of its median token, and the last one."""
-        function = self.replay if kind == "graph" else self.eager
+        function = self.decoder.replay if kind == "graph" else self.decoder.token
+        if kind == "eager":
+            self.decoder.start_over()
         function()
         times = []
         for _ in range(STRETCH):
@@ -177,7 +149,7 @@ class Program:
         thread.start()
         while not done.is_set() or len(times) < 20:
             begin = time.perf_counter()
-            self.replay()
+            self.decoder.replay()
             times.append((time.perf_counter() - begin) * 1e3)
         thread.join()
         over = [t - usual for t in times if t > usual + 0.2]

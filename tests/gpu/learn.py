@@ -89,8 +89,74 @@ def forward(model, batch):
         model(tokens, use_cache=False).logits.float().softmax(-1).argmax(-1).cpu()
 
 
+class Decoder:
+    """Decodes token by token, and has a graph that reads all weights for one token."""
+
+    CONTEXT = 64
+
+    def __init__(self, model):
+        import torch
+        self.torch = torch
+        self.model = model
+        self.one = torch.full((1, 1), 17, device="cuda")
+        # With four dimensions it is taken as it is: looking at it would end a capture.
+        self.mask = torch.zeros((1, 1, 1, 1), device="cuda", dtype=torch.bfloat16)
+        self.start_over()
+
+    def start_over(self):
+        from transformers import DynamicCache
+        self.cache = DynamicCache()
+        self.next = self.torch.full((1, 1), 17, device="cuda")
+        self.n_tokens = 0
+
+    def token(self):
+        if self.n_tokens == self.CONTEXT:
+            self.start_over()
+        with self.torch.no_grad():
+            out = self.model(self.next, past_key_values=self.cache, use_cache=True)
+        self.next = out.logits[:, -1:].argmax(-1)
+        self.n_tokens += 1
+        return int(self.next)
+
+    def step(self):
+        with self.torch.no_grad():
+            return self.model(self.one, attention_mask=self.mask,
+                              use_cache=False).logits[:, -1].argmax(-1)
+
+    def capture(self):
+        torch = self.torch
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(4):
+                self.step()
+        torch.cuda.current_stream().wait_stream(stream)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.out = self.step()
+
+    def replay(self):
+        self.graph.replay()
+        return int(self.out)
+
+
+def decode(model):
+    decoder = Decoder(model)
+    for _ in range(6):
+        decoder.token()
+    decoder.start_over()
+    decoder.token()
+
+
+def decode_captured(model):
+    decoder = Decoder(model)
+    decoder.capture()
+    for _ in range(4):
+        decoder.replay()
+
+
 def capture(model, batch):
-    """A decoding step, as in a graph; first as it is."""
+    """A decoding step over a static cache, as in a graph; first as it is."""
     import torch
     from transformers import StaticCache
     cache = StaticCache(config=model.config, max_cache_len=128)
@@ -145,9 +211,11 @@ def llama(folder, is_moved):
         for batch in (1, 2, 4):
             attempt(f"{attention}, batch {batch}", lambda: generate(model, batch))
         attempt(f"{attention}, sampled", lambda: generate(model, 1, True))
+        attempt(f"{attention}, decoded", lambda: decode(model))
+        attempt(f"{attention}, a step captured", lambda: decode_captured(model))
         attempt(f"{attention}, forward", lambda: forward(model, 2))
-        attempt(f"{attention}, captured", lambda: capture(model, 1))
-        attempt(f"{attention}, captured, batch 4", lambda: capture(model, 4))
+        attempt(f"{attention}, static cache captured", lambda: capture(model, 1))
+        attempt(f"{attention}, static cache captured, batch 4", lambda: capture(model, 4))
 
 
 def unet():
