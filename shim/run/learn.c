@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -147,6 +148,8 @@ static void list_told(sigset_t *set_out)
 static void run_child(const struct learn *learn, const sigset_t *signals)
 {
 	setpgid(0, 0);
+	/* Nobody runs on whom nobody watches. */
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	sigprocmask(SIG_SETMASK, signals, NULL);
 	setenv("GLAKE_DEDUP", "learn", 1);
 	setenv("GLAKE_DEDUP_QUIET_MS", "500", 0);

@@ -51,8 +51,9 @@ def n_looked_at():
 
 
 def lost(error):
-    text = str(error).lower()
-    return "illegal" in text or "cudaerror" in text.replace(" ", "") or "700" in text
+    text = str(error).lower().replace("_", " ")
+    return any(part in text for part in ("illegal memory", "illegal address", "illegaladdress",
+                                         "launch failure"))
 
 
 def attempt(what, function):
