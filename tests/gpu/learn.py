@@ -2,7 +2,7 @@
 """A table of readers of what programs launch: `glake learn` with programs as they are in use.
 
     python3 tests/gpu/learn.py [--out learned.readers] [--state FILE] [--seconds 600]
-                               [--only llama8b,llama1b,unet,cupy,jax]
+                               [--only llama8b,llama1b,unet,cupy,jax,writers]
 
     llama8b   transformers' Llama of Llama-3-8B's shapes, 2 layers, in bf16, loaded on the CPU and moved; generate()
               with batches of 1, 2 and 4, sdpa and eager attention, greedy and sampled; and a captured decoding step
@@ -12,6 +12,7 @@
     unet      convolutions, group norms and attention, in half precision, as image pipelines have them
     cupy      matrix products and ufuncs
     jax       inference of an MLP
+    writers   weights that are updated in place: each of these ends a run
 
 Each program runs until no kernel of it faults any more, at most so long that all take --seconds. They share one
 state, and make one table. Programs that are not installed are left out. Printed last is what the table has.
@@ -298,6 +299,31 @@ def jax():
         attempt(f"bfloat16, {rows} rows", lambda: run(half, rows))
 
 
+def writers():
+    import torch
+    torch.manual_seed(1)
+    weights = [torch.randn(4096, 4096).bfloat16().to("cuda") for _ in range(4)]
+    step = torch.randn(4096, 4096, dtype=torch.bfloat16, device="cuda")
+    narrow = torch.randn(4096, 16, dtype=torch.bfloat16, device="cuda")
+    rows = torch.arange(0, 4096, 7, device="cuda")
+    torch.cuda.synchronize()
+    time.sleep(QUIET_SECONDS)
+    ways = {
+        "read": lambda w: (step + w) * w,
+        "add_": lambda w: w.add_(step),
+        "cast": lambda w: w.copy_(step.float()),
+        "merge": lambda w: torch.addmm(w, narrow, narrow.T, out=w),
+        "fill_": lambda w: w.fill_(0.5),
+        "index_fill_": lambda w: w.index_fill_(0, rows, 0.5),
+    }
+    for name, function in ways.items():
+        def run():
+            for w in weights[:2]:
+                function(w)
+                torch.cuda.synchronize()
+        attempt(name, run)
+
+
 #: name: what it needs, its model, the function
 PROGRAMS = {
     "llama8b": ("transformers", "two", lambda folder: llama(folder, True)),
@@ -306,6 +332,7 @@ PROGRAMS = {
     "unet": ("torch", None, lambda folder: unet()),
     "cupy": ("cupy", None, lambda folder: cupy()),
     "jax": ("jax", None, lambda folder: jax()),
+    "writers": ("torch", None, lambda folder: writers()),
 }
 #: kernels in graphs alone cannot be known, and memory in one piece is never whole
 ENVIRONMENT = {
@@ -388,6 +415,9 @@ def sum_up(path):
         lines = file.read().splitlines()
     n = {word: sum(line.startswith(word) for line in lines)
          for word in ("image ", "function ", "  reads ", "opaque ", "  # writes ")}
+    for line in lines:
+        if line.startswith("opaque ") or "launches are too few" in line:
+            print(f"# {line[:200]}")
     rare = sum("launches are too few" in line for line in lines)
     nameless = sum(line.startswith("# code that no table can name") for line in lines)
     return (f"{n['image ']} images, {n['function ']} functions, {n['  reads ']} words that read, "
@@ -400,7 +430,7 @@ def main():
     parser.add_argument("--out", default="learned.readers")
     parser.add_argument("--state")
     parser.add_argument("--what", default="PyTorch, CuPy and JAX, as learned")
-    parser.add_argument("--only", default="llama8b,llama1b,unet,cupy,jax")
+    parser.add_argument("--only", default="llama8b,llama1b,unet,cupy,jax,writers")
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--least", type=int, default=4)
     parser.add_argument("--run-seconds", type=int, default=90)
