@@ -204,7 +204,7 @@ START_TEST(it_can_be_told_to_end)
 	struct run run;
 	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "learn", "--",
 	          run_in_build("tests/shim/auto"), "long", NULL);
-	sleep(3);
+	run_read(&run, "ready");
 	assert_ok(kill(run.pid, SIGTERM));
 	ck_assert_int_eq(run_end(&run), (128 + SIGTERM) << 8);
 	run_expect(&run, "auto: told to end");

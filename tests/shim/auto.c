@@ -694,16 +694,15 @@ static void no_room(void)
 
 /* ---- for `glake learn` ---- */
 
-/* Until launches run alone, and all weights may be candidates. */
-static void read_until_looked_at(const struct weights *weights)
+/* Until launches run alone, and all that was loaded is what they are given or not. */
+static void read_until_looked_at(const struct weights *weights, uint64_t n_bytes)
 {
-	while (count_of("looked_at") == 0) {
+	while (count_of("learn_bytes") < n_bytes) {
 		read_it(weights);
 		usleep(1000);
 	}
-	for (unsigned i = 0; i < 400; i++) {
+	for (unsigned i = 0; i < 8; i++) {
 		read_it(weights);
-		usleep(1000);
 	}
 }
 
@@ -721,7 +720,7 @@ static void is_learned(void)
 	must_ok(cuMemAlloc(&mixed, W_BYTES + PAGE));
 	must_ok(cuMemcpyHtoD(mixed, one.model, W_BYTES));
 	const struct weights part = {mixed, one.model};
-	read_until_looked_at(&one);
+	read_until_looked_at(&one, 4 * W_BYTES);
 	must(count_of("learn_bytes") == 4 * W_BYTES);
 	CUdeviceptr beside = mixed + W_BYTES;
 	void *of_beside[] = {&beside, &value};
@@ -764,7 +763,7 @@ static void is_stuck(void)
 {
 	struct weights weights = load(0);
 	void *list[] = {&weights.ptr};
-	read_until_looked_at(&weights);
+	read_until_looked_at(&weights, W_BYTES);
 	launch("wait", list, list);
 	is_released = true;
 	read_it(&weights);
@@ -805,7 +804,7 @@ static void in_threads(void)
 	for (unsigned i = 0; i < 4; i++) {
 		weights[i] = load(i);
 	}
-	read_until_looked_at(&weights[0]);
+	read_until_looked_at(&weights[0], 4 * W_BYTES);
 	for (unsigned i = 0; i < 4; i++) {
 		must(pthread_create(&threads[i], NULL, read_in_thread, &weights[i]) == 0);
 	}
@@ -819,7 +818,7 @@ static void in_threads(void)
 static void fails(void)
 {
 	struct weights weights = load(0);
-	read_until_looked_at(&weights);
+	read_until_looked_at(&weights, W_BYTES);
 	must(!"so that it fails");
 }
 
@@ -827,7 +826,8 @@ static void takes_long(void)
 {
 	struct weights weights = load(0);
 	load(1);
-	read_until_looked_at(&weights);
+	read_until_looked_at(&weights, 2 * W_BYTES);
+	say("ready");
 	for (;;) {
 		pause();
 	}
