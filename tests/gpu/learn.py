@@ -29,8 +29,8 @@ import time
 import traceback
 
 SELF = os.path.abspath(__file__)
-#: glake looks four times a second, and waits for half a second
-QUIET_SECONDS = 2.5
+#: glake looks four times a second, waits for half a second, and may have to cut large chunks
+SETTLE_SECONDS = 20
 N_TOKENS = 6
 NOT_INSTALLED = 3
 MODELS = {
@@ -42,13 +42,32 @@ MODELS = {
 
 # ---- in a process -------------------------------------------------------------------------------
 
-def n_looked_at():
+def count(name):
+    """Of the shim's; 0 without it."""
     try:
-        count = ctypes.CDLL(None).glake_shim_count
+        function = ctypes.CDLL(None).glake_shim_count
     except AttributeError:
         return 0
-    count.restype = ctypes.c_uint64
-    return count(b"looked_at")
+    function.restype = ctypes.c_uint64
+    return function(name.encode())
+
+
+def n_looked_at():
+    return count("looked_at")
+
+
+def settle():
+    """Until what was loaded is what launches are given or not."""
+    begin = since = time.monotonic()
+    last = 0
+    while time.monotonic() - begin < SETTLE_SECONDS:
+        now = count("learn_bytes")
+        since = since if now == last else time.monotonic()
+        last = now
+        if time.monotonic() - since > (1.5 if now else 8):
+            break
+        time.sleep(0.1)
+    print(f"# {last >> 20} MiB to learn with after {time.monotonic() - begin:.1f} s", flush=True)
 
 
 def lost(error):
@@ -207,7 +226,7 @@ def llama(folder, is_moved):
                                                      dtype=torch.bfloat16)
     model.eval()
     torch.cuda.synchronize()
-    time.sleep(QUIET_SECONDS)
+    settle()
     for attention in ("sdpa", "eager"):
         attempt(f"{attention}: attention", lambda: set_attention(model, attention))
         for batch in (1, 2, 4):
@@ -230,7 +249,7 @@ def unet():
     mixer = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).half()
     model, mixer = model.eval().to("cuda"), mixer.eval().to("cuda")
     torch.cuda.synchronize()
-    time.sleep(QUIET_SECONDS)
+    settle()
 
     def images(batch, side):
         with torch.no_grad():
@@ -258,7 +277,7 @@ def cupy():
         weights[dtype] = [cp.asarray(generator.standard_normal((4096, 4096)).astype(dtype))
                           for _ in range(3)]
     cp.cuda.Device().synchronize()
-    time.sleep(QUIET_SECONDS)
+    settle()
 
     def multiply(dtype, rows):
         x = cp.ones((rows, 4096), dtype=dtype)
@@ -281,7 +300,7 @@ def jax():
     half = [j.device_put((generator.standard_normal((4096, 4096)) * 0.02).astype(jnp.bfloat16))
             for _ in range(3)]
     j.block_until_ready((params, half))
-    time.sleep(QUIET_SECONDS)
+    settle()
 
     @j.jit
     def forward(params, x):
@@ -307,7 +326,7 @@ def writers():
     narrow = torch.randn(4096, 16, dtype=torch.bfloat16, device="cuda")
     rows = torch.arange(0, 4096, 7, device="cuda")
     torch.cuda.synchronize()
-    time.sleep(QUIET_SECONDS)
+    settle()
     ways = {
         "read": lambda w: (step + w) * w,
         "add_": lambda w: w.add_(step),
