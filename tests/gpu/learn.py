@@ -2,8 +2,10 @@
 """A table of readers of what programs launch: `glake learn` with programs as they are in use.
 
     python3 tests/gpu/learn.py [--out learned.readers] [--state FILE] [--seconds 600]
-                               [--only llama8b,llama1b,unet,cupy,jax,writers]
+                               [--only raw,llama8b,llama1b,unet,cupy,jax,writers]
 
+    raw       kernels of CuPy's that read, write, do both, and follow a pointer in device memory: what is learned of
+              them has to be that
     llama8b   transformers' Llama of Llama-3-8B's shapes, 2 layers, in bf16, loaded on the CPU and moved; generate()
               with batches of 1, 2 and 4, sdpa and eager attention, greedy and sampled; and a captured decoding step
     llama8b-map   the same, loaded onto the GPU: all weights in one allocation, so that nothing is beside it (not run
@@ -16,7 +18,7 @@
 
 Each program runs until no kernel of it faults any more, at most so long that all take --seconds. They share one
 state, and make one table. Programs that are not installed are left out. Printed last is what the table has.
-Numbers are not judged. Exit 1 when no program could be learned from.
+Numbers are not judged. Exit 1 when no program could be learned from, or what is known of `raw` is not so.
 """
 import argparse
 import ctypes
@@ -268,6 +270,78 @@ def unet():
             attempt(f"images, batch {batch}, {side}", lambda: images(batch, side))
 
 
+RAW = r"""
+extern "C" __global__ void raw_read(const int *x, int *y, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) { y[i] = x[i] + 1; }
+}
+extern "C" __global__ void raw_write(int *x, int value) { x[threadIdx.x] = value; }
+extern "C" __global__ void raw_same(int *x) { volatile int *at = x + threadIdx.x; *at = *at; }
+extern "C" __global__ void raw_pair(const int *x, int *y) { y[threadIdx.x] = x[threadIdx.x]; }
+extern "C" __global__ void raw_hidden(int **place, int *y) { y[threadIdx.x] = (*place)[threadIdx.x]; }
+extern "C" __global__ void raw_beside(int *y) { y[threadIdx.x] = 7; }
+"""
+#: what the table has to say
+RAW_TABLE = {"raw_read": ["reads 0"], "raw_write": ["# writes 0"], "raw_same": ["# writes 0"],
+             "raw_pair": ["reads 0", "# writes 8"], "raw_hidden": None, "raw_beside": []}
+
+
+def raw():
+    import cupy as cp
+    import numpy as np
+    n = 8 << 20
+    x, w, v = (cp.asarray(np.arange(n, dtype=np.int32) + i) for i in range(3))
+    y = cp.empty(n, dtype=np.int32)
+    place = cp.empty(1, dtype=np.uint64)
+    kernels = {name: cp.RawKernel(RAW, name) for name in RAW_TABLE}
+    cp.cuda.Device().synchronize()
+    settle()
+    # Of the program's own, so that what is launched is these alone.
+    place.data.copy_from_host(np.array([v.data.ptr], dtype=np.uint64).ctypes.data_as(
+        ctypes.c_void_p), 8)
+
+    def check(what, condition):
+        if not condition:
+            raise AssertionError(what)
+
+    def many(name, *arguments, grid=1, block=32):
+        def run():
+            for _ in range(6):
+                kernels[name]((grid,), (block,), arguments)
+            cp.cuda.Device().synchronize()
+        attempt(name, run)
+
+    many("raw_beside", y)
+    for source in (x, w, v):
+        many("raw_read", source, y, np.int32(n), grid=n // 256, block=256)
+    check("raw_read", (y.get() == np.arange(n) + 3).all())
+    many("raw_write", w, np.int32(5))
+    check("raw_write", (w.get()[:32] == 5).all())
+    many("raw_same", x)
+    many("raw_pair", x, w)
+    check("raw_pair", (w.get()[:32] == np.arange(32)).all())
+    many("raw_hidden", place, y)
+    check("raw_hidden", (y.get()[:32] == np.arange(32) + 2).all())
+    check("raw", (x.get() == np.arange(n)).all() and (v.get() == np.arange(n) + 2).all())
+
+
+def check_raw(path):
+    """What is wrong in the table; "": nothing."""
+    functions = {}
+    words = None
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            first, _, rest = line.partition(" ")
+            if first in ("function", "opaque"):
+                words = [] if first == "function" else None
+                functions[rest.split()[0]] = words
+            elif words is not None and line.startswith("  "):
+                text = line.strip()
+                words.append(text if text.startswith("#") else text.split(" #")[0])
+    return "; ".join(f"{name} is {functions.get(name, 'not there')}" for name, want in RAW_TABLE.items()
+                     if name not in functions or functions[name] != want)
+
+
 def cupy():
     import cupy as cp
     import numpy as np
@@ -345,6 +419,7 @@ def writers():
 
 #: name: what it needs, its model, the function
 PROGRAMS = {
+    "raw": ("cupy", None, lambda folder: raw()),
     "llama8b": ("transformers", "two", lambda folder: llama(folder, True)),
     "llama1b": ("transformers", "small4", lambda folder: llama(folder, True)),
     "llama8b-map": ("transformers", "two", lambda folder: llama(folder, False)),
@@ -449,7 +524,7 @@ def main():
     parser.add_argument("--out", default="learned.readers")
     parser.add_argument("--state")
     parser.add_argument("--what", default="PyTorch, CuPy and JAX, as learned")
-    parser.add_argument("--only", default="llama8b,llama1b,unet,cupy,jax,writers")
+    parser.add_argument("--only", default="raw,llama8b,llama1b,unet,cupy,jax,writers")
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--least", type=int, default=4)
     parser.add_argument("--run-seconds", type=int, default=90)
@@ -475,7 +550,7 @@ def main():
                        env={**os.environ, **ENVIRONMENT})
         print(f"# models written in {time.perf_counter() - begin:.0f} s", flush=True)
     daemon = Daemon()
-    n_learned = 0
+    n_learned = n_wrong = 0
     for name in names:
         left = end - time.monotonic()
         if left < 10:
@@ -486,12 +561,17 @@ def main():
         print(f"\n# ---- {name}\n{text[-4000:]}", flush=True)
         report.append(describe(name, code, text, time.perf_counter() - begin))
         n_learned += code == 0
+        if name == "raw" and code == 0:
+            wrong = check_raw(options.out)
+            report.append(f"    raw: {wrong or 'as it has to be'}")
+            n_wrong += bool(wrong)
         for line in text.splitlines():
             if line.startswith("glake: run ") and "; a fault: " in line:
                 report.append("    " + line[len("glake: "):][:240])
     daemon.stop()
-    print("\n".join(["", *report, sum_up(options.out), "OK" if n_learned else "FAILED"]), flush=True)
-    sys.exit(not n_learned)
+    print("\n".join(["", *report, sum_up(options.out), "OK" if n_learned and not n_wrong else "FAILED"]),
+          flush=True)
+    sys.exit(not n_learned or n_wrong > 0)
 
 
 if __name__ == "__main__":
