@@ -102,14 +102,18 @@ static inline void look_at_stream(CUstream stream, bool is_per_thread)
 	gate_leave(thread_); \
 	return fault_look(result);
 
-/* A launch that is looked at runs alone, and ends here (learn.h). @begin gets the turn. */
+/* While it is learned (learn.h), a launch ends here. @begin gets the turn. */
 #define LEARN(symbol, arguments, begin, what) \
-	if (guard_is_awake() && learn_is_wanted()) { \
+	if (learn_is_wanted()) { \
 		struct learn_turn turn_; \
 		begin(&turn_, &thread_, LIST what); \
 		return fault_look( \
 			learn_end(&turn_, thread_, \
 		                  thread_ ? real_##symbol arguments : CUDA_ERROR_DEINITIALIZED)); \
+	}
+#define LEARN_GRAPH(symbol, arguments, where) \
+	if (guard_is_awake()) { \
+		LEARN(symbol, arguments, learn_begin_graph, where) \
 	}
 
 #define LAUNCH(symbol, parameters, arguments, stream, flags, what) \
@@ -118,8 +122,8 @@ static inline void look_at_stream(CUstream stream, bool is_per_thread)
 	{ \
 		CUresult result = CUDA_SUCCESS; \
 		ENTER \
-		LEARN(symbol, arguments, learn_begin, what) \
 		if (guard_is_awake()) { \
+			LEARN(symbol, arguments, learn_begin, what) \
 			result = guard_launch(&thread_, stream, flags, LIST what); \
 		} \
 		if (result == CUDA_SUCCESS) { \
@@ -221,7 +225,7 @@ static inline void look_at_stream(CUstream stream, bool is_per_thread)
 	             note_waits(stream, flags, LIST where))
 #define REPLAY(symbol, parameters, arguments, stream, flags, find, where) \
 	WRITE_NOTING(symbol, parameters, arguments, stream, flags, find, where, \
-	             LEARN(symbol, arguments, learn_begin_graph, where))
+	             LEARN_GRAPH(symbol, arguments, where))
 #include "shim/gates.def"
 
 const struct gated_call gated_calls[] = {
