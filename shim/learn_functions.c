@@ -85,7 +85,7 @@ static unsigned bucket_of(const char *name)
 /* What cannot stand in a table is of an image that is not known. */
 static bool can_be_named(const struct kernel *kernel)
 {
-	return kernel->image.kind != IMAGE_UNKNOWN && !strpbrk(kernel->name, " \t\n\"#");
+	return kernel->image.kind != IMAGE_UNKNOWN && learned_is_name(kernel->name);
 }
 
 static bool take_over(struct learn_function *function, const struct learned_function *before)
@@ -129,8 +129,7 @@ struct learn_function *learn_function_of(const struct kernel *kernel)
 {
 	const struct image_id unknown = {.kind = IMAGE_UNKNOWN};
 	const struct image_id *image = can_be_named(kernel) ? &kernel->image : &unknown;
-	const char *name = can_be_named(kernel) || !strpbrk(kernel->name, " \t\n\"#") ? kernel->name
-	                                                                              : "nameless";
+	const char *name = learned_is_name(kernel->name) ? kernel->name : "nameless";
 	if (!learn_is_wanted() || !learn_functions_begin()) {
 		return NULL;
 	}

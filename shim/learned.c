@@ -11,6 +11,16 @@
 
 #include "proto/cleanup.h"
 
+bool learned_is_name(const char *name)
+{
+	return *name && !strpbrk(name, " \t\r\n\"#");
+}
+
+bool learned_is_offset(uint64_t at)
+{
+	return at % 8 == 0 && at + 8 <= READERS_MAX_PARAM_BYTES;
+}
+
 /* ---- what there is ---------------------------------------------------------------------------- */
 
 static int compare(const struct learned_function *function, const struct image_id *image,
@@ -192,7 +202,7 @@ static int on_word(struct parser *parser, enum learned_writing writing, const ch
 	uint64_t n = 0;
 	int n_read = sscanf(text, "%u %" SCNu64, &at, &n);
 	if (!parser->function || n_read < (writing == LEARNED_NOT ? 2 : 1) ||
-	    at > READERS_MAX_PARAM_BYTES) {
+	    !learned_is_offset(at)) {
 		return -EINVAL;
 	}
 	struct learned_word *word = learned_get_word(parser->function, (uint16_t)at);
@@ -206,7 +216,7 @@ static int on_word(struct parser *parser, enum learned_writing writing, const ch
 
 static int on_function(struct parser *parser, const char *name)
 {
-	if (!parser->has_image || !*name) {
+	if (!parser->has_image || !learned_is_name(name)) {
 		return -EINVAL;
 	}
 	parser->function = learned_get(parser->learned, &parser->image, name);

@@ -64,6 +64,10 @@ struct learned {
 	struct learned_lines on;
 };
 
+/* What can stand in a table: a function's name, and a word's offset. */
+bool learned_is_name(const char *name);
+bool learned_is_offset(uint64_t at);
+
 void learned_deinit(struct learned *learned);
 
 /*

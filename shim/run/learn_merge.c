@@ -53,7 +53,7 @@ static struct seen_word *get_seen_word(struct seen *seen, unsigned at)
 	while (word && word->at != at) {
 		word = word->next;
 	}
-	if (!word && at <= READERS_MAX_PARAM_BYTES && (word = calloc(1, sizeof(*word)))) {
+	if (!word && learned_is_offset(at) && (word = calloc(1, sizeof(*word)))) {
 		word->at = (uint16_t)at;
 		word->next = seen->words;
 		seen->words = word;
@@ -70,7 +70,8 @@ static int on_kernel(struct merge *merge, int pid, unsigned number, char *text)
 		return 0;
 	}
 	*name++ = '\0';
-	if (strcmp(text, "unknown") != 0 && !image_from_text(text, &image)) {
+	if (!learned_is_name(name) ||
+	    (strcmp(text, "unknown") != 0 && !image_from_text(text, &image))) {
 		return 0;
 	}
 	if (merge->n == merge->capacity) {
@@ -104,7 +105,9 @@ static size_t read_offsets(const char *text, uint16_t *offsets)
 	size_t n = 0;
 	char *rest;
 	for (const char *at = text; *at >= '0' && *at <= '9' && n < MAX_NAMED; at = rest) {
-		offsets[n++] = (uint16_t)strtoul(at, &rest, 10);
+		uint64_t offset = strtoul(at, &rest, 10);
+		offsets[n] = (uint16_t)offset;
+		n += learned_is_offset(offset);
 		rest += *rest == ',';
 	}
 	return n;

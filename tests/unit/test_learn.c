@@ -107,6 +107,9 @@ static const struct {
 	{"glake-learned 1\nimage unknown\nfunction f\n  read 8\n", 4},
 	{"glake-learned 1\nimage unknown\nfunction f\n  wrote x\n", 4},
 	{"glake-learned 1\nimage unknown\nfunction f\n  wrote 40000\n", 4},
+	{"glake-learned 1\nimage unknown\nfunction f\n  wrote 12\n", 4},
+	{"glake-learned 1\nimage unknown\nfunction f g\n", 3},
+	{"glake-learned 1\nimage unknown\nfunction #f\n", 3},
 	{"glake-learned 1\nran often\n", 2},
 	{"glake-learned 1\nsomething\n", 2},
 };
