@@ -319,6 +319,16 @@ static int learn_runs(struct learn *learn)
 	return status;
 }
 
+static int run_program(struct learn *learn)
+{
+	int status = make_folder(learn);
+	if (status == 0) {
+		status = learn_runs(learn);
+		remove_folder(learn);
+	}
+	return status;
+}
+
 static int write_table(const struct learn *learn)
 {
 	const struct learn_sum sum = learn_sum(&learn->learned, learn->least);
@@ -361,12 +371,12 @@ int learn_main(const struct learn_options *options, char **arguments, int (*star
 		fprintf(stderr, "glake: %s:%u: %s\n", options->state, error.line, error.text);
 		return EXIT_REFUSED;
 	}
-	int status = make_folder(&learn);
-	if (status == 0) {
-		status = learn_runs(&learn);
-		remove_folder(&learn);
-		int written = learn.learned.n_functions > 0 ? write_table(&learn) : 0;
+	int status = *arguments ? run_program(&learn) : 0;
+	if (learn.learned.n_functions > 0) {
+		int written = write_table(&learn);
 		status = status ? status : written;
+	} else if (status == 0) {
+		status = refuse(options->state, "nothing is known yet");
 	}
 	learned_deinit(&learn.learned);
 	return status;

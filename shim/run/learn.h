@@ -18,7 +18,10 @@ struct learn_options {
 	const char *least;
 };
 
-/* @start runs in a child and executes the program, or returns an exit status. Returns one. */
+/*
+ * @start runs in a child and executes the program, or returns an exit status. Without a program (*@arguments is NULL) the
+ * table is of the state alone. Returns an exit status.
+ */
 int learn_main(const struct learn_options *options, char **arguments, int (*start)(void *user),
                void *user);
 

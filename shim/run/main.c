@@ -57,13 +57,13 @@ static const char usage_text[] =
 	"  --shim=PATH     the preload library, instead of the installed one\n"
 	"  --help, --version\n"
 	"\n"
-	"usage: glake learn [OPTION]... [--] PROGRAM [ARGUMENT]...\n"
+	"usage: glake learn [OPTION]... [--] [PROGRAM [ARGUMENT]...]\n"
 	"Run it again and again, on a test machine, to find out which of its kernels read:\n"
 	"the result is a table of readers, for --dedup=auto.\n"
 	"\n"
 	"  --out=FILE      the table; default: standard output\n"
 	"  --state=FILE    what was learned before, and is from now on: several programs make\n"
-	"                  one table\n"
+	"                  one table; without a PROGRAM, what is known does\n"
 	"  --for=TEXT      what the table is true for\n"
 	"  --runs=N        at most; default: 100\n"
 	"  --seconds=N     of each run, at most; default: 600\n"
@@ -567,7 +567,8 @@ int main(int argc, char **argv)
 	if (at == 0) {
 		return status;
 	}
-	if (at >= argc) {
+	/* What is known already makes a table, too. */
+	if (at >= argc && !(is_to_learn && options.learn.state)) {
 		fprintf(stderr, "glake: %s what?\n", verb);
 		return complain();
 	}

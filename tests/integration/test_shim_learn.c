@@ -104,6 +104,15 @@ static void expect_learned(const char *table)
 	reduce(read_text(table), lines);
 	ck_assert_str_eq(lines, true_lines);
 	expect_line(read_text(table), "  # writes 8");
+	/* What is known makes a table of those that were seen often. */
+	struct run run;
+	char with[300];
+	snprintf(with, sizeof(with), "--state=%s", state);
+	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "learn", with, "--least=1000000",
+	          NULL);
+	run_end_well(&run);
+	run_expect(&run, "launches are too few: read");
+	run_expect(&run, "opaque hidden");
 	/* Another run finds no more, and the same. */
 	learn(table, state);
 	reduce(read_text(table), lines);
@@ -231,6 +240,14 @@ START_TEST(words_are_checked)
 	refuse("--dedup: is not for glake learn", "learn", "--dedup=auto");
 	refuse("that is an option of glake learn", "run", "--runs=1");
 	refuse("learn: must be off, auto or observed", "run", "--dedup=learn");
+	snprintf(option, sizeof(option), "--state=%s", world_path("none"));
+	struct run run;
+	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "learn", option, NULL);
+	ck_assert_int_eq(run_end(&run), 125 << 8);
+	run_expect(&run, "none: nothing is known yet");
+	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "learn", NULL);
+	ck_assert_int_eq(run_end(&run), 125 << 8);
+	run_expect(&run, "learn what?");
 	world_write_text("state", "glake-learned 1\nfunction f\n");
 	snprintf(option, sizeof(option), "--state=%s", world_path("state"));
 	refuse("state:2: it is no state of glake learn", "learn", option);
