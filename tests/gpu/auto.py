@@ -153,7 +153,8 @@ class Program:
             times.append((time.perf_counter() - begin) * 1e3)
         thread.join()
         over = [t - usual for t in times if t > usual + 0.2]
-        return {"ms": took[-1], "error": "" if len(took) == 1 else took[0], "n": len(times),
+        # An answer with an "error" is a failed one.
+        return {"ms": took[-1], "failed": "" if len(took) == 1 else took[0], "n": len(times),
                 "usual": usual, "sum": sum(over), "most": max(over, default=0)}
 
 
@@ -347,7 +348,7 @@ def unseal(options):
     if held:
         say(f"unseal: {n_bytes / 1e9:.1f} GB in {held['ms']:.0f} ms, {held['n']} tokens meanwhile of "
             f"{held['usual']:.2f} ms; held {held['sum']:.1f} ms in sum, {held['most']:.1f} at most "
-            f"{held['error']}  [<= 50 ms held]")
+            f"{held['failed']}  [<= 50 ms held]")
     time.sleep(0.5)
     explain(daemon, children, "unseal, behind")
     same = ask_all(children, "stretch", "graph")

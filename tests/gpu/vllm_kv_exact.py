@@ -49,6 +49,8 @@ def main():
         "model": make("llama", PLACE), "dtype": "float32", "max_model_len": 2048, "gpu_memory_utilization": 0.01,
         "kv_cache_memory_bytes": options.kv_mib * MIB, "seed": 0, "skip_tokenizer_init": True, "disable_log_stats": True,
         "attention_backend": "TRITON_ATTN", "enable_flashinfer_autotune": False, "max_num_seqs": 16, "enforce_eager": True,
+        # Memory for a full batch is there from the beginning.
+        "max_num_batched_tokens": 2048,
         "enable_prefix_caching": True}
     daemon = Daemon()
     with tempfile.TemporaryDirectory() as folder:
