@@ -141,7 +141,8 @@ static void on_tick(uv_timer_t *timer)
 		nvml_ask(server->nvml);
 	}
 	books_tick(server->books, server->config);
-	notify_status("%u sessions, %llu models, %.1f GiB%s", server->rpc.holders.n,
+	notify_status("%s%u sessions, %llu models, %.1f GiB%s",
+	              server->rpc.drain.mark.is_on ? "drained, " : "", server->rpc.holders.n,
 	              (unsigned long long)server->store.n_models,
 	              (double)physical_bytes(server) / (1 << 30),
 	              books_are_good(server->books) ? "" : ", and a restart would lose them");
@@ -691,9 +692,11 @@ static void close_parts(struct server *server)
 		stock_drain(&server->allocator.stocks[i]);
 	}
 	owners_close(server->owners);
-	while (workers_are_busy(server) || server->is_reloading || owners_is_busy(server->owners)) {
+	while (workers_are_busy(server) || server->is_reloading || owners_is_busy(server->owners) ||
+	       server->rpc.drain.is_busy) {
 		uv_run(&server->loop, UV_RUN_ONCE);
 	}
+	drain_close(&server->rpc.drain);
 	owners_free(server->owners);
 	books_close(server->books);
 	while (books_is_busy(server->books)) {
@@ -738,8 +741,11 @@ static int open_books(struct server *server)
 	listener_get_path(server->listener, socket_path);
 	snprintf(beside, sizeof(beside), "%s.state",
 	         socket_path[0] ? socket_path : server->config->socket_path);
-	int r = books_open(&parts, server->config->state_path ? server->config->state_path : beside,
-	                   &server->books);
+	const char *path = server->config->state_path ? server->config->state_path : beside;
+	int r = drain_open(&server->rpc.drain, path);
+	if (r == 0) {
+		r = books_open(&parts, path, &server->books);
+	}
 	if (r == 0) {
 		server->rpc.books = server->books;
 		superblocks_adopt(&server->superblocks, server->fdstore);

@@ -107,6 +107,7 @@ enum glake_error_code {
 	GLAKE_E_CUDA = -4017,      /* a driver call failed in this process; see glake_error() */
 	GLAKE_E_NO_DRIVER = -4018, /* no usable libcuda, or the session was made with no_cuda */
 	GLAKE_E_FORKED = -4019,    /* the session belongs to the parent process */
+	GLAKE_E_DRAINED = -4020,   /* an operator lets no new program in, until he ends that */
 };
 
 /* A short text for any code that this library returns. Local. Never NULL; static. */
@@ -140,6 +141,11 @@ struct glake_connect_options {
 	 * when the session first gets memory of a device; or none. Sessions of one process have a promise together.
 	 */
 	const char *promise;
+	/*
+	 * Nonzero: the session only looks and steers, as most of glake_admin.h does. It is let in while glaked is drained, and its requests
+	 * for memory and models are GLAKE_E_NO_PERMISSION.
+	 */
+	int only_looks;
 };
 
 /*
@@ -148,6 +154,7 @@ struct glake_connect_options {
  * driver to start.
  * Errors: GLAKE_E_GONE (no glaked listens or answers), GLAKE_E_PROTOCOL, GLAKE_E_VERSION,
  * GLAKE_E_NO_DRIVER, GLAKE_E_CUDA, GLAKE_E_OVER_QUOTA (too many sessions), GLAKE_E_SHUTTING_DOWN,
+ * GLAKE_E_DRAINED (this process has no session yet, and glaked takes no new programs: glake_error() has the operator's reason),
  * GLAKE_E_BAD_REQUEST, GLAKE_E_INTERNAL (the answer has a status that the library does not know),
  * with a promise also GLAKE_E_OVER_QUOTA (the tenant's bytes) and GLAKE_E_NO_DEVICE_MEMORY, after waiting as
  * an allocation does, -EINVAL (@options), -ENAMETOOLONG (the socket's path), -ENOMEM, or -errno of getrandom(),

@@ -104,6 +104,11 @@ struct glake_status {
 	int sleeps_idle;        /* nonzero: a tenant's programs sleep when they are idle, */
 	int sleeps_on_pressure; /* or when others need their memory */
 	int waits;              /* nonzero: requests wait for memory */
+	int drained; /* nonzero: by glake_drain(); then draining is, too, and the next say more */
+	const char *drain_reason; /* "" = none was given */
+	uint64_t drained_at_ms;   /* since 1970; 0 = not known */
+	uint32_t drained_by;      /* a uid */
+	uint32_t n_programs;      /* of n_sessions: those that do not only look */
 };
 
 typedef int (*glake_status_fn)(void *user, const struct glake_status *status);
@@ -487,6 +492,19 @@ struct glake_sleeper_row {
 typedef int (*glake_sleeper_fn)(void *user, const struct glake_sleeper_row *row);
 /* One row per session that sleeps. Errors: request errors; GLAKE_E_BAD_REQUEST (an older glaked). */
 GLAKE_API int glake_list_sleepers(struct glake_session *session, glake_sleeper_fn row, void *user);
+
+#define GLAKE_DRAIN_REASON_BYTES 200u /* the longest reason */
+
+/*
+ * Let no new program in from now on: its glake_connect() is GLAKE_E_DRAINED. Programs that have a session go on as before, and who only
+ * looks is let in. It holds for later glakeds of this boot, too, until glake_undrain(). @reason: at most 200 bytes, for
+ * those who are turned away, and for lists; NULL: none, or that which was given before. Only for admins.
+ * Errors: request errors; GLAKE_E_NO_PERMISSION; GLAKE_E_BUSY (another call of these is under way); GLAKE_E_INTERNAL (glaked cannot keep
+ * it: nothing has changed); GLAKE_E_NO_HOST_MEMORY; GLAKE_E_BAD_REQUEST (also: an older glaked; the reason is too long).
+ */
+GLAKE_API int glake_drain(struct glake_session *session, const char *reason);
+/* New programs are let in again. Not being drained is no error. Errors: as glake_drain(). */
+GLAKE_API int glake_undrain(struct glake_session *session);
 
 /*
  * Set one limit of a tenant; 0 = no limit. Only for admins. The limit holds until glaked rereads

@@ -30,6 +30,9 @@
  */
 #define GLAKE_PAGE_FDS 128u
 
+/* What an operator says why he drains glaked. */
+#define GLAKE_MAX_REASON_BYTES 200u
+
 /* The driver maps whole handles that are a multiple of this. The same on every part we know. */
 #define GLAKE_CHUNK_GRANULARITY (2ull * 1024 * 1024)
 

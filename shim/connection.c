@@ -69,6 +69,7 @@ void connection_unref(struct connection *connection)
 static void note_attempt(int error, uint64_t took_ns)
 {
 	bool is_refused = error == GLAKE_E_OVER_QUOTA || error == GLAKE_E_VERSION ||
+	                  error == GLAKE_E_DRAINED ||
 	                  error == -EINVAL; /* GLAKE_PROMISE is no size */
 	bool is_silent = error == GLAKE_E_GONE && took_ns >= CONNECT_AGAIN_MS * 1000000ull;
 	last = error == 0 ? WELL : is_refused ? REFUSED : is_silent ? SILENT : FAILED;

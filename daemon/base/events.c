@@ -22,6 +22,19 @@ static uint64_t now_ms(void)
 	return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
+static enum log_level level_of(const struct event *event)
+{
+	switch (event->kind) {
+	case EVENT_MEMORY_REFUSED:
+		return LOG_LEVEL_WARNING;
+	case EVENT_DRAIN:
+	case EVENT_CONFIG:
+		return LOG_LEVEL_INFO;
+	default:
+		return LOG_LEVEL_ERROR;
+	}
+}
+
 static bool write_line(const struct event *event, struct log_limit *limit)
 {
 	char who[EVENT_REALM_BYTES + 64] = "";
@@ -31,8 +44,7 @@ static bool write_line(const struct event *event, struct log_limit *limit)
 	} else if (event->realm[0]) {
 		snprintf(who, sizeof(who), "realm %s: ", event->realm);
 	}
-	return log_limited(limit, event->refusal.n > 0 ? LOG_LEVEL_WARNING : LOG_LEVEL_ERROR,
-	                   "%s%s", who, event->text);
+	return log_limited(limit, level_of(event), "%s%s", who, event->text);
 }
 
 /* ---- what is kept ---------------------------------------------------------------------------- */
@@ -151,6 +163,8 @@ const char *event_kind_name(enum event_kind kind)
 		[EVENT_LIMIT_TOO_SMALL] = "limit_too_small",
 		[EVENT_MOVER_FAILED] = "mover_failed",
 		[EVENT_MEMORY_REFUSED] = "memory_refused",
+		[EVENT_DRAIN] = "drain",
+		[EVENT_CONFIG] = "config",
 	};
 	return names[kind];
 }

@@ -2,7 +2,8 @@
 /*
  * Events: what an operator must know. EVENTS_KEPT are kept; then the oldest of the realm that has most of them goes.
  * Those that clients report have as many places of their own, and so have refusals, which clients cause. Each is a line of
- * the log as well, but of one realm only so many (log_limits.h): a warning for a refusal, else an error.
+ * the log as well, but of one realm only so many (log_limits.h): a warning for a refusal, information for what an
+ * operator did, else an error.
  *
  * Owner: the server. Threads: loop thread.
  */
@@ -31,6 +32,8 @@ enum event_kind {
 	EVENT_WAKE_REFUSED, /* a program that sleeps wants to wake, and has had no room for long */
 	EVENT_LIMIT_TOO_SMALL, /* a tenant's limit is less than what a program needs that sleeps */
 	EVENT_MEMORY_REFUSED,  /* a program was refused memory (holders/refused.h) */
+	EVENT_DRAIN,           /* no new program is let in any more, or they are again */
+	EVENT_CONFIG,          /* the configuration was read again */
 	EVENT_N_KINDS,
 };
 

@@ -19,6 +19,7 @@
 #define STATS_LIST(X) \
 	X(sessions_total, "connections that became sessions") \
 	X(sessions_refused, "connections turned away by a limit") \
+	X(sessions_drained, "connections of new programs turned away while glaked was drained") \
 	X(sessions_bad, \
 	  "sessions closed for what the peer did: bytes that are not a request, silence") \
 	X(sessions_lost, "sessions that lost their connection before their process ended") \

@@ -512,6 +512,7 @@ static struct holder *make_holder(struct adoption *adoption, uint64_t id,
 	holder->is_admin = is_admin;
 	holder->follows_seals = body->follows_seals;
 	holder->follows_sleeps = body->follows_sleeps;
+	holder->only_looks = body->only_looks;
 	holder->labels = (struct holder_labels){
 		.program = body->has_program ? strdup(body->program) : NULL,
 		.name = strdup(body->name),

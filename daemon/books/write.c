@@ -284,6 +284,7 @@ static void write_holder(void *user, const struct holder *holder)
 	body.tenant = holder->tenant->name;
 	body.follows_seals = holder->follows_seals;
 	body.follows_sleeps = holder->follows_sleeps;
+	body.only_looks = holder->only_looks;
 	body.has_program = holder->labels.program != NULL;
 	body.program = holder->labels.program ? holder->labels.program : body.program;
 	body.name = holder->labels.name ? holder->labels.name : body.name;

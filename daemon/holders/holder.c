@@ -262,6 +262,33 @@ size_t holders_n_detached(const struct holders *holders, uid_t owner)
 	return n;
 }
 
+static bool is_program(const struct holder *holder)
+{
+	return (holder->state == HOLDER_ATTACHED || holder->state == HOLDER_DETACHED) &&
+	       !holder->only_looks;
+}
+
+uint32_t holders_n_programs(const struct holders *holders)
+{
+	const struct holder *holder;
+	uint32_t n = 0;
+	list_for_each (holder, &holders->list, link) {
+		n += is_program(holder);
+	}
+	return n;
+}
+
+bool holder_has_program(const struct holder *holder)
+{
+	const struct holder *other;
+	list_for_each (other, &holder->all->list, link) {
+		if (is_program(other) && holder_is_of(other, &holder->peer)) {
+			return true;
+		}
+	}
+	return false;
+}
+
 void holders_drain(struct holders *holders)
 {
 	struct holder *holder;

@@ -281,6 +281,7 @@ struct holder {
 	bool is_admin;
 	bool follows_seals; /* it has said so, and so the next */
 	bool follows_sleeps;
+	bool only_looks;             /* it gets nothing, and is no program */
 	bool has_process_ended;      /* the process is known to have */
 	const char *refusal;         /* static: the limit that refuses it; NULL: it is let in */
 	struct holder_labels labels; /* empty before Hello */
@@ -360,6 +361,11 @@ struct holder *holder_by_key(const struct holders *holders, const struct peer *p
 
 /* The number of detached holders of a user (peer.owner). */
 size_t holders_n_detached(const struct holders *holders, uid_t owner);
+
+/* The number of those that do not only look: greeted, and not ended. */
+uint32_t holders_n_programs(const struct holders *holders);
+/* Whether the process of @holder is one of them, by this or another session. */
+bool holder_has_program(const struct holder *holder);
 
 /* Detached holders end, and so will all that lose their connection. */
 void holders_drain(struct holders *holders);

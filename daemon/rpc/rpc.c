@@ -103,6 +103,7 @@ static int greet_as(struct session *session, const Glake__Wire__Hello *hello, co
 		.arguments = text_clean_copy(hello->arguments),
 		.cgroup = cgroup ? text_clean_copy(cgroup) : NULL,
 	};
+	session->holder->only_looks = hello->only_looks;
 	return session_greet(session, &labels, hello->image, key);
 }
 
@@ -113,6 +114,11 @@ static void begin(struct session *session, const request_t *request)
 	if (key && session_resume(session, key, NULL, 0)) {
 		/* The answer to an earlier one was lost. */
 		greet(session, request->id);
+	} else if (!drain_lets_in(&rpc_of(session)->drain, session->holder, hello->only_looks)) {
+		char why[DRAIN_WHY_BYTES];
+		rpc_of(session)->stats->sessions_drained++;
+		drain_say_why(&rpc_of(session)->drain, why);
+		turn_away(session, request, STATUS_DRAINED, why);
 	} else if (session->holder->refusal) {
 		turn_away(session, request, STATUS_OVER_QUOTA, session->holder->refusal);
 	} else if (!session->holder->is_admin && !store_has_room(rpc_of(session)->store)) {
@@ -173,38 +179,42 @@ static void handle_ping(struct session *session, const request_t *request, struc
 static const struct {
 	rpc_handler_fn handle;
 	bool takes_fds;
-	bool grants; /* it grants something, so it is refused while draining */
+	bool grants;   /* it grants something, so it is refused while draining */
+	bool is_taken; /* it gets the session memory or a model, so it is refused to who only looks */
 	bool is_written; /* what it grants is written in the books, so it is refused while they have no room */
 } handlers[] = {
 	[GLAKE__WIRE__REQUEST__BODY_HELLO] = {handle_hello},
 	[GLAKE__WIRE__REQUEST__BODY_GOODBYE] = {handle_goodbye},
 	[GLAKE__WIRE__REQUEST__BODY_PING] = {handle_ping},
 	[GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC] = {rpc_chunk_alloc, .grants = true,
-                                                    .is_written = true},
-	[GLAKE__WIRE__REQUEST__BODY_PROMISE] = {rpc_promise, .grants = true, .is_written = true},
+                                                    .is_taken = true, .is_written = true},
+	[GLAKE__WIRE__REQUEST__BODY_PROMISE] = {rpc_promise, .grants = true, .is_taken = true,
+                                                .is_written = true},
 	[GLAKE__WIRE__REQUEST__BODY_CHUNK_FREE] = {rpc_chunk_free},
 	[GLAKE__WIRE__REQUEST__BODY_CHUNK_SHARE] = {rpc_chunk_share, .grants = true,
                                                     .is_written = true},
-	[GLAKE__WIRE__REQUEST__BODY_CHUNK_OPEN] = {rpc_chunk_open, .grants = true,
+	[GLAKE__WIRE__REQUEST__BODY_CHUNK_OPEN] = {rpc_chunk_open, .grants = true, .is_taken = true,
                                                    .is_written = true},
 	[GLAKE__WIRE__REQUEST__BODY_CHUNK_KEEP] = {rpc_chunk_keep, .grants = true},
 	[GLAKE__WIRE__REQUEST__BODY_CHUNK_UNKEEP] = {rpc_chunk_unkeep},
 	[GLAKE__WIRE__REQUEST__BODY_CHUNK_ADOPT] = {rpc_chunk_adopt, .grants = true,
-                                                    .is_written = true},
+                                                    .is_taken = true, .is_written = true},
 	[GLAKE__WIRE__REQUEST__BODY_USAGE_REPORT] = {rpc_usage_report},
 	[GLAKE__WIRE__REQUEST__BODY_FAULT_REPORT] = {rpc_fault_report},
 	[GLAKE__WIRE__REQUEST__BODY_MODEL_OPEN] = {rpc_model_open, .takes_fds = true,
-                                                   .grants = true, .is_written = true},
+                                                   .grants = true, .is_taken = true,
+                                                   .is_written = true},
 	[GLAKE__WIRE__REQUEST__BODY_MODEL_TENSORS] = {rpc_model_tensors},
 	[GLAKE__WIRE__REQUEST__BODY_MODEL_BLOCKS] = {rpc_model_blocks},
 	[GLAKE__WIRE__REQUEST__BODY_MODEL_CLOSE] = {rpc_model_close},
-	[GLAKE__WIRE__REQUEST__BODY_WEIGHTS_PUBLISH] = {rpc_weights_publish, .grants = true},
+	[GLAKE__WIRE__REQUEST__BODY_WEIGHTS_PUBLISH] = {rpc_weights_publish, .grants = true,
+                                                        .is_taken = true},
 	[GLAKE__WIRE__REQUEST__BODY_WEIGHTS_ATTACH] = {rpc_weights_attach, .grants = true,
-                                                       .is_written = true},
+                                                       .is_taken = true, .is_written = true},
 	[GLAKE__WIRE__REQUEST__BODY_BLOCK_PUBLISH] = {rpc_block_publish, .grants = true,
-                                                      .is_written = true},
+                                                      .is_taken = true, .is_written = true},
 	[GLAKE__WIRE__REQUEST__BODY_BLOCK_LOOKUP] = {rpc_block_lookup, .grants = true,
-                                                     .is_written = true},
+                                                     .is_taken = true, .is_written = true},
 	[GLAKE__WIRE__REQUEST__BODY_BLOCK_RELEASE] = {rpc_block_release},
 	[GLAKE__WIRE__REQUEST__BODY_STATUS_GET] = {rpc_status_get},
 	[GLAKE__WIRE__REQUEST__BODY_DEVICE_GET] = {rpc_device_get},
@@ -225,6 +235,7 @@ static const struct {
 	[GLAKE__WIRE__REQUEST__BODY_SLEEP_LEAVE] = {rpc_sleep_leave, .grants = true},
 	[GLAKE__WIRE__REQUEST__BODY_SESSION_SLEEP] = {rpc_session_sleep, .grants = true},
 	[GLAKE__WIRE__REQUEST__BODY_SLEEPER_LIST] = {rpc_sleeper_list},
+	[GLAKE__WIRE__REQUEST__BODY_DRAIN] = {rpc_drain},
 };
 
 /* What is given back is always written: the books keep room for it. */
@@ -258,6 +269,11 @@ static void dispatch(struct session *session, const request_t *request, struct f
 	}
 	if (handlers[body].grants && rpc_of(session)->is_draining) {
 		rpc_refuse(session, request->id, STATUS_SHUTTING_DOWN, "glaked is shutting down");
+		return;
+	}
+	if (handlers[body].is_taken && session->holder->only_looks) {
+		rpc_refuse(session, request->id, STATUS_NO_PERMISSION,
+		           "this session said that it only looks");
 		return;
 	}
 	if (handlers[body].is_written && !may_write(session, request)) {

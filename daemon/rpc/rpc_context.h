@@ -15,6 +15,7 @@
 #include "daemon/store/load.h"
 #include "daemon/store/superblock.h"
 #include "daemon/memory/node.h"
+#include "daemon/rpc/drain.h"
 
 /* Pointers are borrowed. */
 struct rpc_context {
@@ -46,7 +47,8 @@ struct rpc_context {
 	uv_timer_t *looks;      /* runs while somebody wants to know how far a wake is; */
 	uint64_t n_looks;       /* it ran so often */
 	uint64_t naps_after_ms; /* host memory was full: nobody is put to sleep before (naps.h) */
-	bool is_draining;       /* nothing new is granted */
+	bool is_draining;       /* glaked ends: nothing new is granted */
+	struct drain drain;     /* an operator lets no new program in */
 };
 
 static inline struct rpc_context *rpc_of(const struct session *session)

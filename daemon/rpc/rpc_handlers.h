@@ -27,6 +27,8 @@ void rpc_chunk_adopt(struct session *session, const request_t *request, struct f
 void rpc_usage_report(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_fault_report(struct session *session, const request_t *request, struct fdlist *fds);
 
+void rpc_drain(struct session *session, const request_t *request, struct fdlist *fds);
+
 void rpc_model_open(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_model_tensors(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_model_blocks(struct session *session, const request_t *request, struct fdlist *fds);

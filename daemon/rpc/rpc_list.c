@@ -121,7 +121,12 @@ void rpc_status_get(struct session *session, const request_t *request, struct fd
 	body.mover = mover;
 	body.fds_used = rpc->allocator->books.n_fds;
 	body.fds_budget = rpc->allocator->books.max_fds;
-	body.draining = rpc->is_draining;
+	body.draining = rpc->is_draining || rpc->drain.mark.is_on;
+	body.drained = rpc->drain.mark.is_on;
+	body.drain_reason = (char *)rpc->drain.mark.reason;
+	body.drained_at_ms = rpc->drain.mark.since_ms;
+	body.drained_by = rpc->drain.mark.uid;
+	body.n_programs = holders_n_programs(&rpc->holders);
 	body.driver = driver;
 	body.config = rpc->config->path ? rpc->config->path : (char *)"";
 	if (rpc->books && !fdstore_is_lost(rpc->fdstore)) {

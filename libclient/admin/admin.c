@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "proto/cleanup.h"
+#include "proto/limits.h"
 #include "libclient/admin/pod.h"
 #include "libclient/link/why.h"
 #include "libclient/link/call.h"
@@ -113,6 +114,11 @@ static int show_status(const Glake__Wire__StatusAnswer *from, glake_status_fn ro
 		.sleeps_idle = from->sleeps_idle,
 		.sleeps_on_pressure = from->sleeps_on_pressure,
 		.waits = from->waits,
+		.drained = from->drained,
+		.drain_reason = TEXT(from->drain_reason),
+		.drained_at_ms = from->drained_at_ms,
+		.drained_by = from->drained_by,
+		.n_programs = from->n_programs,
 	};
 	return row(user, &status);
 }
@@ -980,4 +986,28 @@ int glake_set_manifest_quota(struct glake_session *session, const char *tenant,
 	body.set_manifests = true;
 	body.manifest_bytes = quota_bytes;
 	return set_quota(session, &body, tenant);
+}
+
+_Static_assert(GLAKE_DRAIN_REASON_BYTES == GLAKE_MAX_REASON_BYTES, "one limit");
+
+static int drain(struct glake_session *session, Glake__Wire__Drain *body)
+{
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_DRAIN;
+	request.drain = body;
+	return act(session, &request);
+}
+
+int glake_drain(struct glake_session *session, const char *reason)
+{
+	Glake__Wire__Drain body = GLAKE__WIRE__DRAIN__INIT;
+	body.reason = reason ? (char *)reason : body.reason;
+	return drain(session, &body);
+}
+
+int glake_undrain(struct glake_session *session)
+{
+	Glake__Wire__Drain body = GLAKE__WIRE__DRAIN__INIT;
+	body.undo = true;
+	return drain(session, &body);
 }

@@ -135,7 +135,7 @@ static int session_new(const struct glake_connect_options *options, const uint8_
 /* The driver last: it takes 100 ms and more to start, and the daemon waits for our Hello. */
 static int greet(struct glake_session *session, const struct glake_connect_options *options)
 {
-	int r = glake__rpc_hello(session, options->program);
+	int r = glake__rpc_hello(session, options->program, options->only_looks != 0);
 	if (r == 0) {
 		r = glake__heap_init(session);
 	}

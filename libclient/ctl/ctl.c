@@ -16,11 +16,11 @@
 #include "glake.h"
 
 const struct ctl_command *const ctl_commands[] = {
-	&ctl_status, &ctl_top,     &ctl_stats,  &ctl_sessions, &ctl_fragmentation, &ctl_dedup,
-	&ctl_tiers,  &ctl_tenants, &ctl_models, &ctl_blocks,   &ctl_sleepers,      &ctl_events,
-	&ctl_map,    &ctl_metrics, &ctl_doctor, &ctl_load,     &ctl_pin,           &ctl_unpin,
-	&ctl_evict,  &ctl_quota,   &ctl_seal,   &ctl_sleep,    &ctl_wake,          &ctl_completion,
-	&ctl_names,  NULL,
+	&ctl_status,     &ctl_top,     &ctl_stats,  &ctl_sessions, &ctl_fragmentation, &ctl_dedup,
+	&ctl_tiers,      &ctl_tenants, &ctl_models, &ctl_blocks,   &ctl_sleepers,      &ctl_events,
+	&ctl_map,        &ctl_metrics, &ctl_doctor, &ctl_load,     &ctl_pin,           &ctl_unpin,
+	&ctl_evict,      &ctl_quota,   &ctl_drain,  &ctl_seal,     &ctl_sleep,         &ctl_wake,
+	&ctl_completion, &ctl_names,   NULL,
 };
 
 /* Numbers of long options; those of commands follow with the numbers of enum ctl_option. */
@@ -73,6 +73,9 @@ const struct ctl_option_text ctl_options[] = {
 	{CTL_OPTION_TOKEN_FILE, "token-file", "FILE",
          "answer only requests that have the first line of FILE as bearer token"},
 	{CTL_OPTION_MODELS, "models", NULL, "also each model, by name"},
+	{CTL_OPTION_UNDO, "undo", NULL, "let new programs in again"},
+	{CTL_OPTION_WAIT, "wait", NULL, "until no program is left"},
+	{CTL_OPTION_REASON, "reason", "TEXT", "for lists, and for those who are turned away"},
 	{0},
 };
 
@@ -174,8 +177,13 @@ static int set_command_option(struct ctl *ctl, enum ctl_option bit, const char *
 	case CTL_OPTION_TOKEN_FILE:
 		ctl->values.token_file = argument;
 		return GO_ON;
+	case CTL_OPTION_REASON:
+		ctl->values.reason = argument;
+		return GO_ON;
 	case CTL_OPTION_SECONDS:
 		return set_count(ctl, "seconds", argument, &ctl->values.seconds);
+	case CTL_OPTION_UNDO:
+	case CTL_OPTION_WAIT:
 	case CTL_OPTION_PIN:
 	case CTL_OPTION_ALL:
 	case CTL_OPTION_DRY_RUN:
@@ -330,6 +338,7 @@ int ctl_connect(struct ctl *ctl)
 		.socket_path = ctl->socket_path,
 		.program = "glakectl",
 		.no_cuda = 1,
+		.only_looks = !ctl->command->takes,
 	};
 	return glake_connect(&options, &ctl->session);
 }

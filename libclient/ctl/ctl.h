@@ -70,6 +70,9 @@ enum ctl_option {
 	CTL_OPTION_VERBOSE = 1 << 16,
 	CTL_OPTION_MODELS = 1 << 17,
 	CTL_OPTION_TOKEN_FILE = 1 << 18,
+	CTL_OPTION_UNDO = 1 << 19,
+	CTL_OPTION_WAIT = 1 << 20,
+	CTL_OPTION_REASON = 1 << 21,
 };
 
 struct ctl_values {
@@ -83,6 +86,7 @@ struct ctl_values {
 	uint32_t seconds;
 	const char *serve;      /* NULL: not given */
 	const char *token_file; /* the same */
+	const char *reason;     /* the same */
 };
 
 struct ctl_command {
@@ -93,6 +97,7 @@ struct ctl_command {
 	int min_operands;
 	int max_operands;
 	bool is_offline;               /* runs without a connection */
+	bool takes;                    /* it asks for memory or a model, as a program does */
 	bool has_no_json;              /* it prints a page, or what has a format of its own */
 	int (*check)(struct ctl *ctl); /* may be NULL: nothing more to check */
 	int (*run)(struct ctl *ctl);
@@ -163,6 +168,8 @@ int ctl_print_json(struct ctl *ctl, json_t *document);
 json_t *ctl_device_object(const struct glake_device_status *device);
 json_t *ctl_host_object(const struct glake_host_status *host);
 json_t *ctl_status_object(const struct glake_status *status);
+/* ", drained", ", ends", or "". Static. */
+const char *ctl_state_text(const struct glake_status *status);
 json_t *ctl_session_object(struct identities *identities, const struct glake_session_row *row);
 json_t *ctl_tenant_object(const struct glake_tenant_row *row);
 json_t *ctl_model_object(const struct glake_model_row *row);
@@ -199,6 +206,7 @@ extern const struct ctl_command ctl_sessions;           /* sessions.c */
 extern const struct ctl_command ctl_fragmentation;      /* fragmentation.c */
 extern const struct ctl_command ctl_dedup;              /* dedup.c */
 extern const struct ctl_command ctl_tenants, ctl_quota; /* tenants.c */
+extern const struct ctl_command ctl_drain;              /* drain.c */
 extern const struct ctl_command ctl_models, ctl_blocks, ctl_pin, ctl_unpin, ctl_evict; /* store.c */
 extern const struct ctl_command ctl_load;                                              /* load.c */
 extern const struct ctl_command ctl_seal;                                              /* seal.c */

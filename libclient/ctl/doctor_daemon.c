@@ -8,6 +8,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -59,6 +60,8 @@ static const char *remedy_of(int err, const char *path)
 		       "connects anyway";
 	case GLAKE_E_SHUTTING_DOWN:
 		return "wait for it, then: systemctl start glaked";
+	case GLAKE_E_DRAINED:
+		return "an operator did that: glakectl drain --undo";
 	case -EACCES:
 		return "socket_mode, SocketMode= of glaked.socket, and the modes of its folders";
 	default:
@@ -216,6 +219,18 @@ static void check_device(struct findings *findings, const struct glake_status *s
 	}
 }
 
+static void check_drained(struct findings *findings, const struct glake_status *status)
+{
+	char age[TEXT_NUMBER_BYTES];
+	uint64_t now_ms = (uint64_t)time(NULL) * 1000;
+	text_duration(now_ms > status->drained_at_ms ? now_ms - status->drained_at_ms : 0, age);
+	finding_add(findings, "daemon", FINDING_WARNING, "glakectl drain --undo lets them in again",
+	            "glaked is drained: it takes no new programs; %" PRIu32
+	            " are left; by uid %" PRIu32 ", for %s%s%s",
+	            status->n_programs, status->drained_by, age, *status->drain_reason ? ": " : "",
+	            status->drain_reason);
+}
+
 static int check_status(void *user, const struct glake_status *status)
 {
 	struct findings *findings = user;
@@ -224,7 +239,9 @@ static int check_status(void *user, const struct glake_status *status)
 	            differs ? "restart what is older" : NULL,
 	            "glaked %s, pid %" PRIu64 "; this is glakectl %s", status->version, status->pid,
 	            glake_version());
-	if (status->draining) {
+	if (status->drained) {
+		check_drained(findings, status);
+	} else if (status->draining) {
 		finding_add(findings, "daemon", FINDING_WARNING,
 		            "it ends when its clients have left, or after drain_ms",
 		            "glaked is draining: it takes no new sessions");

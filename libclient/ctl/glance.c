@@ -324,8 +324,8 @@ int glance_print(struct ctl *ctl)
 	text_duration(status->uptime_ms, uptime);
 	fprintf(ctl->out,
 	        "glaked %s, up %s%s: %" PRIu64 " sessions, %zu asleep, %" PRIu64 " models\n",
-	        version ? version : "", uptime, status->draining ? ", draining" : "",
-	        status->n_sessions, snapshot.sleepers.n, status->n_models);
+	        version ? version : "", uptime, ctl_state_text(status), status->n_sessions,
+	        snapshot.sleepers.n, status->n_models);
 	free(version);
 	err = print_gpus(ctl, &snapshot);
 	err = err ? err : print_tenants(ctl, &snapshot);

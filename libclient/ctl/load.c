@@ -129,5 +129,6 @@ const struct ctl_command ctl_load = {
 	.options = CTL_OPTION_DEVICE | CTL_OPTION_NAME | CTL_OPTION_PIN | CTL_OPTION_EXACT,
 	.min_operands = 1,
 	.max_operands = 252,
+	.takes = true,
 	.run = run_load,
 };

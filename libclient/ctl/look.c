@@ -29,6 +29,11 @@ static const struct field status_fields[] = {
 	FIELD(ROW, fds_used, U64, PLAIN, NULL),
 	FIELD(ROW, fds_budget, U64, PLAIN, NULL),
 	FIELD(ROW, draining, BOOL, PLAIN, NULL),
+	FIELD(ROW, drained, BOOL, PLAIN, NULL),
+	FIELD(ROW, drain_reason, TEXT, PLAIN, NULL),
+	FIELD(ROW, drained_at_ms, U64, PLAIN, NULL),
+	FIELD(ROW, drained_by, U32, PLAIN, NULL),
+	FIELD(ROW, n_programs, U32, PLAIN, NULL),
 	FIELD(ROW, kept_fds, U64, PLAIN, NULL),
 	FIELD(ROW, max_kept_fds, U64, PLAIN, NULL),
 	FIELD(ROW, unkept_blocks, U64, PLAIN, NULL),
@@ -266,6 +271,11 @@ static void print_kept(struct ctl *ctl, const struct glake_status *status)
 	     status->max_kept_fds, waiting, unkept, size(ctl, status->unparked_bytes));
 }
 
+const char *ctl_state_text(const struct glake_status *status)
+{
+	return status->drained ? ", drained" : status->draining ? ", ends" : "";
+}
+
 static int print_status(void *user, const struct glake_status *status)
 {
 	struct ctl *ctl = user;
@@ -276,12 +286,15 @@ static int print_status(void *user, const struct glake_status *status)
 	text_duration(status->uptime_ms, uptime);
 	text_line(ctl, "glaked", status->version);
 	line(ctl, "pid", "%" PRIu64 ", up %s%s", status->pid, uptime,
-	     status->draining ? ", draining: takes no new sessions" : "");
+	     status->drained    ? ", drained: takes no new programs"
+	     : status->draining ? ", ends: takes no new sessions"
+	                        : "");
 	text_line(ctl, "driver", status->driver);
 	text_line(ctl, "config",
 	          status->config && *status->config ? status->config : "built-in defaults");
 	text_line(ctl, "mover", status->mover);
-	line(ctl, "sessions", "%" PRIu64, status->n_sessions);
+	line(ctl, "sessions", "%" PRIu64 ", %" PRIu32 " of programs", status->n_sessions,
+	     status->n_programs);
 	line(ctl, "store", "%" PRIu64 " models, %" PRIu64 " blocks", status->n_models,
 	     status->n_blocks);
 	line(ctl, "fds", "%" PRIu64 " of %" PRIu64, status->fds_used, status->fds_budget);

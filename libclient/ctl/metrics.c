@@ -20,12 +20,15 @@ static void write_daemon(const struct snapshot *snapshot, FILE *out)
 	exposition_value(out, 1);
 	exposition_begin(out, "glake_uptime_seconds", "gauge", "Since glaked started");
 	fprintf(out, "glake_uptime_seconds %.3f\n", (double)status->uptime_ms / 1000);
-	exposition_plain(out, "glake_draining", "1 while glaked takes no new sessions",
+	exposition_plain(out, "glake_draining",
+	                 "1 while glaked takes no new programs: it is drained, or ends",
 	                 (uint64_t)(status->draining != 0));
 	exposition_plain(out, "glake_mover_running", "1 while glake-mover runs",
 	                 (uint64_t)(strncmp(status->mover, "running", 7) == 0));
 	exposition_plain(out, "glake_sessions", "Sessions, detached ones included",
 	                 status->n_sessions);
+	exposition_plain(out, "glake_programs", "Sessions that do not only look",
+	                 status->n_programs);
 	exposition_plain(out, "glake_models", "Models in the store", status->n_models);
 	exposition_plain(out, "glake_blocks", "Blocks in the store", status->n_blocks);
 	exposition_plain(out, "glake_fds_used", "File descriptors of chunks and blocks",

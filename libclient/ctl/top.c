@@ -514,8 +514,8 @@ static void put_head(const struct top *top, FILE *out)
 	fprintf(out,
 	        "%s  glaked %s, up %s%s  %" PRIu64 " sessions  %" PRIu64 " models  fds %" PRIu64
 	        " of %" PRIu64 "\n",
-	        clock, status->version, uptime, status->draining ? ", draining" : "",
-	        status->n_sessions, status->n_models, status->fds_used, status->fds_budget);
+	        clock, status->version, uptime, ctl_state_text(status), status->n_sessions,
+	        status->n_models, status->fds_used, status->fds_budget);
 	double bytes = top_rate(top, "bytes_loaded");
 	if (bytes >= 0) {
 		text_size((uint64_t)bytes, loaded);

@@ -112,6 +112,7 @@ static const struct code_text code_texts[] = {
 	{GLAKE_E_INTERNAL, "internal error of the daemon"},
 	{GLAKE_E_CUDA, "a CUDA driver call failed"},
 	{GLAKE_E_NO_DRIVER, "no usable CUDA driver library"},
+	{GLAKE_E_DRAINED, "the daemon takes no new programs"},
 	{GLAKE_E_FORKED, "the session belongs to the parent process"},
 };
 
@@ -156,6 +157,8 @@ int glake__code_of_status(uint32_t status)
 		return GLAKE_E_MOVER;
 	case GLAKE__WIRE__STATUS__SHUTTING_DOWN:
 		return GLAKE_E_SHUTTING_DOWN;
+	case GLAKE__WIRE__STATUS__DRAINED:
+		return GLAKE_E_DRAINED;
 	case GLAKE__WIRE__STATUS__BUSY:
 		return GLAKE_E_BUSY;
 	case GLAKE__WIRE__STATUS__VERSION:

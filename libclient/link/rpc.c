@@ -103,7 +103,7 @@ static uint64_t image(void)
 	return ((random[0] ^ random[1]) * 0x9e3779b97f4a7c15u) | 1;
 }
 
-int glake__rpc_hello(struct glake_session *session, const char *program)
+int glake__rpc_hello(struct glake_session *session, const char *program, bool only_looks)
 {
 	char label[GLAKE_MAX_NAME_BYTES];
 	char name[GLAKE_MAX_LABEL_BYTES];
@@ -119,6 +119,7 @@ int glake__rpc_hello(struct glake_session *session, const char *program)
 	hello.script = program ? (char *)"" : process.script;
 	hello.arguments = process.arguments;
 	hello.image = image();
+	hello.only_looks = only_looks;
 	hello.new_key.data = session->link.key;
 	hello.new_key.len = sizeof(session->link.key);
 	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;

@@ -22,9 +22,9 @@
 
 /*
  * Sets the fields that HelloAnswer has: identity, devices (without ordinals), limits. The link's key is that which
- * the session is to have.
+ * the session is to have. @only_looks: see struct glake_connect_options.
  */
-int glake__rpc_hello(struct glake_session *session, const char *program);
+int glake__rpc_hello(struct glake_session *session, const char *program, bool only_looks);
 
 /*
  * Get @n_chunks (1 .. 253) chunks. Each has @chunk_bytes, the last one @last_bytes. Ids go to

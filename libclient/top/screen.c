@@ -211,8 +211,8 @@ static int draw_numbers(const struct top *top)
 	begin_line(1);
 	put("%s  glaked %s, up %s%s  %" PRIu64 " sessions  %" PRIu64 " models  fds %" PRIu64
 	    " of %" PRIu64,
-	    clock, version ? version : "", uptime, status->draining ? ", draining" : "",
-	    status->n_sessions, status->n_models, status->fds_used, status->fds_budget);
+	    clock, version ? version : "", uptime, ctl_state_text(status), status->n_sessions,
+	    status->n_models, status->fds_used, status->fds_budget);
 	free(version);
 	double bytes = top_rate(top, "bytes_loaded");
 	if (bytes >= 0) {

@@ -72,6 +72,7 @@ class Rules(unittest.TestCase):
                                  "glake_tenant_quota_bytes": (gpu + ',tenant="u"', "10x60")}),
             "GlakeUnaccounted": (20, {"glake_device_bytes": (gpu + ',use="unaccounted"', "2000000000x60")},
                                  {"glake_device_bytes": (gpu + ',use="free"', "2000000000x60")}),
+            "GlakeDrained": (730, {"glake_draining": ("", "1x800")}, {"glake_draining": ("", "1x700 0x100")}),
             "GlakeFdsLow": (10, {"glake_fds_used": ("", "91x60"), "glake_fds_budget": ("", "100x60")},
                             {"glake_fds_used": ("", "89x60"), "glake_fds_budget": ("", "100x60")}),
             "GlakeBlocksUnkept": (20, {"glake_max_kept_fds": ("", "9x60"), "glake_unkept_blocks": ("", "1x60")},

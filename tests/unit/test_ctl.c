@@ -493,6 +493,18 @@ int glake_force_quota(struct glake_session *session, const char *tenant, uint32_
 	return note_quota("force", tenant, device, quota_bytes);
 }
 
+int glake_drain(struct glake_session *session, const char *reason)
+{
+	snprintf(fake.call, sizeof(fake.call), "drain %s", reason ? reason : "-");
+	return fake.error;
+}
+
+int glake_undrain(struct glake_session *session)
+{
+	snprintf(fake.call, sizeof(fake.call), "undrain");
+	return fake.error;
+}
+
 int glake_set_max_sessions(struct glake_session *session, const char *tenant, uint32_t max_sessions)
 {
 	size_t used = strlen(fake.call);

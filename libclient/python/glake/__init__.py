@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """glake: borrow GPU memory from glaked, the one owner of it on this node. See README.md."""
 from ._version import VERSION as __version__
-from .admin import (blocks, events, evict, models, pin, seal_session, sessions, set_host_quota,
+from .admin import (blocks, drain, events, evict, models, pin, seal_session, sessions, set_host_quota,
                     set_manifest_quota,
-                    set_max_sessions, set_quota, sleep_session, sleepers, stats, status, tenants, unpin)
+                    set_max_sessions, set_quota, sleep_session, sleepers, stats, status, tenants, undrain, unpin)
 from .elastic import Elastic
-from .errors import (BadFileError, BusyError, DriverError, Error, ForkedError, GoneError,
+from .errors import (BadFileError, BusyError, DrainedError, DriverError, Error, ForkedError, GoneError,
                      NotFoundError, OutOfMemoryError, PermissionDeniedError, QuotaError)
 from .model import Model
 from .publishing import Published, Weight, publish
@@ -14,10 +14,10 @@ from .session import Session, connect, default_session
 from .tensor import Tensor
 
 __all__ = [
-    "BadFileError", "BusyError", "DriverError", "Elastic", "Error", "ForkedError", "GoneError", "Model",
+    "BadFileError", "BusyError", "DrainedError", "DriverError", "Elastic", "Error", "ForkedError", "GoneError", "Model",
     "NotFoundError", "OutOfMemoryError", "PermissionDeniedError", "Published", "QuotaError",
     "Sealed", "Session", "Tensor", "Weight", "__version__", "blocks", "connect",
-    "default_session", "events", "evict", "models", "pin", "publish", "seal", "seal_session",
+    "default_session", "drain", "events", "evict", "models", "pin", "publish", "seal", "seal_session",
     "sessions", "set_host_quota", "set_manifest_quota", "set_max_sessions", "set_quota", "sleep_session",
-    "sleepers", "stats", "status", "tenants", "unpin", "unseal", "unseal_spans",
+    "sleepers", "stats", "status", "tenants", "undrain", "unpin", "unseal", "unseal_spans",
 ]

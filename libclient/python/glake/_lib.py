@@ -19,7 +19,7 @@ SONAME = "libglake-client.so.0"
 class ConnectOptions(Structure):
     _fields_ = [("size", c_size_t), ("socket_path", c_char_p), ("program", c_char_p),
                 ("libcuda", c_char_p), ("no_cuda", c_int), ("stitch", c_int),
-                ("sleep_when_asked", c_int), ("promise", c_char_p)]
+                ("sleep_when_asked", c_int), ("promise", c_char_p), ("only_looks", c_int)]
 
 
 class Device(Structure):
@@ -152,7 +152,9 @@ class Status(Structure):
                 ("unkept_chunks", c_uint64), ("n_hosts", c_uint32),
                 ("hosts", POINTER(HostStatus)), ("hosts_lacking", c_char_p),
                 ("mover_idle_ms", c_uint64), ("sleeps_idle", c_int),
-                ("sleeps_on_pressure", c_int), ("waits", c_int)]
+                ("sleeps_on_pressure", c_int), ("waits", c_int), ("drained", c_int),
+                ("drain_reason", c_char_p), ("drained_at_ms", c_uint64), ("drained_by", c_uint32),
+                ("n_programs", c_uint32)]
 
 
 class SessionDevice(Structure):
@@ -377,6 +379,8 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("glake_sleep_session", c_int, [c_void_p, c_uint64, POINTER(SleepOptions), SLEEP_ROW,
                                     c_void_p]),
     ("glake_list_sleepers", c_int, [c_void_p, SLEEPER_ROW, c_void_p]),
+    ("glake_drain", c_int, [c_void_p, c_char_p]),
+    ("glake_undrain", c_int, [c_void_p]),
     ("glake_set_quota", c_int, [c_void_p, c_char_p, c_uint32, c_uint64]),
     ("glake_force_quota", c_int, [c_void_p, c_char_p, c_uint32, c_uint64]),
     ("glake_set_max_sessions", c_int, [c_void_p, c_char_p, c_uint32]),

@@ -20,7 +20,7 @@ def _session(session: Optional[Session]) -> Iterator[Session]:
     if session is not None:
         yield session
     else:
-        with Session(cuda=False) as own:
+        with Session(cuda=False, only_looks=True) as own:
             yield own
 
 
@@ -73,7 +73,7 @@ def _collect(function: str, callback: Any, session: Optional[Session],
 def status(session: Optional[Session] = None) -> Row:
     """The daemon and its devices."""
     return _collect("glake_get_status", _lib.STATUS_ROW, session,
-                    ("draining", "sleeps_idle", "sleeps_on_pressure", "waits"))[0]
+                    ("draining", "sleeps_idle", "sleeps_on_pressure", "waits", "drained"))[0]
 
 
 def stats(session: Optional[Session] = None) -> Dict[str, int]:
@@ -180,6 +180,16 @@ def sleep_session(number: int, wakes: bool = False, session: Optional[Session] =
 def sleepers(session: Optional[Session] = None) -> List[Row]:
     """The sessions that sleep. Keys are the members of struct glake_sleeper_row."""
     return _collect("glake_list_sleepers", _lib.SLEEPER_ROW, session)
+
+
+def drain(reason: Optional[str] = None, session: Optional[Session] = None) -> None:
+    """Admin. No new program is let in, also by later daemons of this boot, until ``undrain()``; those that run go on."""
+    _act(lambda s: _lib.library().glake_drain(s.handle, reason.encode() if reason else None), session)
+
+
+def undrain(session: Optional[Session] = None) -> None:
+    """Admin. New programs are let in again."""
+    _act(lambda s: _lib.library().glake_undrain(s.handle), session)
 
 
 def set_quota(tenant: str, device: int, quota_bytes: int, session: Optional[Session] = None, *,

@@ -50,6 +50,10 @@ class BusyError(Error):
     """In use, or too much under way."""
 
 
+class DrainedError(BusyError):
+    """An operator lets no new program in, until he ends that."""
+
+
 class DriverError(Error):
     """A CUDA driver call failed, or there is no usable driver."""
 
@@ -71,6 +75,7 @@ _CLASSES: Dict[int, Type[Error]] = {
     -4017: DriverError,
     -4018: DriverError,
     -4019: ForkedError,
+    -4020: DrainedError,
 }
 
 

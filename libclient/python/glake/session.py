@@ -23,13 +23,14 @@ class Session:
 
     def __init__(self, socket: Optional[str] = None, program: Optional[str] = None,
                  cuda: bool = True, libcuda: Optional[str] = None, stitch: bool = False,
-                 sleep_when_asked: bool = False, promise: Optional[str] = None) -> None:
+                 sleep_when_asked: bool = False, promise: Optional[str] = None,
+                 only_looks: bool = False) -> None:
         self._handle = ctypes.c_void_p()
         options = _lib.ConnectOptions(
             ctypes.sizeof(_lib.ConnectOptions), os.fsencode(socket) if socket else None,
             program.encode() if program else None, os.fsencode(libcuda) if libcuda else None,
             0 if cuda else 1, 1 if stitch else 0, 1 if sleep_when_asked else 0,
-            promise.encode() if promise else None)
+            promise.encode() if promise else None, 1 if only_looks else 0)
         handle = ctypes.c_void_p()
         _lib.check(_lib.library().glake_connect(ctypes.byref(options), ctypes.byref(handle)))
         self._handle = handle
