@@ -11,6 +11,7 @@
 #include <sys/resource.h>
 #include <time.h>
 
+#include "daemon/changes.h"
 #include "daemon/holders/sleep_limit.h"
 #include "daemon/net/inflight.h"
 #include "daemon/net/listener.h"
@@ -302,21 +303,13 @@ static void read_config(uv_work_t *work)
  */
 static void take_config(struct server *server, struct config *config, char *mover_path)
 {
-	char fixed[256];
-	config_list_fixed(server->config, config, fixed, sizeof(fixed));
+	changes_say(&server->events, server->config, config);
 	mover_link_take_path(&server->mover, mover_path);
 	config_free(server->config);
 	server->config = config;
 	books_forget_limits(server->books);
 	owners_forget(server->owners);
 	apply_limits(server);
-	if (fixed[0]) {
-		log_warning("read the configuration again; these keys stay as they were until "
-		            "glaked is restarted: %s",
-		            fixed);
-	} else {
-		log_info("read the configuration again");
-	}
 	sleep_limit_tell(&server->rpc.holders, NULL);
 }
 
@@ -326,6 +319,9 @@ static void on_config_read(uv_work_t *work, int status)
 	struct server *server = reload->server;
 	const char *error = reload->result < 0 ? reload->error : NULL;
 	char *mover_path = error ? NULL : strdup(reload->config->mover_path);
+	if (!error) {
+		changes_say_reset(server->tenants, server->n_locations, server->config);
+	}
 	if (!error && (!mover_path || tenant_table_apply(server->tenants, reload->config) < 0)) {
 		config_free(reload->config);
 		free(mover_path);

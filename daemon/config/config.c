@@ -9,12 +9,10 @@
 #include <unistd.h>
 
 #include "daemon/config/config_file.h"
+#include "daemon/config/config_keys.h"
 #include "daemon/config/config_value.h"
 #include "proto/cleanup.h"
 #include "proto/limits.h"
-
-#define DAY_MS (24ull * 60 * 60 * 1000)
-#define MAX_BYTES INT64_MAX
 
 /* Sections that are lists of groups, and what holds a list of something. Defined below. */
 static CONFIG_VALUE(admin_group);
@@ -26,72 +24,6 @@ static CONFIG_VALUE(tenants);
 
 /* As the key's default below: the only one of a list's entries that is not 0. */
 #define MANIFEST_BYTES (256ull * 1024 * 1024)
-
-/*
- * Every key: KEY(section, struct, name, default, value, field, min, max). The defaults are
- * written as in a file, and are read like one: config_load() parses them first.
- */
-/* clang-format off */
-#define CONFIG_KEYS(KEY) \
-	KEY("", config, socket_path, "\"/run/glake/glaked.sock\"", \
-	    socket_path, socket_path, 0, 0) \
-	KEY("", config, socket_mode, "\"0666\"", mode, socket_mode, 0, 0) \
-	KEY("", config, state_path, "", absolute_path, state_path, 0, 0) \
-	KEY("", config, admin_group, "", admin_group, admin_group, 0, 0) \
-	KEY("", config, mover_path, "", absolute_path, mover_path, 0, 0) \
-	KEY("", config, mover_idle_ms, "30000", u64, mover_idle_ms, 0, DAY_MS) \
-	KEY("", config, libcuda, "", text, libcuda, 0, 0) \
-	KEY("", config, devices, "", devices, devices, 0, 1023) \
-	KEY("", config, log_level, "\"info\"", log_level, log_level, 0, 0) \
-	KEY("", config, drain_ms, "5000", u64, drain_ms, 0, DAY_MS) \
-	KEY("", config, max_sessions, "4096", u32, max_sessions, 1, 1000000) \
-	KEY("", config, max_sessions_per_user, "0", \
-	    u32, max_sessions_per_user, 0, 1000000) \
-	KEY("", config, max_requests_in_flight, "16", \
-	    u32, max_requests_in_flight, 1, 65536) \
-	KEY("", config, fd_budget, "0", u32, fd_budget, 0, 1000000000) \
-	KEY("", config, pool, "( { chunk_bytes = \"2MiB\"; n_chunks = 16; }, " \
-	    "{ chunk_bytes = \"64MiB\"; n_chunks = 2; } )", pool, pool, 0, 0) \
-	KEY("", config, warm_bytes, "\"1GiB\"", size, warm_bytes, 0, MAX_BYTES) \
-	KEY("", config, load_window_bytes, "\"1GiB\"", \
-	    size, load_window_bytes, GLAKE_MAX_BLOCK_BYTES, MAX_BYTES) \
-	KEY("", config, trust_file_times, "false", flag, trust_file_times, 0, 0) \
-	KEY("", config, demote, "false", flag, demote, 0, 0) \
-	KEY("", config, verify, "\"sample\"", verify, verify, 0, 0) \
-	KEY("", config, reserve_bytes, "0", size, reserve_bytes, 0, MAX_BYTES) \
-	KEY("", config, host_bytes, "", sizes, host_bytes, 0, MAX_BYTES) \
-	KEY("", config, host_ready_bytes, "0", sizes, host_ready_bytes, 0, MAX_BYTES) \
-	KEY("", config, pressure, "\"refuse\"", pressure, pressure, 0, 0) \
-	KEY("", config, wait_ms, "0", u64, wait_ms, 0, DAY_MS) \
-	KEY("", config, wake_wait_ms, "600000", u64, wake_wait_ms, 0, DAY_MS) \
-	KEY("", config, kept_ms, "600000", u64, kept_ms, 0, DAY_MS) \
-	KEY("", config, min_awake_ms, "5000", u64, min_awake_ms, 0, DAY_MS) \
-	KEY("", config, realms, "()", realms, realms, 0, 0) \
-	KEY("", config, tenants, "()", tenants, tenants, 0, 0) \
-	KEY("pool", config_pool, chunk_bytes, "", chunk_size, chunk_bytes, \
-	    GLAKE_CHUNK_GRANULARITY, GLAKE_MAX_CHUNK_BYTES) \
-	KEY("pool", config_pool, n_chunks, "", u32, n_chunks, 1, CONFIG_MAX_POOL_CHUNKS) \
-	KEY("realms", config_realm, name, "", name, name, 0, 0) \
-	KEY("realms", config_realm, uids, "", uids, members, 0, 0) \
-	KEY("realms", config_realm, users, "", users, members, 0, 0) \
-	KEY("realms", config_realm, gids, "", gids, members, 0, 0) \
-	KEY("realms", config_realm, groups, "", groups, members, 0, 0) \
-	KEY("tenants", config_tenant, name, "", name, name, 0, 0) \
-	KEY("tenants", config_tenant, uids, "", uids, members, 0, 0) \
-	KEY("tenants", config_tenant, users, "", users, members, 0, 0) \
-	KEY("tenants", config_tenant, gids, "", gids, members, 0, 0) \
-	KEY("tenants", config_tenant, groups, "", groups, members, 0, 0) \
-	KEY("tenants", config_tenant, cgroup, "", cgroup, cgroup, 0, 0) \
-	KEY("tenants", config_tenant, device_bytes, "0", sizes, device_bytes, 0, MAX_BYTES) \
-	KEY("tenants", config_tenant, host_bytes, "0", sizes, host_bytes, 0, MAX_BYTES) \
-	KEY("tenants", config_tenant, max_sessions, "0", u32, max_sessions, 0, 1000000) \
-	KEY("tenants", config_tenant, max_fds, "0", u64, max_fds, 0, 1000000000) \
-	KEY("tenants", config_tenant, manifest_bytes, "\"256MiB\"", \
-	    size, manifest_bytes, 0, MAX_BYTES) \
-	KEY("tenants", config_tenant, priority, "0", priority, priority, 0, 1000) \
-	KEY("tenants", config_tenant, idle_ms, "0", u64, idle_ms, 0, 30 * DAY_MS) \
-	KEY("tenants", config_tenant, on_pressure, "\"none\"", on_pressure, on_pressure, 0, 0)
-/* clang-format on */
 
 static const struct config_key keys[] = {
 #define KEY_PUBLIC(section, type, name, fallback, value, field, min, max) \
@@ -511,50 +443,6 @@ static void members_deinit(struct config_members *members)
 {
 	free(members->uids);
 	free(members->gids);
-}
-
-static bool differs(const char *a, const char *b)
-{
-	return strcmp(a ? a : "", b ? b : "") != 0;
-}
-
-static bool sizes_differ(const struct config_sizes *a, const struct config_sizes *b)
-{
-	return a->n != b->n ||
-	       (a->n > 0 && memcmp(a->bytes, b->bytes, a->n * sizeof(a->bytes[0])) != 0);
-}
-
-void config_list_fixed(const struct config *before, const struct config *after, char *text_out,
-                       size_t text_bytes)
-{
-	const struct {
-		const char *name;
-		bool differs;
-	} fixed[] = {
-		{"socket_path", differs(before->socket_path, after->socket_path)},
-		{"state_path", differs(before->state_path, after->state_path)},
-		{"socket_mode", before->socket_mode != after->socket_mode},
-		{"libcuda", differs(before->libcuda, after->libcuda)},
-		{"devices", before->n_devices != after->n_devices ||
-	                            (before->n_devices > 0 &&
-	                             memcmp(before->devices, after->devices,
-	                                    before->n_devices * sizeof(*before->devices)) != 0)},
-		{"fd_budget", before->fd_budget != after->fd_budget},
-		{"pool", before->n_pool != after->n_pool ||
-	                         (before->n_pool > 0 &&
-	                          memcmp(before->pool, after->pool,
-	                                 before->n_pool * sizeof(*before->pool)) != 0)},
-		{"reserve_bytes", before->reserve_bytes != after->reserve_bytes},
-		{"host_bytes", sizes_differ(&before->host_bytes, &after->host_bytes)},
-	};
-	size_t n_bytes = 0;
-	*text_out = '\0';
-	for (size_t i = 0; i < n_elements(fixed) && n_bytes < text_bytes; i++) {
-		if (fixed[i].differs) {
-			n_bytes += (size_t)snprintf(text_out + n_bytes, text_bytes - n_bytes,
-			                            "%s%s", n_bytes ? ", " : "", fixed[i].name);
-		}
-	}
 }
 
 void config_free(struct config *config)

@@ -128,9 +128,20 @@ int config_load(const char *path, struct config **config_out, char *error_out, s
 /* NULL is fine. */
 void config_free(struct config *config);
 
-/* The names of the keys whose values differ and that hold from the start on; "" = none. */
-void config_list_fixed(const struct config *before, const struct config *after, char *text_out,
-                       size_t text_bytes);
+/* A key whose value differs. Texts are borrowed for the call. */
+struct config_change {
+	const char *key;    /* "warm_bytes", "tenants.research.device_bytes", "tenants.research" */
+	const char *before; /* as one would write it; "not set"; of a tenant or realm "-" */
+	const char
+		*after; /* the same; of a tenant or realm that came or went "added" or "removed" */
+	bool is_fixed;  /* glaked reads it at its start only: the one before holds on */
+};
+
+typedef void (*config_change_fn)(void *user, const struct config_change *change);
+
+/* Each change from @before to @after, in the order of config_keys(). Returns their number, or -ENOMEM. */
+int config_diff(const struct config *before, const struct config *after, config_change_fn change,
+                void *user);
 
 /*
  * Fds for clients: sessions, chunks, blocks. fd_budget if it is set, else CONFIG_MAX_FDS less

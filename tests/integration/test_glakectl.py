@@ -246,7 +246,7 @@ class Glakectl(WithGlaked):
             lines = ""
             for _ in range(1200):
                 lines += log.read()
-                if re.search("the configuration (again|stays as it was).*\\n", lines):
+                if re.search("the configuration (again[:,]|stays as it was).*\\n", lines):
                     return lines
                 time.sleep(0.05)
         return self.fail("no line about the configuration")
@@ -255,6 +255,54 @@ class Glakectl(WithGlaked):
         self.assertNotIn("restarted", self.reload("drain_ms = 100;\n"))
         self.assertIn("until glaked is restarted: fd_budget, pool\n", self.reload("pool = ();\nfd_budget = 5000;\n"))
         self.assertRegex(self.reload("nonsense = 1;\n"), "stays as it was: .*glaked.conf:6: unknown key nonsense")
+
+    def test_a_reload_says_what_has_changed(self):
+        def changes(text):
+            lines = self.reload(text)
+            return re.findall(r"(?m)configuration: (.*)$", lines), lines
+
+        said, lines = changes('warm_bytes = "2GiB";\nadmin_group = "daemon";\npool = ({ chunk_bytes = "4MiB"; n_chunks = 3; });\n'
+                              'tenants = ( { name = "research"; uids = [ 7, 8 ]; device_bytes = ("5GiB", 1000); },\n'
+                              '            { name = "batch"; cgroup = "/batch.slice"; idle_ms = 5; } );\n')
+        self.assertEqual(said, ["admin_group not set -> daemon",
+                                "pool 16 x 2MiB, 2 x 64MiB -> 3 x 4MiB after a restart of glaked",
+                                "warm_bytes 1GiB -> 2GiB", "tenants.research added", "tenants.batch added"])
+        self.assertRegex(lines, "restarted: pool\n")
+        event = self.ask("events")["events"][-1]
+        self.assertEqual((event["kind"], event["text"]),
+                         ("config", "read the configuration again, 5 changes: admin_group not set -> daemon; pool 16 x 2MiB, "
+                                    "2 x 64MiB -> 3 x 4MiB; warm_bytes 1GiB -> 2GiB; tenants.research added; tenants.batch added"))
+        self.assertEqual(event["id"], len(self.ask("events")["events"]))
+        # The same file again, and limits that the command line has set meanwhile.
+        self.ask("quota", "research", "--sessions", "3")
+        said, lines = changes("# no more\n")
+        self.assertEqual(said, ["limits of tenant research that glakectl quota has set end"])
+        self.assertIn("nothing has changed", lines)
+        self.assertEqual(len(self.ask("events")["events"]), 1)
+        said, _ = changes("")
+        self.assertEqual(said, [])
+        with open(self.config, encoding="utf-8") as file:
+            text = file.read()
+        with open(self.config, "w", encoding="utf-8") as file:
+            file.write(text[:text.index("tenants")])
+        said, lines = changes('tenants = ( { name = "batch"; cgroup = "/other.slice"; on_pressure = "sleep"; idle_ms = 5; } );\n'
+                              'realms = ( { name = "team"; gids = [ 5, 6 ]; } );\n')
+        self.assertEqual(said, ["realms.team added", "tenants.research removed",
+                                "tenants.batch.cgroup /batch.slice -> /other.slice",
+                                "tenants.batch.on_pressure none -> sleep"])
+        with open(self.config, "w", encoding="utf-8") as file:
+            file.write(text[:text.index("tenants")])
+        many = ", ".join(f'{{ name = "t{i}"; uids = [ {1000 + i} ]; }}' for i in range(100))
+        said, _ = changes(f"tenants = ( {many} );\n")
+        self.assertEqual((len(said), said[-1]), (65, "and 38 changes more"))
+        self.assertRegex(self.ask("events")["events"][-1]["text"], r"again, 102 changes: .*; and more, in the log$")
+        # The first rule that matches is taken, so their order is a change.
+        for order in ((0, 1), (1, 0)):
+            with open(self.config, "w", encoding="utf-8") as file:
+                file.write(text[:text.index("tenants")])
+            both = ", ".join(f'{{ name = "t{i}"; uids = [ {1000 + i} ]; }}' for i in order)
+            said, _ = changes(f"tenants = ( {both} );\n")
+        self.assertEqual(said, ["order of tenants t0, t1, default -> t1, t0, default"])
 
     def test_a_model_comes_and_goes(self):
         path = self.model("m.safetensors", seed=1)
