@@ -12,6 +12,7 @@
 
 enum {
 	OPTION_CHECK_CONFIG = 0x100,
+	OPTION_WAIT_FOR_GPU,
 };
 
 struct arguments {
@@ -26,6 +27,8 @@ static const struct argp_option options[] = {
 	{"config", 'c', "FILE", 0, "Read FILE ($GLAKE_CONFIG, else built-in defaults)", 0},
 	{"socket", 's', "PATH", 0, "Listen on PATH ($GLAKE_SOCKET, else the configuration's)", 0},
 	{"check-config", OPTION_CHECK_CONFIG, NULL, 0, "Check FILE and exit", 0},
+	{"wait-for-gpu", OPTION_WAIT_FOR_GPU, NULL, 0,
+         "Without a GPU, tell clients why, and end with status 75 after 2 to 60 seconds", 0},
 	{0},
 };
 
@@ -38,6 +41,9 @@ static error_t parse(int key, char *value, struct argp_state *state)
 		return 0;
 	case 's':
 		arguments->server.socket_path = value;
+		return 0;
+	case OPTION_WAIT_FOR_GPU:
+		arguments->server.waits_for_gpu = true;
 		return 0;
 	case OPTION_CHECK_CONFIG:
 		arguments->check_config = 1;

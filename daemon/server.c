@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <limits.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +22,7 @@
 #include "daemon/rpc/rpc_answer.h"
 #include "daemon/rpc/rpc_ask.h"
 #include "daemon/rpc/wake_again.h"
+#include "daemon/waiting.h"
 #include "daemon/net/turn.h"
 #include "proto/cleanup.h"
 
@@ -393,6 +395,17 @@ static void raise_fd_limit(void)
 	}
 }
 
+/* There are no devices for that reason. */
+__attribute__((format(printf, 2, 3))) static void lack(struct server *server, const char *format,
+                                                       ...)
+{
+	va_list arguments;
+	va_start(arguments, format);
+	vsnprintf(server->lacking, sizeof(server->lacking), format, arguments);
+	va_end(arguments);
+	log_error("%s", server->lacking);
+}
+
 static int open_driver(struct server *server)
 {
 	char error[512];
@@ -403,7 +416,7 @@ static int open_driver(struct server *server)
 	}
 	int r = cudrv_open(&server->drv, NULL, error, sizeof(error));
 	if (r < 0) {
-		log_error("%s", error);
+		lack(server, "%s", error);
 		return r;
 	}
 	CUresult result = server->drv.cuInit(0);
@@ -411,7 +424,8 @@ static int open_driver(struct server *server)
 		result = server->drv.cuDriverGetVersion(&server->rpc.driver_version);
 	}
 	if (result != CUDA_SUCCESS) {
-		log_error("the CUDA driver does not start: %s", cudrv_error(&server->drv, result));
+		lack(server, "the CUDA driver does not start: %s",
+		     cudrv_error(&server->drv, result));
 		return cudrv_errno(result);
 	}
 	return 0;
@@ -431,9 +445,9 @@ static int open_devices(struct server *server)
 	int n_ordinals = 0;
 	CUresult result = server->drv.cuDeviceGetCount(&n_ordinals);
 	if (result != CUDA_SUCCESS || n_ordinals == 0) {
-		log_error("there is no CUDA device: %s",
-		          result == CUDA_SUCCESS ? "the driver sees none"
-		                                 : cudrv_error(&server->drv, result));
+		lack(server, "there is no CUDA device: %s",
+		     result == CUDA_SUCCESS ? "the driver sees none"
+		                            : cudrv_error(&server->drv, result));
 		return -ENODEV;
 	}
 	size_t n = config->n_devices ? config->n_devices : (size_t)n_ordinals;
@@ -444,13 +458,16 @@ static int open_devices(struct server *server)
 	for (size_t i = 0; i < n; i++) {
 		int ordinal = config->n_devices ? (int)config->devices[i] : (int)i;
 		if (ordinal >= n_ordinals) {
-			log_error("the configuration names device %d; there are %d devices",
-			          ordinal, n_ordinals);
+			lack(server, "the configuration names device %d; there are %d devices",
+			     ordinal, n_ordinals);
 			return -ENODEV;
 		}
 		int r = device_open(&server->devices[i], &server->loop, &server->drv, (uint32_t)i,
 		                    ordinal, config->reserve_bytes);
 		if (r < 0) {
+			/* It has said why. */
+			snprintf(server->lacking, sizeof(server->lacking),
+			         "device %d cannot be opened, and glaked's log says why", ordinal);
 			return r;
 		}
 		server->n_devices++;
@@ -738,6 +755,7 @@ static int open_books(struct server *server)
 	snprintf(beside, sizeof(beside), "%s.state",
 	         socket_path[0] ? socket_path : server->config->socket_path);
 	const char *path = server->config->state_path ? server->config->state_path : beside;
+	waiting_forget(path);
 	int r = drain_open(&server->rpc.drain, path);
 	if (r == 0) {
 		r = books_open(&parts, path, &server->books);
@@ -787,6 +805,7 @@ int server_run(const struct server_options *options)
 {
 	static struct server server; /* large, and there is only one */
 	char error[512];
+	bool is_waited = false;
 	int r = config_load(options->config_path, &server.config, error, sizeof(error));
 	if (r < 0) {
 		log_error("%s", error);
@@ -804,6 +823,15 @@ int server_run(const struct server_options *options)
 		}
 		if (r == 0) {
 			r = open_devices(&server);
+		}
+		if (r < 0 && server.lacking[0] && options->waits_for_gpu) {
+			server.is_left = waiting_run(&server.loop, server.fdstore, server.config,
+			                             options->socket_path
+			                                     ? options->socket_path
+			                                     : server.config->socket_path,
+			                             server.lacking);
+			/* It is no error of ours. */
+			is_waited = true;
 		}
 		if (r == 0) {
 			nodes_open(&server.nodes, &server.drv, server.devices[0].cu,
@@ -824,7 +852,7 @@ int server_run(const struct server_options *options)
 	free(server.locations);
 	free(server.devices);
 	config_free(server.config);
-	if (r < 0) {
+	if (r < 0 && !is_waited) {
 		return 1;
 	}
 	return server.is_left ? SERVER_LEAVES : 0;

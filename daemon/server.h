@@ -81,6 +81,7 @@ struct server {
 	struct listener *listener; /* owned; NULL while draining */
 	struct owners *owners;     /* owned: of connections, before they are sessions */
 	struct rpc_context rpc;    /* with all holders and sessions */
+	char lacking[512];         /* why there are no devices */
 	bool is_left;              /* to the next glaked */
 	bool is_paused;            /* the listener, for the owners */
 	bool is_reloading;         /* the config is being read again */
@@ -101,6 +102,7 @@ struct server_options {
 	const char *config_path; /* NULL: defaults */
 	const char *socket_path; /* NULL: the config's */
 	const char *nodes_path;  /* NULL: NODE_SYSFS */
+	bool waits_for_gpu;      /* see waiting.h */
 	int keeper_socket; /* from keeper_starter_begin(), taken over; 0: there is no keeper */
 };
 

@@ -105,7 +105,7 @@ enum glake_error_code {
 	GLAKE_E_BUSY = -4015,      /* in use, or too much is under way */
 	GLAKE_E_INTERNAL = -4016,  /* glaked failed: its log says why */
 	GLAKE_E_CUDA = -4017,      /* a driver call failed in this process; see glake_error() */
-	GLAKE_E_NO_DRIVER = -4018, /* no usable libcuda, or the session was made with no_cuda */
+	GLAKE_E_NO_DRIVER = -4018, /* no usable libcuda, here or in glaked; or no_cuda was given */
 	GLAKE_E_FORKED = -4019,    /* the session belongs to the parent process */
 	GLAKE_E_DRAINED = -4020,   /* an operator lets no new program in, until he ends that */
 };

@@ -8,7 +8,7 @@
 #include "daemon/base/text.h"
 #include "proto/cleanup.h"
 
-_Static_assert((int)STATUS_COUNT == GLAKE__WIRE__STATUS__DRAINED + 1 &&
+_Static_assert((int)STATUS_COUNT == GLAKE__WIRE__STATUS__NO_DRIVER + 1 &&
                        (int)STATUS_BUSY == GLAKE__WIRE__STATUS__BUSY &&
                        (int)STATUS_BAD_FILE == GLAKE__WIRE__STATUS__BAD_FILE,
                "daemon/base/status.h and proto/glake.proto number the same things");

@@ -352,11 +352,17 @@ void ctl_disconnect(struct ctl *ctl)
 static int connect_and_run(struct ctl *ctl)
 {
 	int err = ctl_connect(ctl);
+	bool is_unreachable = ctl_exit_code(err) == CTL_UNREACHABLE;
 	if (err == 0) {
 		err = ctl->command->run(ctl);
 	}
 	if (err < 0) {
-		ctl_report(ctl, err, *ctl->cause ? ctl->cause : glake_error());
+		char cause[512];
+		snprintf(cause, sizeof(cause), "%s", *ctl->cause ? ctl->cause : glake_error());
+		ctl_report(ctl, err, cause);
+		if (is_unreachable && ctl->command->unreachable && !ctl->json) {
+			ctl->command->unreachable(ctl, err, cause);
+		}
 	}
 	ctl_disconnect(ctl);
 	return err;

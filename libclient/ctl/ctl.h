@@ -101,6 +101,8 @@ struct ctl_command {
 	bool has_no_json;              /* it prints a page, or what has a format of its own */
 	int (*check)(struct ctl *ctl); /* may be NULL: nothing more to check */
 	int (*run)(struct ctl *ctl);
+	/* glaked cannot be reached, which is said already: say what may help. NULL: nothing more. Not with --json. */
+	void (*unreachable)(struct ctl *ctl, int error, const char *cause);
 };
 
 struct ctl {
@@ -125,6 +127,9 @@ struct ctl_option_text {
 	const char *argument; /* NULL: takes none; [=...]: may be left out */
 	const char *help;
 };
+
+/* What the doctor finds wrong with the driver, and the connection that failed with @error; on stderr. (doctor.c) */
+void ctl_diagnose(struct ctl *ctl, int error, const char *cause);
 
 /* Every command, and every option of one, as help and completions have them. Both end with a zeroed entry. */
 extern const struct ctl_command *const ctl_commands[];

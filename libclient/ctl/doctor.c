@@ -121,6 +121,18 @@ static int run_doctor(struct ctl *ctl)
 	return err;
 }
 
+void ctl_diagnose(struct ctl *ctl, int error, const char *cause)
+{
+	struct findings findings = {.n_errors = 0};
+	doctor_check_driver(&findings);
+	doctor_add_unreachable(ctl, error, cause, &findings);
+	if (!findings.is_lost) {
+		fputc('\n', ctl->err);
+		findings_print_wrong(&findings, ctl->err);
+	}
+	findings_deinit(&findings);
+}
+
 const struct ctl_command ctl_doctor = {
 	.name = "doctor",
 	.operands = "",

@@ -67,6 +67,9 @@ void doctor_check_memory(struct findings *findings, const char *cgroup, const ch
 
 /* Returns 0, or the code of glake.h that a connection failed with. */
 int doctor_check_daemon(struct ctl *ctl, struct findings *findings);
+/* That a connection failed with @err, because of @cause. */
+void doctor_add_unreachable(const struct ctl *ctl, int err, const char *cause,
+                            struct findings *findings);
 /* The same over the connection that there is, and without looking at the socket's file. */
 int doctor_check_connected(struct ctl *ctl, struct findings *findings);
 

@@ -60,6 +60,10 @@ static const char *remedy_of(int err, const char *path)
 		       "connects anyway";
 	case GLAKE_E_SHUTTING_DOWN:
 		return "wait for it, then: systemctl start glaked";
+	case GLAKE_E_NO_DRIVER:
+		return "see the driver above; where this user may use it and glaked may not: the "
+		       "unit's "
+		       "group and its device nodes; systemctl restart glaked looks again at once";
 	case GLAKE_E_DRAINED:
 		return "an operator did that: glakectl drain --undo";
 	case -EACCES:
@@ -403,14 +407,20 @@ int doctor_check_connected(struct ctl *ctl, struct findings *findings)
 	return err;
 }
 
+void doctor_add_unreachable(const struct ctl *ctl, int err, const char *cause,
+                            struct findings *findings)
+{
+	const char *path = socket_path(ctl);
+	finding_add(findings, "daemon", FINDING_ERROR, remedy_of(err, path), "%s: %s",
+	            glake_strerror(err), *cause ? cause : path);
+}
+
 int doctor_check_daemon(struct ctl *ctl, struct findings *findings)
 {
 	const char *path = socket_path(ctl);
 	int err = ctl_connect(ctl);
 	if (err < 0) {
-		const char *cause = glake_error();
-		finding_add(findings, "daemon", FINDING_ERROR, remedy_of(err, path), "%s: %s",
-		            glake_strerror(err), *cause ? cause : path);
+		doctor_add_unreachable(ctl, err, glake_error(), findings);
 		return err;
 	}
 	check_rights(findings, path);

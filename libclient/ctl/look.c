@@ -473,6 +473,7 @@ const struct ctl_command ctl_status = {
 	.summary = "GPUs and tenants at a glance, and what is wrong",
 	.options = CTL_OPTION_EXACT | CTL_OPTION_VERBOSE,
 	.run = run_status,
+	.unreachable = ctl_diagnose,
 };
 
 const struct ctl_command ctl_stats = {

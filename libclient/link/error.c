@@ -157,6 +157,8 @@ int glake__code_of_status(uint32_t status)
 		return GLAKE_E_MOVER;
 	case GLAKE__WIRE__STATUS__SHUTTING_DOWN:
 		return GLAKE_E_SHUTTING_DOWN;
+	case GLAKE__WIRE__STATUS__NO_DRIVER:
+		return GLAKE_E_NO_DRIVER;
 	case GLAKE__WIRE__STATUS__DRAINED:
 		return GLAKE_E_DRAINED;
 	case GLAKE__WIRE__STATUS__BUSY:

@@ -128,8 +128,13 @@ class Packages(unittest.TestCase):
             self.inside("getent", "group", "glake")
         self.install(1)
         self.assert_installed()
+        if not OLD_PACKAGES:
+            self.assert_waits_for_a_driver()
         self.put_driver()
-        self.inside("systemctl", "start", "glaked")
+        # By now it would look again in 8 seconds or more.
+        self.inside("systemctl", "restart", "glaked")
+        if not OLD_PACKAGES:
+            self.assert_drains()
         self.assert_runs_in_its_sandbox()
         self.assert_charges_by_cgroup()
 
@@ -166,6 +171,37 @@ class Packages(unittest.TestCase):
         self.assertEqual(self.property_of("glaked.service", "MainPID"), keeper)
         self.quit(client)
         self.assert_nothing_left()
+
+    def assert_waits_for_a_driver(self):
+        """Nobody listens in vain, and it is started again later and later."""
+        self.inside("systemctl", "start", "glaked")
+        begin = time.monotonic()
+        before = int(self.property_of("glaked.service", "NRestarts"))
+        while time.monotonic() < begin + 15:
+            done = self.debian.run("glakectl", "status")
+            self.assertEqual((done.returncode, done.stdout), (3, ""))
+            self.assertIn("glaked owns no GPU: cannot open the CUDA driver library: libcuda.so.1", done.stderr)
+            self.assertRegex(done.stderr, r"error +driver .*libcuda.so.1.*\n +-> install the driver")
+            time.sleep(0.5)
+        # After 2, 4, 8 and 16 seconds.
+        self.assertIn(int(self.property_of("glaked.service", "NRestarts")) - before, (2, 3, 4))
+        self.assertEqual(self.property_of("glaked.service", "ActiveState"), "active")
+        self.assertRegex(self.property_of("glaked.service", "StatusText"), "no GPU: cannot open the CUDA driver library")
+        self.assertNotIn("Failed with result", self.inside("journalctl", "-u", "glaked", "--no-pager"))
+
+    def assert_drains(self):
+        """No client that comes by the socket unit undoes it."""
+        self.inside("glakectl", "drain", "--wait", "--reason", "a new driver")
+        self.inside("systemctl", "stop", "glaked")
+        done = self.debian.run("env", BOOKS, "glakectl", "load", "/srv/model.safetensors")
+        self.assertEqual(done.returncode, 6, done.stderr)
+        self.assertIn("glaked is drained and takes no new programs: a new driver", done.stderr)
+        self.inside("systemctl", "kill", "--kill-whom=main", "--signal=KILL", "glaked")
+        self.wait_until(lambda: self.debian.run("glakectl", "status").returncode == 0, lambda: "it does not come back")
+        self.assertTrue(self.status()["drained"])
+        self.inside("glakectl", "drain", "--undo")
+        self.inside("systemctl", "restart", "glaked")
+        self.assertFalse(self.status()["drained"])
 
     def assert_installed(self):
         self.assertEqual(self.property_of("glaked.socket", "ActiveState"), "active")

@@ -76,7 +76,7 @@ class Install(unittest.TestCase):
             self.assertEqual(sorted(os.listdir(units)),
                              ["glake-metrics.service", "glaked-devices.service", "glaked.service",
                               "glaked.socket"])
-            self.assertIn("ExecStart=/opt/glake/bin/glaked --config /opt/etc/glake/glaked.conf\n",
+            self.assertIn("ExecStart=/opt/glake/bin/glaked --wait-for-gpu --config /opt/etc/glake/glaked.conf\n",
                           read(units + "glaked.service"))
 
     def assert_compiles(self, tree):
