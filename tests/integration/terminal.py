@@ -20,6 +20,8 @@ DESCRIPTION = r"""glaketest|a terminal of tests,
 	kbs=\177, kcud1=\E[B, kcuu1=\E[A, kend=\E[F, khome=\E[H, knp=\E[6~, kpp=\E[5~, op=\E[39;49m, rev=\E[7m,
 	rmcup=\E[?1049l, rmul=\E[24m, setab=\E[4%p1%dm, setaf=\E[3%p1%dm, sgr0=\E[0m, smcup=\E[?1049h, smul=\E[4m,
 """
+# How a character looks: colours are 0 to 7, or None for those of the terminal.
+PLAIN = {"ink": None, "paper": None, "bold": False, "underlined": False, "reversed": False}
 SEQUENCE = re.compile(r"\x1b\[(\??[0-9;]*)([A-Za-z])")
 
 
@@ -43,6 +45,8 @@ class Terminal:
     def resize(self, rows, columns):
         self.rows, self.columns = rows, columns
         self.cells = [[" "] * columns for _ in range(rows)]
+        self.looks = [[PLAIN] * columns for _ in range(rows)]
+        self.look = PLAIN
         self.y = self.x = 0
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
@@ -63,6 +67,7 @@ class Terminal:
             if self.x >= self.columns:
                 self.x, self.y = 0, min(self.y + 1, self.rows - 1)
             self.cells[self.y][self.x] = character
+            self.looks[self.y][self.x] = self.look
             self.x += 1
         else:
             raise AssertionError(f"a control character: {character!r}")
@@ -73,12 +78,30 @@ class Terminal:
             self.y, self.x = min(row, self.rows) - 1, min(column, self.columns) - 1
         elif letter in "JK":
             self.cells[self.y][self.x:] = [" "] * (self.columns - self.x)
+            self.looks[self.y][self.x:] = [PLAIN] * (self.columns - self.x)
             if letter == "J":
                 self.cells[self.y + 1:] = [[" "] * self.columns for _ in self.cells[self.y + 1:]]
+                self.looks[self.y + 1:] = [[PLAIN] * self.columns for _ in self.cells[self.y + 1:]]
         elif letter in "hl" and numbers == "?1049":
             self.is_other = letter == "h"
-        elif letter != "m":
+        elif letter == "m":
+            for number in (numbers or "0").split(";"):
+                self.change_look(int(number or 0))
+        else:
             raise AssertionError(f"a sequence that the description does not have: {numbers}{letter}")
+
+    def change_look(self, number):
+        if number == 0:
+            self.look = PLAIN
+        elif number in (1, 4, 7, 24):
+            name = {1: "bold", 4: "underlined", 7: "reversed", 24: "underlined"}[number]
+            self.look = {**self.look, name: number != 24}
+        elif number // 10 == 3:
+            self.look = {**self.look, "ink": None if number == 39 else number - 30}
+        elif number // 10 == 4:
+            self.look = {**self.look, "paper": None if number == 49 else number - 40}
+        else:
+            raise AssertionError(f"a look that the description does not have: {number}")
 
     def take(self, text):
         self.raw += text
