@@ -220,6 +220,10 @@ static void narrow(struct shown *shown, const struct glake_session_device *devic
 		shown->utilization = -1;
 		shown->requests = -1;
 	}
+	if (device->knows_live) {
+		shown->live_bytes = device->live_bytes;
+		shown->utilization = memory_utilization(device->live_bytes, device->reserved_bytes);
+	}
 }
 
 static int list_sessions(struct top *top, struct rows *rows)

@@ -6,14 +6,38 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import termios
+import time
 import unittest
+import unittest.mock
 
 from tests.integration.terminal import Terminal
 from tests.integration.with_glaked import BUILD, WithGlaked
 
 GLAKECTL = os.path.join(BUILD, "bin", "glakectl")
+
+
+class TopOfTwoGpus(WithGlaked):
+    def setUp(self):
+        with unittest.mock.patch.dict(os.environ, {"CUDASIM_DEVICES": "2x2GiB"}):
+            super().setUp()
+
+    def test_live_is_that_of_the_gpu(self):
+        program = subprocess.Popen(
+            [sys.executable, "-c", "import glake, sys\ns = glake.Session(sys.argv[1], program='both')\n"
+             "s.alloc(64 << 20, 0)\ns.alloc(32 << 20, 1)\nprint(flush=True)\nsys.stdin.read()", self.socket],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "CUDASIM_DEVICES": "2x2GiB"})
+        self.addCleanup(program.communicate)
+        program.stdout.readline()
+        for _ in range(100):
+            text = self.ctl("top", "--once").stdout
+            rows = re.findall(r"(?m)^ *([01]) +\d+ +\S+ +(\S+ MiB) +(\S+ MiB) +(\S+) %.* both$", text)
+            if len(rows) == 2:
+                break
+            time.sleep(0.1)
+        self.assertEqual(sorted(rows), [("0", "64.0 MiB", "64.0 MiB", "100.0"), ("1", "32.0 MiB", "32.0 MiB", "100.0")], text)
 
 
 class Top(WithGlaked):
