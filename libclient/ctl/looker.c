@@ -10,13 +10,16 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "ctl/pod_refusals.h"
 #include "glake.h"
 
 /* A look of an answering glaked is over by then. */
 #define END_S 1
 
 struct looker {
-	struct ctl ctl; /* with the session; of the thread */
+	struct ctl ctl; /* with the session; of the thread, and so the next */
+	struct pod_refusals refusals;
+	bool follows;
 	pthread_t thread;
 	pthread_mutex_t lock; /* of the next */
 	pthread_cond_t changed;
@@ -27,6 +30,21 @@ struct looker {
 	int err;
 	int done_fd; /* owned; an eventfd: there is a result to fetch */
 };
+
+/* What of the refusals is not found now is found by the next look. Returns 0 or -ENOMEM. */
+static int add_refusals(struct looker *looker, struct snapshot *snapshot)
+{
+	pod_refusals_follow(&looker->refusals, &looker->ctl, snapshot->status.pid);
+	for (size_t i = 0; i < looker->refusals.rows.n; i++) {
+		struct pod_refusal *row = rows_add(&snapshot->refusals, sizeof(*row));
+		if (!row) {
+			return -ENOMEM;
+		}
+		*row = *(struct pod_refusal *)rows_at(&looker->refusals.rows, i);
+	}
+	snapshot->has_refusals = true;
+	return 0;
+}
 
 /* A session may have ended with its glaked: then another one is tried, once. */
 static int look(struct ctl *ctl, struct snapshot *snapshot)
@@ -54,6 +72,10 @@ static void *run(void *user)
 		struct snapshot found = {.at_ms = 0};
 		pthread_mutex_unlock(&looker->lock);
 		int err = look(&looker->ctl, &found);
+		if (err == 0 && looker->follows && add_refusals(looker, &found) < 0) {
+			snapshot_deinit(&found);
+			err = -ENOMEM;
+		}
 		pthread_mutex_lock(&looker->lock);
 		looker->found = found;
 		looker->err = err;
@@ -62,6 +84,7 @@ static void *run(void *user)
 	}
 	pthread_mutex_unlock(&looker->lock);
 	ctl_disconnect(&looker->ctl);
+	pod_refusals_deinit(&looker->refusals);
 	return NULL;
 }
 
@@ -77,12 +100,13 @@ static int start(struct looker *looker)
 	return err;
 }
 
-struct looker *looker_new(struct ctl *ctl)
+static struct looker *make(struct ctl *ctl, bool follows)
 {
 	struct looker *looker = calloc(1, sizeof(*looker));
 	int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (looker && fd >= 0) {
 		looker->ctl = *ctl;
+		looker->follows = follows;
 		looker->done_fd = fd;
 		pthread_mutex_init(&looker->lock, NULL);
 		pthread_cond_init(&looker->changed, NULL);
@@ -96,6 +120,16 @@ struct looker *looker_new(struct ctl *ctl)
 	}
 	free(looker);
 	return NULL;
+}
+
+struct looker *looker_new(struct ctl *ctl)
+{
+	return make(ctl, false);
+}
+
+struct looker *looker_new_following(struct ctl *ctl)
+{
+	return make(ctl, true);
 }
 
 void looker_free(struct looker *looker)

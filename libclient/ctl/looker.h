@@ -15,6 +15,8 @@ struct looker;
 
 /* It looks over @ctl's session, which it takes over, and connects again when that has ended. NULL: no memory. */
 struct looker *looker_new(struct ctl *ctl);
+/* The same, whose snapshots have refusals by pod, from now on. */
+struct looker *looker_new_following(struct ctl *ctl);
 
 /* Ends the session. A thread that glaked still holds up is left to the end of the process. NULL is allowed. */
 void looker_free(struct looker *looker);

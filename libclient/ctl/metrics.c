@@ -424,6 +424,19 @@ static void write_waits(const struct shares *shares, FILE *out)
 	}
 }
 
+static void write_pod_refusals(const struct shares *shares, FILE *out)
+{
+	exposition_begin(out, "glake_pod_refusals_total", "counter",
+	                 "Requests for memory of the pod's programs that were refused, since this "
+	                 "began to serve");
+	for (size_t i = 0; i < shares->list.n; i++) {
+		const struct share *share = rows_at(&shares->list, i);
+		if (*share->pod) {
+			pod_sample(out, "glake_pod_refusals_total", share, share->n_refused);
+		}
+	}
+}
+
 #define OF(member) offsetof(struct share, member)
 
 static void write_pods(const struct snapshot *snapshot, FILE *out)
@@ -459,6 +472,9 @@ static void write_pods(const struct snapshot *snapshot, FILE *out)
 			}
 		}
 		write_waits(&shares, out);
+		if (snapshot->has_refusals) {
+			write_pod_refusals(&shares, out);
+		}
 	}
 	shares_deinit(&shares);
 }

@@ -381,7 +381,7 @@ static int serve(struct ctl *ctl, const struct serve_options *options, struct se
 	sigaddset(&signals, SIGTERM);
 	pthread_sigmask(SIG_BLOCK, &signals, NULL);
 	signal(SIGPIPE, SIG_IGN);
-	server->looker = looker_new(ctl);
+	server->looker = looker_new_following(ctl);
 	struct MHD_Daemon *http = start(server, fd);
 	if (!http) {
 		looker_free(server->looker);

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ctl/pod_refusals.h"
+
 void shares_deinit(struct shares *shares)
 {
 	for (size_t i = 0; i < shares->list.n; i++) {
@@ -152,6 +154,43 @@ static int add_sessions(const struct snapshot *snapshot, struct shares *shares)
 	return err;
 }
 
+/* ---- refusals --------------------------------------------------------------------------------- */
+
+/*
+ * A pod whose programs have ended has a row as long as the kubelet knows its name: then somebody may start them again. Else
+ * its name would change to its UID in the end.
+ */
+static int add_refusal(const struct snapshot *snapshot, struct shares *shares,
+                       const struct pod_refusal *refusal)
+{
+	const struct glake_session_row session = {
+		.name = "",
+		.script = "",
+		.program = "",
+		.pod_uid = refusal->pod_uid,
+		.container_id = refusal->container_id,
+		.tenant = refusal->tenant,
+	};
+	const struct identity identity = identity_place(&shares->places, &session);
+	const struct share who = {
+		.namespace = identity.namespace,
+		.pod = *identity.pod ? identity.pod : refusal->pod_uid,
+		.container = identity.container,
+		.tenant = refusal->tenant,
+	};
+	struct share *share = find(shares, &who);
+	if (!share && *identity.pod) {
+		share = find_or_add(snapshot, shares, &who);
+		if (!share) {
+			return -ENOMEM;
+		}
+	}
+	if (share) {
+		share->n_refused += refusal->n;
+	}
+	return 0;
+}
+
 /* ---- devices ---------------------------------------------------------------------------------- */
 
 static uint64_t without(uint64_t bytes, uint64_t part)
@@ -207,5 +246,8 @@ int shares_of(const struct snapshot *snapshot, struct shares *shares_out)
 		err = add(shares_out, &who, snapshot->devices.n) ? 0 : -ENOMEM;
 	}
 	err = err ? err : add_sessions(snapshot, shares_out);
+	for (size_t i = 0; err == 0 && i < snapshot->refusals.n; i++) {
+		err = add_refusal(snapshot, shares_out, rows_at(&snapshot->refusals, i));
+	}
 	return err ? err : add_rest(snapshot, shares_out);
 }

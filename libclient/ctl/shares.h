@@ -42,6 +42,7 @@ struct share {
 	uint64_t asleep_shared_bytes;
 	uint64_t n_waiting;      /* sessions with a request that waits for memory, */
 	uint64_t waiting_ms;     /* and the longest of these waits so far */
+	uint64_t n_refused;      /* requests for memory, of programs that have ended as well */
 	struct share_device *at; /* owned; by the snapshot's devices */
 };
 

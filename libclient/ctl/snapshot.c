@@ -22,6 +22,7 @@ void snapshot_deinit(struct snapshot *snapshot)
 	rows_deinit(&snapshot->uses);
 	rows_deinit(&snapshot->metrics);
 	rows_deinit(&snapshot->histograms);
+	rows_deinit(&snapshot->refusals);
 	*snapshot = (struct snapshot){.at_ms = 0};
 }
 
@@ -61,6 +62,7 @@ static int take_status(void *user, const struct glake_status *status)
 	          keep_text(snapshot, &snapshot->status.version) &&
 	          keep_text(snapshot, &snapshot->status.driver) &&
 	          keep_text(snapshot, &snapshot->status.config) &&
+	          keep_text(snapshot, &snapshot->status.drain_reason) &&
 	          keep_text(snapshot, &snapshot->status.mover);
 	for (uint32_t i = 0; is && i < status->n_devices; i++) {
 		struct glake_device_status *row = copy_row(&snapshot->devices, &status->devices[i],

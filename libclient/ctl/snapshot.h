@@ -35,7 +35,9 @@ struct snapshot {
 	struct rows uses;           /* struct snapshot_use, by model, then by session; each once */
 	struct rows metrics;        /* struct snapshot_metric */
 	struct rows histograms;     /* struct glake_histogram */
-	struct rows kept;           /* void *: what the others point to */
+	struct rows refusals;       /* struct pod_refusal, if somebody follows them: has_refusals */
+	bool has_refusals;
+	struct rows kept; /* void *: what the others point to */
 };
 
 /* Returns 0 or a code of glake.h: then @snapshot is empty. It is to be ended either way. */

@@ -82,6 +82,10 @@ class TestDrain(WithGlaked):
         self.assertRegex(self.ctl("status").stdout, r"\Aglaked [^\n]*, drained: ")
         self.assertRegex(self.ctl("status").stdout, rf"daemon +warning[^\n]*drained[^\n]*{WHY}|drained[^\n]*{WHY}")
         self.assertIn("drained: takes no new programs", self.ctl("status", "-v").stdout)
+        page = os.path.join(self.folder, "map.html")
+        self.assertEqual(self.ctl("map", f"--html={page}").returncode, 0)
+        with open(page, encoding="utf-8") as file:
+            self.assertIn(f'"drain_reason":"{WHY}"', file.read().replace('": "', '":"'))
         doctor = self.ctl("doctor").stdout
         self.assertRegex(re.sub(r"\s+", " ", doctor), f"glaked is drained.*2 are left.*{WHY}")
         program.end()

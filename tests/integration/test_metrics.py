@@ -151,6 +151,61 @@ class Metrics(WithMetrics):
         self.assertEqual(total(samples, "glake_pod_waiting", tenant="default"), 1)
         self.assertGreater(total(samples, "glake_pod_waiting_seconds", tenant="default"), 0)
 
+    def test_refusals_by_pod(self):
+        """Of programs that have ended, by a glake-metrics that was there; what was before is not counted again."""
+        logs = os.path.join(self.folder, "logs")
+        os.makedirs(os.path.join(logs, "pods", f"prod_chat-0_{POD_A}"))
+        os.makedirs(os.path.join(logs, "containers"))
+        os.symlink("/nowhere", os.path.join(logs, "containers", f"chat-0_prod_server-{ID}{'a' * 16}.log"))
+        os.environ["GLAKE_POD_LOGS"] = logs
+        self.addCleanup(os.environ.pop, "GLAKE_POD_LOGS")
+        a, b = self.pod(POD_A, ID + "a" * 16), self.pod(POD_B, ID + "b" * 16)
+        self.assertEqual(self.ctl("quota", "default", "--device", "0", "--bytes", "8MiB").returncode, 0)
+
+        def be_refused(enter):
+            done = subprocess.run([sys.executable, "-c", REFUSED], env={**os.environ, "GLAKE_SOCKET": self.socket},
+                                  capture_output=True, text=True, check=True, preexec_fn=enter)
+            self.assertEqual(done.stdout, "7\n")
+
+        first = {"namespace": "prod", "pod": "chat-0", "container": "server", "tenant": "default"}
+        be_refused(a)
+        port = self.free_port()
+        self.serve_metrics(f"127.0.0.1:{port}")
+
+        def served():
+            time.sleep(1.1)
+            return parse(self.get(port)[1])
+
+        self.assertNotIn("glake_pod_refusals_total", {name for name, *_ in served()})
+        be_refused(a)
+        be_refused(b)
+        samples = served()
+        self.assertEqual(total(samples, "glake_pod_refusals_total", **first), 7)
+        # The other pod's name is not known, and nothing of it runs: it is in the sum of its tenant.
+        self.assertEqual(total(samples, "glake_pod_refusals_total"), 7)
+        self.assertEqual(total(samples, "glake_tenant_refusals_total", tenant="default"), 21)
+        # A thousand refusals of a hundred programs are the same series.
+        before = series(samples)
+        for _ in range(5):
+            be_refused(a)
+        samples = served()
+        self.assertEqual(series(samples), before)
+        self.assertEqual(total(samples, "glake_pod_refusals_total", **first), 42)
+        # Each glaked numbers its events anew.
+        self.daemon.kill()
+        self.daemon.wait()
+        self.start_daemon()
+        served()
+        self.assertEqual(self.ctl("quota", "default", "--device", "0", "--bytes", "8MiB").returncode, 0)
+        be_refused(a)
+        self.assertEqual(total(served(), "glake_pod_refusals_total", **first), 49)
+        # The kubelet forgets the pod, and so does the metric.
+        shutil.rmtree(os.path.join(logs, "pods"))
+        shutil.rmtree(os.path.join(logs, "containers"))
+        self.assertNotIn("chat-0", {labels.get("pod") for _, labels, _ in served()})
+        # Who looks once has seen nothing.
+        self.assertNotIn("glake_pod_refusals_total", self.ctl("metrics").stdout)
+
     def test_programs_make_no_series(self):
         before = series(self.now())
         program = subprocess.Popen([sys.executable, "-c", SHORT], env={**os.environ, "GLAKE_SOCKET": self.socket},
