@@ -262,20 +262,7 @@ class TestDrain(WithGlaked):
 
 
 class TestDrainWithAKeeper(WithGlaked):
-    def start_daemon(self):
-        keeper = os.path.join(BUILD, "bin", "glake-keeper")
-        with open(self.config, "w", encoding="utf-8") as file:
-            file.write(f'socket_path = "{self.socket}";\nmover_idle_ms = 500;\n')
-        self.log = open(os.path.join(self.folder, "log"), "w", encoding="utf-8")
-        self.addCleanup(self.log.close)
-        self.daemon = subprocess.Popen([keeper, "--", os.path.join(BUILD, "bin", "glaked"), "-c", self.config],
-                                       stderr=self.log)
-        self.addCleanup(self.stop_daemon)
-        for _ in range(200):
-            if self.ctl("status").returncode == 0:
-                return
-            time.sleep(0.05)
-        self.fail("it did not start")
+    COMMAND = (os.path.join(BUILD, "bin", "glake-keeper"), "--")
 
     def test_programs_go_on_through_a_killed_glaked(self):
         program = Program(self)

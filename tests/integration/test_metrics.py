@@ -55,6 +55,16 @@ class Metrics(WithMetrics):
         return self.cgroup(f"glake{os.getpid()}{uid[0]}.slice/kubepods-pod{uid.replace('-', '_')}.slice/"
                            f"cri-containerd-{container}.scope")
 
+    def two_pods(self):
+        """Functions that enter them. The kubelet knows the first: prod/chat-0, container server."""
+        logs = os.path.join(self.folder, "logs")
+        os.makedirs(os.path.join(logs, "pods", f"prod_chat-0_{POD_A}"))
+        os.makedirs(os.path.join(logs, "containers"))
+        os.symlink("/nowhere", os.path.join(logs, "containers", f"chat-0_prod_server-{ID}{'a' * 16}.log"))
+        os.environ["GLAKE_POD_LOGS"] = logs
+        self.addCleanup(os.environ.pop, "GLAKE_POD_LOGS")
+        return self.pod(POD_A, ID + "a" * 16), self.pod(POD_B, ID + "b" * 16)
+
     def serve_in(self, enter):
         program = subprocess.Popen(
             [os.path.join(BUILD, "bin", "glake"), "run", "--socket", self.socket, "--",
@@ -85,13 +95,7 @@ class Metrics(WithMetrics):
 
     def test_shares_of_pods_add_up_to_what_there_is(self):
         """One block that two programs of a pod have, and one of another: two thirds and one third of it, to the byte."""
-        logs = os.path.join(self.folder, "logs")
-        os.makedirs(os.path.join(logs, "pods", f"prod_chat-0_{POD_A}"))
-        os.makedirs(os.path.join(logs, "containers"))
-        os.symlink("/nowhere", os.path.join(logs, "containers", f"chat-0_prod_server-{ID}{'a' * 16}.log"))
-        os.environ["GLAKE_POD_LOGS"] = logs
-        self.addCleanup(os.environ.pop, "GLAKE_POD_LOGS")
-        a, b = self.pod(POD_A, ID + "a" * 16), self.pod(POD_B, ID + "b" * 16)
+        a, b = self.two_pods()
         programs = [self.serve_in(enter) for enter in (a, a, b)]
         self.serve()
         self.ask("load", "--pin", self.model("m.safetensors", seed=7))
@@ -153,13 +157,7 @@ class Metrics(WithMetrics):
 
     def test_refusals_by_pod(self):
         """Of programs that have ended, by a glake-metrics that was there; what was before is not counted again."""
-        logs = os.path.join(self.folder, "logs")
-        os.makedirs(os.path.join(logs, "pods", f"prod_chat-0_{POD_A}"))
-        os.makedirs(os.path.join(logs, "containers"))
-        os.symlink("/nowhere", os.path.join(logs, "containers", f"chat-0_prod_server-{ID}{'a' * 16}.log"))
-        os.environ["GLAKE_POD_LOGS"] = logs
-        self.addCleanup(os.environ.pop, "GLAKE_POD_LOGS")
-        a, b = self.pod(POD_A, ID + "a" * 16), self.pod(POD_B, ID + "b" * 16)
+        a, b = self.two_pods()
         self.assertEqual(self.ctl("quota", "default", "--device", "0", "--bytes", "8MiB").returncode, 0)
 
         def be_refused(enter):
@@ -200,8 +198,8 @@ class Metrics(WithMetrics):
         be_refused(a)
         self.assertEqual(total(served(), "glake_pod_refusals_total", **first), 49)
         # The kubelet forgets the pod, and so does the metric.
-        shutil.rmtree(os.path.join(logs, "pods"))
-        shutil.rmtree(os.path.join(logs, "containers"))
+        for name in ("pods", "containers"):
+            shutil.rmtree(os.path.join(os.environ["GLAKE_POD_LOGS"], name))
         self.assertNotIn("chat-0", {labels.get("pod") for _, labels, _ in served()})
         # Who looks once has seen nothing.
         self.assertNotIn("glake_pod_refusals_total", self.ctl("metrics").stdout)

@@ -27,6 +27,7 @@ def write_model(path, seed, n_tensors=3, tensor_bytes=2 * MIB):
 
 class WithGlaked(unittest.TestCase):
     CONFIG = ""
+    COMMAND = ()  # that starts glaked
 
     def setUp(self):
         self.folder = tempfile.mkdtemp()
@@ -41,7 +42,7 @@ class WithGlaked(unittest.TestCase):
             file.write(f'socket_path = "{self.socket}";\nmover_idle_ms = 500;\n{self.CONFIG}')
         self.log = open(os.path.join(self.folder, "log"), "w", encoding="utf-8")
         self.addCleanup(self.log.close)
-        self.daemon = subprocess.Popen([os.path.join(BUILD, "bin", "glaked"), "-c", self.config],
+        self.daemon = subprocess.Popen([*self.COMMAND, os.path.join(BUILD, "bin", "glaked"), "-c", self.config],
                                        stderr=self.log)
         self.addCleanup(self.stop_daemon)
         for _ in range(200):
