@@ -75,8 +75,12 @@ static uint64_t reusable_hash_locked(const struct glake_session *session)
 static struct glake__usage measure(struct glake_session *session)
 {
 	struct glake__books *books = &session->books;
+	pthread_mutex_lock(&session->link.lock);
+	uint64_t connection = session->link.n_connections;
+	pthread_mutex_unlock(&session->link.lock);
 	glake__lock();
 	struct glake__usage usage = {
+		.connection = connection,
 		.live_bytes = live_bytes_locked(session),
 		.warm_bytes = warm_bytes_locked(session),
 		.peak_bytes = books->peak_bytes,

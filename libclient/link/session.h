@@ -85,6 +85,7 @@ struct glake__usage {
 	uint64_t held_ns; /* of the process */
 	uint64_t pools_hash;
 	uint64_t reusable_hash; /* of the bytes by device */
+	uint64_t connection; /* its glaked, which may be a new one, knows nothing of earlier ones */
 };
 
 struct glake__program {

@@ -23,6 +23,8 @@ for line in sys.stdin:
     try:
         if line == "alloc\\n":
             held[0].alloc(2 * 2**20)
+        elif line == "ping\\n":
+            held[0].ping()
         elif line == "again\\n":
             held.append(glake.Session(sys.argv[1], program=sys.argv[2]))
         print("done", flush=True)
@@ -263,6 +265,24 @@ class TestDrain(WithGlaked):
 
 class TestDrainWithAKeeper(WithGlaked):
     COMMAND = (os.path.join(BUILD, "bin", "glake-keeper"), "--")
+
+    def test_what_a_program_uses_is_known_to_the_next_glaked(self):
+        """Also if nothing has changed since it told the last one."""
+        program = Program(self)
+        self.assertEqual([program.tell(word) for word in ("alloc", "ping")], ["done", "done"])
+
+        def row():
+            (row,) = (row for row in self.ask("sessions")["sessions"] if row["pid"] == program.process.pid)
+            return {key: row[key] for key in ("peak_bytes", "live_bytes")}
+
+        time.sleep(0.2)  # a report has its time
+        self.assertEqual(program.tell("ping"), "done")
+        before = row()
+        self.assertTrue(all(before.values()), before)
+        os.kill(self.ask("status")["pid"], signal.SIGKILL)
+        self.assertEqual(program.tell("ping"), "done")
+        self.assertEqual(program.tell("ping"), "done")
+        self.assertEqual(row(), before)
 
     def test_programs_go_on_through_a_killed_glaked(self):
         program = Program(self)
