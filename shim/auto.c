@@ -72,7 +72,7 @@ static uint64_t quiet_ns(void)
 
 unsigned auto_turn_ms(void)
 {
-	return shim_policy()->dedup == SHIM_DEDUP_ASKED ? 0 : TURN_MS;
+	return shim_dedup() <= SHIM_DEDUP_ASKED ? 0 : TURN_MS;
 }
 
 /* ---- states ----------------------------------------------------------------------------------- */

@@ -260,7 +260,7 @@ static void add(const struct container *what)
 
 static bool is_wanted(void)
 {
-	return shim_policy()->dedup != SHIM_DEDUP_ASKED && !shim_is_forked();
+	return shim_dedup() != SHIM_DEDUP_ASKED && !shim_is_forked();
 }
 
 void code_loaded_module(CUmodule module, const void *image)

@@ -75,6 +75,19 @@ static void note_attempt(int error, uint64_t took_ns)
 	last = error == 0 ? WELL : is_refused ? REFUSED : is_silent ? SILENT : FAILED;
 }
 
+/* What the tenant wants of programs that say nothing. */
+static enum shim_dedup wanted_of(const struct glake_session *session)
+{
+	switch (glake__session_dedup(session)) {
+	case GLAKE__DEDUP_AUTO:
+		return SHIM_DEDUP_AUTO;
+	case GLAKE__DEDUP_OBSERVED:
+		return SHIM_DEDUP_OBSERVED;
+	default:
+		return SHIM_DEDUP_ASKED;
+	}
+}
+
 static struct connection *connection_new(void)
 {
 	struct connection *connection = calloc(1, sizeof(*connection));
@@ -98,6 +111,7 @@ static struct connection *connection_new(void)
 	connection->n_room = MAX_REQUESTS;
 	sem_init(&connection->room, 0, MAX_REQUESTS);
 	shim_note_init();
+	shim_dedup_tell(wanted_of(connection->session));
 	connection->watch = shim_fork_watch(glake_fd(connection->session));
 	shim_count(SHIM_COUNT_connects);
 	if (on_new) {

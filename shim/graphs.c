@@ -234,7 +234,7 @@ static bool walk_params(struct walk *walk, CUgraphNode node, const CUgraphNodePa
 /* Are kernels noted? */
 static bool is_auto(void)
 {
-	return shim_policy()->dedup != SHIM_DEDUP_ASKED;
+	return shim_dedup() != SHIM_DEDUP_ASKED;
 }
 
 /* ---- asking the driver of nodes --------------------------------------------------------------- */

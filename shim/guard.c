@@ -420,7 +420,7 @@ static const char *why_opaque(const struct kernel *kernel)
 	if (known && known->function->is_opaque) {
 		return "may write anywhere, a table says";
 	}
-	return !known && shim_policy()->dedup == SHIM_DEDUP_AUTO ? "is in no table" : NULL;
+	return !known && shim_dedup() <= SHIM_DEDUP_AUTO ? "is in no table" : NULL;
 }
 
 static void say_opaque(const struct kernel *kernel, const char *what, char why_out[GUARD_WHY_BYTES])
@@ -529,9 +529,8 @@ CUresult guard_opaque(struct gate_thread **thread, const char *why)
 {
 	guard_note_launch();
 	/* While it is learned, memory is as always between launches that are looked at. */
-	return shim_is_forked() || shim_policy()->dedup == SHIM_DEDUP_LEARN
-	               ? CUDA_SUCCESS
-	               : give_way(thread, 0, why);
+	return shim_is_forked() || shim_dedup() == SHIM_DEDUP_LEARN ? CUDA_SUCCESS
+	                                                            : give_way(thread, 0, why);
 }
 
 CUresult guard_noted(struct gate_thread **thread, CUdeviceptr ptr, const char *kernel)

@@ -180,11 +180,11 @@ static bool fits(const struct kernel_known *known)
 
 static void look_up(const struct asked *asked, struct kernel *kernel)
 {
-	if (shim_policy()->dedup == SHIM_DEDUP_ASKED) {
+	if (shim_dedup() == SHIM_DEDUP_ASKED) {
 		return;
 	}
 	kernel->image = code_of(asked->function, asked->is_kernel);
-	if (shim_policy()->dedup == SHIM_DEDUP_LEARN) {
+	if (shim_dedup() == SHIM_DEDUP_LEARN) {
 		return;
 	}
 	const struct reader_function *function = reader_files_find(&kernel->image, asked->name);
@@ -211,7 +211,7 @@ static struct kernel *ask_kernel(CUfunction function, uint64_t code)
 	kernel->function = function;
 	kernel->code = code;
 	/* Tables want all of it. */
-	kernel->name = shim_policy()->dedup == SHIM_DEDUP_LEARN
+	kernel->name = shim_dedup() == SHIM_DEDUP_LEARN
 	                       ? strdup(asked.name)
 	                       : strndup(asked.name, GLAKE_MAX_KERNEL_NAME_BYTES);
 	if (!kernel->name) {

@@ -10,8 +10,9 @@
 
 #include <stdbool.h>
 
-/* GLAKE_DEDUP: what becomes one copy without anybody asking. */
+/* GLAKE_DEDUP: what becomes one copy without anybody asking. If it is not there, the tenant's word counts. */
 enum shim_dedup {
+	SHIM_DEDUP_UNTOLD,   /* nothing yet: glaked has not been asked for the tenant's word */
 	SHIM_DEDUP_ASKED,    /* nothing; or, with off, nothing at all */
 	SHIM_DEDUP_AUTO,     /* what only kernels that tables know are launched beside */
 	SHIM_DEDUP_OBSERVED, /* the same, and others are taken to hide no pointers */
@@ -19,17 +20,22 @@ enum shim_dedup {
 };
 
 struct shim_policy {
-	bool is_off;         /* GLAKE_SHIM=off: every call goes to the driver */
-	bool refuses_absent; /* GLAKE_SHIM_ABSENT=refuse: no memory without glaked */
-	bool owns_alloc;     /* GLAKE_SHIM_OWN: cuMemAlloc and its family */
-	bool owns_async;     /* GLAKE_SHIM_OWN: cuMemAllocAsync and its family */
-	bool owns_vmm;       /* GLAKE_SHIM_OWN: cuMemCreate and its family */
-	enum shim_dedup dedup;
-	bool stitches;     /* GLAKE_ALLOC=stitch: memory in stream order is stitched */
-	bool says_refused; /* GLAKE_SHIM_SAY=refused: why memory is refused, on stderr */
+	bool is_off;           /* GLAKE_SHIM=off: every call goes to the driver */
+	bool refuses_absent;   /* GLAKE_SHIM_ABSENT=refuse: no memory without glaked */
+	bool owns_alloc;       /* GLAKE_SHIM_OWN: cuMemAlloc and its family */
+	bool owns_async;       /* GLAKE_SHIM_OWN: cuMemAllocAsync and its family */
+	bool owns_vmm;         /* GLAKE_SHIM_OWN: cuMemCreate and its family */
+	enum shim_dedup dedup; /* as the program says it; see shim_dedup() */
+	bool stitches;         /* GLAKE_ALLOC=stitch: memory in stream order is stitched */
+	bool says_refused;     /* GLAKE_SHIM_SAY=refused: why memory is refused, on stderr */
 };
 
 const struct shim_policy *shim_policy(void);
+
+/* What holds now. Out of SHIM_DEDUP_UNTOLD it goes once, with the first session, and then stays. */
+enum shim_dedup shim_dedup(void);
+/* Of the tenant of a session that begins. The first one counts. */
+void shim_dedup_tell(enum shim_dedup of_tenant);
 
 /* Does any memory come from glaked? If not, the driver's own view is correct. */
 bool shim_policy_owns_any(void);

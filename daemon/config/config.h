@@ -71,6 +71,7 @@ struct config_tenant {
 	int32_t priority; /* higher ones keep their idle models longer */
 	uint64_t idle_ms; /* its programs sleep when they were idle for so long; 0 = never */
 	enum config_on_pressure on_pressure;
+	enum config_dedup dedup;
 };
 
 /* All strings and arrays are owned. */

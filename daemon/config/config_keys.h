@@ -71,7 +71,8 @@
 	    size, manifest_bytes, 0, CONFIG_MAX_BYTES) \
 	KEY("tenants", config_tenant, priority, "0", priority, priority, 0, 1000) \
 	KEY("tenants", config_tenant, idle_ms, "0", u64, idle_ms, 0, 30 * CONFIG_DAY_MS) \
-	KEY("tenants", config_tenant, on_pressure, "\"none\"", on_pressure, on_pressure, 0, 0)
+	KEY("tenants", config_tenant, on_pressure, "\"none\"", on_pressure, on_pressure, 0, 0) \
+	KEY("tenants", config_tenant, dedup, "\"off\"", dedup, dedup, 0, 0)
 /* clang-format on */
 
 #endif

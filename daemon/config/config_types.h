@@ -19,6 +19,13 @@ enum config_on_pressure {
 	CONFIG_ON_PRESSURE_SLEEP,
 };
 
+/* What becomes one copy without anybody asking, in a program that says nothing of it. */
+enum config_dedup {
+	CONFIG_DEDUP_OFF,
+	CONFIG_DEDUP_AUTO,
+	CONFIG_DEDUP_OBSERVED,
+};
+
 enum config_pressure {
 	CONFIG_PRESSURE_REFUSE, /* a request that does not fit is refused: see alloc.h */
 	CONFIG_PRESSURE_WAIT,   /* it waits for memory, wait_ms at most */

@@ -237,6 +237,33 @@ CONFIG_VALUE(on_pressure)
 	return 0;
 }
 
+/* The number of the word among @names. */
+static int read_word(struct config_file *file, const config_setting_t *at, const char *const *names,
+                     unsigned n_names, const char *words, unsigned *word_out)
+{
+	const char *name = NULL;
+	int result = read_text(file, at, &name);
+	for (unsigned i = 0; result == 0 && i < n_names; i++) {
+		if (strcmp(name, names[i]) == 0) {
+			*word_out = i;
+			return 0;
+		}
+	}
+	return result < 0 ? result
+	                  : config_file_wrong(file, at, "%s must be %s, not \"%s\"",
+	                                      label_of(at).text, words, name);
+}
+
+CONFIG_VALUE(dedup)
+{
+	static const char *const names[] = {
+		[CONFIG_DEDUP_OFF] = "off",
+		[CONFIG_DEDUP_AUTO] = "auto",
+		[CONFIG_DEDUP_OBSERVED] = "observed",
+	};
+	return read_word(file, at, names, n_elements(names), "off, auto or observed", field);
+}
+
 CONFIG_VALUE(verify)
 {
 	static const char *const names[] = {
@@ -244,18 +271,7 @@ CONFIG_VALUE(verify)
 		[CONFIG_VERIFY_SAMPLE] = "sample",
 		[CONFIG_VERIFY_ALWAYS] = "always",
 	};
-	const char *name = NULL;
-	int result = read_text(file, at, &name);
-	for (size_t i = 0; result == 0 && i < n_elements(names); i++) {
-		if (strcmp(name, names[i]) == 0) {
-			*(enum config_verify *)field = (enum config_verify)i;
-			return 0;
-		}
-	}
-	return result < 0
-	               ? result
-	               : config_file_wrong(file, at, "%s must be off, sample or always, not \"%s\"",
-	                                   label_of(at).text, name);
+	return read_word(file, at, names, n_elements(names), "off, sample or always", field);
 }
 
 /* ---- numbers ---- */

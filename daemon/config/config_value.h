@@ -34,6 +34,7 @@ CONFIG_VALUE(mode);          /* mode_t, from an octal text */
 CONFIG_VALUE(log_level);     /* enum log_level */
 CONFIG_VALUE(pressure);      /* enum config_pressure */
 CONFIG_VALUE(on_pressure);   /* enum config_on_pressure */
+CONFIG_VALUE(dedup);         /* enum config_dedup */
 CONFIG_VALUE(verify);        /* enum config_verify */
 CONFIG_VALUE(flag);          /* bool */
 CONFIG_VALUE(u32);           /* uint32_t */

@@ -87,6 +87,7 @@ static void configure(const struct tenant_table *table, struct tenant *tenant,
 	tenant->priority = rule->priority;
 	tenant->idle_ms = rule->idle_ms;
 	tenant->sleeps_on_pressure = rule->on_pressure == CONFIG_ON_PRESSURE_SLEEP;
+	tenant->dedup = rule->dedup;
 	tenant->max_sessions = rule->max_sessions;
 	tenant->max_fds = rule->max_fds;
 	tenant_set_manifest_quota(tenant, rule->manifest_bytes);

@@ -61,6 +61,7 @@ struct tenant {
 	int32_t priority;
 	uint64_t idle_ms;        /* its programs sleep when they were idle for so long; 0 = never */
 	bool sleeps_on_pressure; /* they give way to others, and others to them */
+	enum config_dedup dedup; /* told to sessions when they begin */
 	uint32_t n_sessions;
 	uint32_t max_sessions; /* 0 = no limit */
 	uint64_t n_fds;

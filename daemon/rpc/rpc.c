@@ -65,6 +65,7 @@ static void greet(struct session *session, uint64_t id)
 	}
 	hello.hosts = host_list;
 	hello.knows_spare = true;
+	hello.dedup = (Glake__Wire__Dedup)session->holder->tenant->dedup;
 	answer.body_case = GLAKE__WIRE__ANSWER__BODY_HELLO;
 	answer.hello = &hello;
 	rpc_answer(session, id, &answer, NULL, 0);

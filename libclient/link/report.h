@@ -20,6 +20,10 @@
  */
 bool glake__session_is_gone(struct glake_session *session);
 
+/* What the tenant wants sealed without anybody asking, as its session was told when it began. */
+enum glake__dedup { GLAKE__DEDUP_OFF, GLAKE__DEDUP_AUTO, GLAKE__DEDUP_OBSERVED };
+enum glake__dedup glake__session_dedup(const struct glake_session *session);
+
 /* A kernel that was given sealed memory, or a graph that may have such. */
 struct glake__suspect {
 	const char *kernel; /* its name, as the driver has it; borrowed */

@@ -83,6 +83,11 @@ static int take_hello(struct glake_session *session, const Glake__Wire__HelloAns
 	}
 	session->is_admin = hello->admin;
 	session->warm_bytes = hello->warm_bytes;
+	/* Words of a later glaked are not followed. */
+	session->dedup = hello->dedup == GLAKE__WIRE__DEDUP__DEDUP_AUTO ? GLAKE__DEDUP_AUTO
+	                 : hello->dedup == GLAKE__WIRE__DEDUP__DEDUP_OBSERVED
+	                         ? GLAKE__DEDUP_OBSERVED
+	                         : GLAKE__DEDUP_OFF;
 	copy_text(session->tenant, sizeof(session->tenant), hello->tenant);
 	copy_text(session->realm, sizeof(session->realm), hello->realm);
 	copy_text(session->daemon_version, sizeof(session->daemon_version), hello->daemon_version);

@@ -32,6 +32,11 @@ bool glake__session_is_gone(struct glake_session *session)
 	return glake__link_is_gone(&session->link);
 }
 
+enum glake__dedup glake__session_dedup(const struct glake_session *session)
+{
+	return session->dedup;
+}
+
 void glake__session_ref(struct glake_session *session)
 {
 	session->n_refs++;

@@ -27,6 +27,7 @@
 #include "libclient/glake.h"
 #include "libclient/link/error.h"
 #include "libclient/link/link.h"
+#include "libclient/link/report.h"
 
 struct glake__allocation;
 struct glake__elastic_calls;
@@ -129,6 +130,7 @@ struct glake_session {
 	uint32_t n_hosts;
 	struct glake__host *hosts; /* owned */
 	uint64_t warm_bytes;       /* the most that may be warm, on each device */
+	enum glake__dedup dedup;   /* of the tenant, when the session began */
 	struct glake__link link;
 	struct glake__books books;
 	struct glake__heap *heaps; /* owned; by position in devices */

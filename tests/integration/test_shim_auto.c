@@ -143,6 +143,34 @@ START_TEST(a_launch_without_room_is_refused)
 }
 END_TEST
 
+#define OF_TENANT(word) \
+	WORLD_CONFIG "warm_bytes = \"64MiB\"; tenants = ( { name = \"default\"; dedup = \"" word \
+		     "\"; } );"
+
+START_TEST(a_tenants_word_counts_where_the_program_has_none)
+{
+	struct run run;
+	run_as(NULL, "unsealed");
+	start_as(&run, NULL, "untold");
+	run_read(&run, "started");
+	harness_reload(&harness, OF_TENANT("auto"));
+	run_as(NULL, "plain");
+	run_as(NULL, "unlisted");
+	run_as(NULL, "early");
+	run_as("GLAKE_DEDUP=off", "unsealed");
+	harness_reload(&harness, OF_TENANT("observed"));
+	run_as(NULL, "beside");
+	/* Its own word is stricter. */
+	run_as("GLAKE_DEDUP=auto", "unlisted");
+	harness_reload(&harness, OF_TENANT("off"));
+	run_as(NULL, "unsealed");
+	run_as("GLAKE_DEDUP=auto", "plain");
+	/* Whose session is older keeps to what it was told. */
+	run_continue(&run);
+	run_end_well(&run);
+}
+END_TEST
+
 START_TEST(nobody_is_sealed_who_did_not_want_it)
 {
 	run_as(NULL, "unsealed");

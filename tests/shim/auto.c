@@ -200,7 +200,7 @@ static CUfunction function_of(const char *name)
 	return found;
 }
 
-static void start(void)
+static void begin(void)
 {
 	CUcontext ctx;
 	must_ok(cuInit(0));
@@ -208,6 +208,11 @@ static void start(void)
 	must_ok(cuCtxSetCurrent(ctx));
 	must_ok(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
 	must_ok(cuModuleLoadData(&module, &image));
+}
+
+/* The first memory, and with it the connection to glaked. */
+static void start(void)
+{
 	must_ok(cuMemAlloc(&small, 4096));
 	*(void **)&count_of = dlsym(RTLD_DEFAULT, "glake_shim_count");
 	must(count_of);
@@ -508,6 +513,14 @@ static void unsealed(void)
 	read_for_a_while(&weights);
 	must(count_of("sealed_alone") == 0);
 	compare(&weights);
+}
+
+/* The same, of a program that has begun before others. */
+static void unsealed_later(void)
+{
+	say("started");
+	pause_here();
+	unsealed();
 }
 
 /* Made before anything is sealed. */
@@ -951,6 +964,8 @@ static const struct {
 	{"fails", fails},
 	{"long", takes_long},
 	{"library", graph_of_library_reads},
+	{"early", unsealed},
+	{"untold", unsealed_later},
 };
 
 static void run(const char *name)
@@ -974,6 +989,11 @@ int main(int argc, char **argv)
 		dl_iterate_phdr(write_table, file);
 		must(fclose(file) == 0);
 		return 0;
+	}
+	begin();
+	if (strcmp(what, "early") == 0) {
+		/* Before it is known that anything will be sealed. */
+		graph_of("hidden", 0, 1, &old_node, &old_graph);
 	}
 	start();
 	if (strcmp(what, "random") == 0) {

@@ -409,6 +409,8 @@ START_TEST(mistakes_are_refused_with_their_line)
 	         ":2: an entry of device_bytes must be a size like \"24GiB\", not \"lots\""},
 		{"tenants = ( { name = \"x\"; uids = [1];\npriority = 1001; } );",
 	         ":2: priority is 1001, must be -1000 to 1000"},
+		{"tenants = ( { name = \"x\"; uids = [1];\ndedup = \"on\"; } );",
+	         ":2: dedup must be off, auto or observed, not \"on\""},
 		{"tenants = ( { name = \"x\"; uids = [1];\nmax_sessions = -1; } );",
 	         ":2: max_sessions is -1, must be 0 to 1000000"},
 	};
@@ -481,7 +483,8 @@ START_TEST(tenant_is_the_first_rule_that_matches)
 		"{ name = \"both\"; uids = [1001, 1000]; gids = [50]; },\n"
 		"{ name = \"unit\"; cgroup = \"/system.slice/foo.service/\"; },\n"
 		"{ name = \"narrow\"; gids = [60]; cgroup = \"/user.slice\"; },\n"
-		"{ name = \"system\"; cgroup = \"/system.slice\"; priority = -5; max_fds = 9; } "
+		"{ name = \"system\"; cgroup = \"/system.slice\"; priority = -5; max_fds = 9; "
+	        "dedup = \"auto\"; } "
 		");");
 	static const struct {
 		uid_t uid;
@@ -526,6 +529,8 @@ START_TEST(tenant_is_the_first_rule_that_matches)
 	ck_assert_uint_eq(config_sizes_at(&last->device_bytes, 0), 8 * GIB);
 	ck_assert_uint_eq(config_sizes_at(&last->device_bytes, 3), 8 * GIB);
 	ck_assert_int_eq(config->tenants[4].priority, -5);
+	ck_assert_int_eq(config->tenants[4].dedup, CONFIG_DEDUP_AUTO);
+	ck_assert_int_eq(config->tenants[3].dedup, CONFIG_DEDUP_OFF);
 	ck_assert_uint_eq(config->tenants[4].max_fds, 9);
 	config_free(config);
 }
