@@ -717,6 +717,7 @@ static void close_parts(struct server *server)
 	}
 	books_free(server->books);
 	orders_deinit(&server->rpc.holders.orders);
+	mistakes_deinit(&server->rpc.holders.mistakes);
 	allocator_deinit(&server->allocator);
 	tenant_table_free(server->tenants);
 	turns_end();

@@ -368,6 +368,32 @@ GLAKE_API int glake_list_events_after(struct glake_session *session, uint64_t af
                                       glake_event_fn row, void *user);
 
 /*
+ * A program that lost its context to an illegal access while memory was sealed that nobody had asked to seal. It is not
+ * sealed by itself again, and of its user's programs none takes the words that it used last for readers.
+ */
+struct glake_mistake_row {
+	uint64_t id;
+	uint32_t uid;
+	const char *program;
+	const char *script;     /* that its interpreter ran; "": none */
+	const char *executable; /* "build-id ..." of its file, or what there was instead */
+	uint64_t time_ms;       /* of the last fault, since 1970 */
+	uint64_t n_faults;
+	uint32_t n_words;    /* that are no readers */
+	const char *kernels; /* what was given sealed memory last; "": not known */
+};
+
+typedef int (*glake_mistake_fn)(void *user, const struct glake_mistake_row *row);
+/* One row per such program of the own user, or of all as admin. Errors: request errors; GLAKE_E_BAD_REQUEST (an older glaked). */
+GLAKE_API int glake_list_mistakes(struct glake_session *session, glake_mistake_fn row, void *user);
+
+/*
+ * Processes of the program that begin from now on may be sealed by themselves again. @id: of glake_mistake_row; 0: all of
+ * the list. Errors: request errors; GLAKE_E_NOT_FOUND; GLAKE_E_BAD_REQUEST (an older glaked).
+ */
+GLAKE_API int glake_forgive(struct glake_session *session, uint64_t id);
+
+/*
  * Pin or unpin a model of the own realm, or of any as admin. @model is its name, or its id
  * (glake_model_row) in decimal digits: a text of digits alone is always an id. A pinned model is
  * charged to the tenant that pins it. @pin: nonzero pins, 0 unpins.

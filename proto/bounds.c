@@ -61,9 +61,9 @@ struct bounds {
 #define TENSOR_FIELDS 7u
 #define RUN_FIELDS 6u
 
-/* A FaultSuspect: tag and length, a name with its own, and three numbers with their tags. */
-#define SUSPECT_FIELDS 5u
-#define SUSPECT_BYTES (3 + 3 + GLAKE_MAX_KERNEL_NAME_BYTES + 3 * (1 + VARINT_BYTES))
+/* A FaultSuspect: tag and length, a name with its own, and four numbers with their tags. */
+#define SUSPECT_FIELDS 6u
+#define SUSPECT_BYTES (3 + 3 + GLAKE_MAX_KERNEL_NAME_BYTES + 4 * (2 + VARINT_BYTES))
 
 /* A SleepStay. */
 #define STAY_FIELDS 3u
@@ -134,6 +134,8 @@ static const struct bounds bounds_of[] = {
 	[GLAKE__WIRE__REQUEST__BODY_PROMISE] = SMALL,
 	[GLAKE__WIRE__REQUEST__BODY_SESSION_SLEEP] = SMALL,
 	[GLAKE__WIRE__REQUEST__BODY_SLEEPER_LIST] = SMALL,
+	[GLAKE__WIRE__REQUEST__BODY_MISTAKE_LIST] = SMALL,
+	[GLAKE__WIRE__REQUEST__BODY_MISTAKE_FORGIVE] = SMALL,
 };
 
 /* Of a request of a later version: it is not decoded, and refused. */

@@ -3,12 +3,14 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "glake_shim.h"
 #include "proto/clock.h"
+#include "shim/doubts.h"
 #include "shim/graphs.h"
 #include "shim/guard.h"
 #include "shim/learn.h"
@@ -58,6 +60,7 @@ static pthread_mutex_t lock =
 	PTHREAD_MUTEX_INITIALIZER; /* a dead connection's thread may be here still */
 static uint64_t look_ns;           /* again */
 static uint64_t may_ns;
+static atomic_bool has_sealed;
 
 static uint64_t quiet_ns(void)
 {
@@ -68,6 +71,11 @@ static uint64_t quiet_ns(void)
 		ns = (ms > 0 && ms <= 3600000 ? ms : 5000) * 1000000ull;
 	}
 	return ns;
+}
+
+bool auto_has_sealed(void)
+{
+	return has_sealed;
 }
 
 unsigned auto_turn_ms(void)
@@ -194,6 +202,7 @@ static void seal_spans(struct candidate *candidate, const struct glake_span *spa
 	char why[GUARD_WHY_BYTES] = "no page of it could be sealed";
 	uint64_t n_sealed = 0;
 	int r = 0;
+	has_sealed = true;
 	for (size_t i = 0; r == 0 && i < n && !turn_is_last();) {
 		struct glake_sealed sealed = {.size = sizeof(sealed)};
 		size_t n_batch = next_batch(spans + i, n - i);
@@ -335,6 +344,10 @@ static bool may_go_on(struct connection *connection, uint64_t now_ns)
 	if (guard_is_refused(why)) {
 		return false;
 	}
+	if (doubts_why()) {
+		guard_refuse(doubts_why());
+		return false;
+	}
 	if (!kernels_are_told()) {
 		guard_refuse("the driver is older than CUDA 12.4, and does not tell parameters");
 		return false;
@@ -378,6 +391,16 @@ static void look(struct connection *connection, uint64_t now_ns)
 	free(found.spans);
 }
 
+/* What has been made private counts until it is seen to be. */
+static void note_sealed(void)
+{
+	bool has = false;
+	for (size_t i = 0; i < n_candidates; i++) {
+		has = has || candidates[i].state == SEALED;
+	}
+	has_sealed = has;
+}
+
 void auto_serve(struct connection *connection)
 {
 	const uint64_t now_ns = clock_now_ns();
@@ -390,6 +413,7 @@ void auto_serve(struct connection *connection)
 	} else if (guard_is_refused(why)) {
 		refuse_all();
 	}
+	note_sealed();
 	pthread_mutex_unlock(&lock);
 }
 

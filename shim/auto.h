@@ -33,6 +33,9 @@ unsigned auto_turn_ms(void);
 /* What there is, by state. Any thread. */
 void auto_describe(struct glake__alone *alone_out);
 
+/* Is anything sealed that nobody asked to seal, or is it about to be? Any thread, without a lock. */
+bool auto_has_sealed(void);
+
 /* Look, and seal what is to be, in a turn. It stops once the turn is the last. */
 void auto_serve(struct connection *connection);
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "proto/cleanup.h"
+#include "shim/doubts.h"
 #include "shim/heap.h"
 #include "shim/kernels.h"
 #include "shim/shim.h"
@@ -19,16 +20,18 @@ static struct note {
 	_Atomic uint64_t number; /* from 1 on; 0: it is being written */
 	_Atomic(struct kernel *) kernel;
 	_Atomic uint64_t ptr;
+	atomic_size_t word; /* of the kernel's parameters */
 } notes[N_NOTES];
 static _Atomic uint64_t n_notes;
 
-static void add_note(struct kernel *kernel, uint64_t ptr)
+static void add_note(struct kernel *kernel, uint64_t ptr, size_t word)
 {
 	uint64_t number = atomic_fetch_add(&n_notes, 1) + 1;
 	struct note *note = &notes[number % N_NOTES];
 	note->number = 0;
 	note->kernel = kernel;
 	note->ptr = ptr;
+	note->word = word;
 	note->number = number;
 }
 
@@ -59,7 +62,7 @@ static inline void look_at_words(struct kernel *kernel, const struct look *look,
 		if (atomic_load_explicit(seen, memory_order_relaxed) != look->now &&
 		    is_sealed(word)) {
 			atomic_store_explicit(seen, look->now, memory_order_relaxed);
-			add_note(kernel, word);
+			add_note(kernel, word, first + i);
 		}
 	}
 }
@@ -103,7 +106,7 @@ void eyes_look_at_graph(uint64_t *seen)
 	uint64_t now = glake__sealed.n_sealings;
 	if (*seen != now) {
 		*seen = now;
-		add_note(&any_of_graph, 0);
+		add_note(&any_of_graph, 0, 0);
 	}
 }
 
@@ -114,9 +117,10 @@ bool eyes_can_see(void)
 
 /* ---- suspects --------------------------------------------------------------------------------- */
 
-static struct glake__suspect suspect_of(const struct kernel *kernel, uint64_t ptr)
+static struct glake__suspect suspect_of(const struct kernel *kernel, uint64_t ptr, size_t word)
 {
 	struct glake__suspect suspect = {.kernel = kernel->name, .ptr = ptr};
+	suspect.word = ptr ? doubts_word(kernel, word) : 0;
 	struct heap_facts facts;
 	if (!ptr) {
 		return suspect;
@@ -153,9 +157,10 @@ size_t eyes_suspects(struct glake__suspect *suspects_out, size_t max)
 		uint64_t before = note->number;
 		const struct kernel *kernel = note->kernel;
 		uint64_t ptr = note->ptr;
+		size_t word = note->word;
 		if (before == number && note->number == number && (!ptr || is_sealed(ptr)) &&
 		    !has_suspect(suspects_out, n, kernel, ptr)) {
-			suspects_out[n++] = suspect_of(kernel, ptr);
+			suspects_out[n++] = suspect_of(kernel, ptr, word);
 		}
 	}
 	return n;

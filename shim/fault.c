@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "proto/cleanup.h"
+#include "shim/auto.h"
 #include "shim/connection.h"
 #include "shim/eyes.h"
 #include "shim/shim.h"
@@ -42,6 +43,7 @@ static void look_around(CUresult result)
 		real(cuGetErrorName)(result, &fault.name);
 	}
 	fault.sealed_bytes = glake__sealed_bytes();
+	fault.is_alone = auto_has_sealed();
 	fault.n_suspects = eyes_suspects(fault.suspects, n_elements(fault.suspects));
 }
 
@@ -75,6 +77,13 @@ static void print(void)
 	        "to. %s\n",
 	        fault.error, fault.name, (unsigned long long)fault.sealed_bytes / MIB, list);
 	print_suspects();
+	if (fault.is_alone) {
+		dprintf(STDERR_FILENO,
+		        "glake: Some was sealed without being asked: a table of readers may be "
+		        "wrong. The program is not sealed by itself again until \"glakectl dedup "
+		        "--forgive\" says so.\n");
+		return;
+	}
 	dprintf(STDERR_FILENO,
 	        "glake: If one of them writes there, call glake_unseal() before, or set "
 	        "GLAKE_DEDUP=off.\n");

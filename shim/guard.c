@@ -12,6 +12,7 @@
 #include "glake_shim.h"
 #include "proto/cleanup.h"
 #include "shim/capture.h"
+#include "shim/doubts.h"
 #include "shim/shim.h"
 #include "shim/writes.h"
 
@@ -363,7 +364,7 @@ static bool is_reader(const struct arguments *arguments, size_t number)
 		reads = function->words[i].at == 8 * number &&
 		        holds(arguments, &function->words[i]);
 	}
-	return reads;
+	return reads && !doubts_has(arguments->kernel, number);
 }
 
 /* Called with each word that is not a reader. */

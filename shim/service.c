@@ -11,6 +11,7 @@
 #include "proto/clock.h"
 #include "shim/auto.h"
 #include "shim/capture.h"
+#include "shim/doubts.h"
 #include "shim/gate.h"
 #include "shim/graphmem.h"
 #include "shim/idle.h"
@@ -192,6 +193,7 @@ void service_start(struct connection *connection)
 	turn_watch_exit();
 	order_set_calls(capture_ask_idle, graphmem_keep);
 	glake_set_notice_handler(connection->session, on_notice, connection);
+	doubts_begin(connection->session);
 	seal_ask_follow(connection);
 	sleep_follow(connection);
 	pthread_attr_setstacksize(&attributes, STACK_BYTES);

@@ -517,6 +517,7 @@ static struct holder *make_holder(struct adoption *adoption, uint64_t id,
 		.program = body->has_program ? strdup(body->program) : NULL,
 		.name = strdup(body->name),
 		.script = strdup(body->script),
+		.executable = strdup(body->executable),
 		.cgroup = holder->peer.cgroup ? text_clean_copy(holder->peer.cgroup) : NULL,
 	};
 	holder->since_ms = body->since_ms;
@@ -804,11 +805,34 @@ static void adopt_ids(const struct books_parts *parts, const struct journal_imag
 	holders->last_id = max_id(image, holders->last_id, BOOKS_HELD);
 	holders->last_id = max_id(image, holders->last_id, BOOKS_SLEPT);
 	holders->last_id = max_id(image, holders->last_id, BOOKS_SLEPT_MODEL);
+	holders->mistakes.last_id = max_id(image, holders->mistakes.last_id, BOOKS_MISTAKE);
 	store->last_id = max_id(image, store->last_id, BOOKS_BLOCK);
 	store->last_id = max_id(image, store->last_id, BOOKS_MODEL);
 	store->last_id = max_id(image, store->last_id, BOOKS_MANIFEST);
 	store->last_id = max_id(image, store->last_id, BOOKS_HOST_CHUNK);
 	store->last_id = max_id(image, store->last_id, BOOKS_COPY);
+}
+
+/* ---- mistakes -------------------------------------------------------------------------------- */
+
+static void adopt_mistake(struct adoption *adoption, struct journal_entry *entry)
+{
+	cleanup_message Glake__State__Mistake *body = unpack(&glake__state__mistake__descriptor,
+	                                                     entry);
+	struct mistakes *mistakes = &adoption->parts->holders->mistakes;
+	if (!body || mistakes->n >= MISTAKES_MAX || entry->key.id == 0) {
+		return;
+	}
+	const struct mistake_key key = {body->uid, body->program, body->script, body->executable};
+	struct mistake *mistake = mistakes_find(mistakes, &key)
+	                                  ? NULL
+	                                  : mistakes_add(mistakes, &key, entry->key.id);
+	if (mistake) {
+		mistake_note(mistakes, mistake, body->words, body->n_words, body->kernels);
+		mistake->time_ms = body->time_ms;
+		mistake->n_faults = body->n_faults;
+		entry->user = &is_adopted;
+	}
 }
 
 void adopt_all(const struct books_parts *parts, struct journal_image *image,
@@ -821,6 +845,7 @@ void adopt_all(const struct books_parts *parts, struct journal_image *image,
 	adopt_ids(parts, image);
 	adopt_kind(&adoption, BOOKS_DEVICE, adopt_device);
 	adopt_kind(&adoption, BOOKS_QUOTA, adopt_limit);
+	adopt_kind(&adoption, BOOKS_MISTAKE, adopt_mistake);
 	if (parts->sleep) {
 		adopt_kind(&adoption, BOOKS_HOST_CHUNK, adopt_host_chunk);
 		adopt_kind(&adoption, BOOKS_COPY, adopt_copy);

@@ -16,6 +16,7 @@ enum books_kind {
 	BOOKS_SLEPT,
 	BOOKS_SLEEPER,
 	BOOKS_SLEPT_MODEL,
+	BOOKS_MISTAKE,
 };
 
 enum books_limit {

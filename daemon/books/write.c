@@ -289,6 +289,7 @@ static void write_holder(void *user, const struct holder *holder)
 	body.program = holder->labels.program ? holder->labels.program : body.program;
 	body.name = holder->labels.name ? holder->labels.name : body.name;
 	body.script = holder->labels.script ? holder->labels.script : body.script;
+	body.executable = holder->labels.executable ? holder->labels.executable : body.executable;
 	body.since_ms = holder->since_ms;
 	Glake__State__Promise rows[WRITE_MAX_PROMISES];
 	Glake__State__Promise *list[WRITE_MAX_PROMISES];
@@ -433,6 +434,26 @@ static void delete_sleeper(void *user, const struct sleeper *sleeper)
 	journal_delete(user, BOOKS_SLEEPER, sleeper->holder->id);
 }
 
+static void write_mistake(void *user, const struct mistake *mistake)
+{
+	Glake__State__Mistake body = GLAKE__STATE__MISTAKE__INIT;
+	body.uid = mistake->uid;
+	body.program = (char *)mistake->program;
+	body.script = (char *)mistake->script;
+	body.executable = (char *)mistake->executable;
+	body.time_ms = mistake->time_ms;
+	body.n_faults = mistake->n_faults;
+	body.words = (uint64_t *)mistake->words;
+	body.n_words = mistake->n_words;
+	body.kernels = (char *)mistake->kernels;
+	put(user, BOOKS_MISTAKE, mistake->id, &body.base);
+}
+
+static void delete_mistake(void *user, const struct mistake *mistake)
+{
+	journal_delete(user, BOOKS_MISTAKE, mistake->id);
+}
+
 const struct holder_watch write_holder_watch = {
 	.holder = write_holder,
 	.holder_gone = delete_holder,
@@ -442,6 +463,8 @@ const struct holder_watch write_holder_watch = {
 	.slept_gone = delete_slept,
 	.sleeper = write_sleeper,
 	.sleeper_gone = delete_sleeper,
+	.mistake = write_mistake,
+	.mistake_gone = delete_mistake,
 };
 
 /* ---- devices and limits ---------------------------------------------------------------------- */

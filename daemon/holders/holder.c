@@ -42,6 +42,7 @@ void holders_init(struct holders *holders, uv_loop_t *loop, struct location *con
 	list_init(&holders->sleepers);
 	list_init(&holders->reading);
 	orders_init(&holders->orders);
+	mistakes_init(&holders->mistakes);
 }
 
 struct holder *holder_new(struct holders *holders)
@@ -106,6 +107,7 @@ void holder_unref(struct holder *holder)
 	free(holder->labels.name);
 	free(holder->labels.script);
 	free(holder->labels.arguments);
+	free(holder->labels.executable);
 	free(holder->labels.cgroup);
 	free(holder);
 }
@@ -154,6 +156,10 @@ void holder_note(const struct holder *holder, const struct held *held)
 void holders_note_all(const struct holders *holders)
 {
 	const struct holder *holder;
+	const struct mistake *mistake;
+	list_for_each (mistake, &holders->mistakes.list, link) {
+		holders->watch->mistake(holders->watcher, mistake);
+	}
 	list_for_each (holder, &holders->list, link) {
 		holder_note_changed(holder);
 		for (const struct held *held = holder->held; held; held = held->hh.next) {

@@ -29,6 +29,7 @@
 #include "daemon/base/log_limits.h"
 #include "daemon/base/hash.h"
 #include "daemon/base/log.h"
+#include "daemon/holders/mistakes.h"
 #include "daemon/holders/orders.h"
 #include "daemon/holders/refused.h"
 #include "daemon/memory/chunk.h"
@@ -219,6 +220,8 @@ struct holder_watch {
 	/* ASLEEP; it sleeps no more when it is gone. */
 	void (*sleeper)(void *user, const struct sleeper *sleeper);
 	void (*sleeper_gone)(void *user, const struct sleeper *sleeper);
+	void (*mistake)(void *user, const struct mistake *mistake);
+	void (*mistake_gone)(void *user, const struct mistake *mistake);
 };
 
 /* All holders of the node, and what they need. */
@@ -247,6 +250,7 @@ struct holders {
 	uint64_t n_unkept;    /* named chunks that are not parked */
 	struct list realms;
 	struct refused_sums refused;
+	struct mistakes mistakes;
 	const struct holder_watch *watch; /* NULL: nobody; then the next is not used */
 	void *watcher;
 	struct log_limits log_limits; /* by owner: of lines about holders without a tenant */
@@ -257,11 +261,12 @@ struct holders {
  * all but the cgroup, whose name may be anything, too.
  */
 struct holder_labels {
-	char *program;   /* its name for itself */
-	char *name;      /* that it was given */
-	char *script;    /* that its interpreter runs */
-	char *arguments; /* in no book: they may hold secrets */
-	char *cgroup;    /* peer.cgroup */
+	char *program;    /* its name for itself */
+	char *name;       /* that it was given */
+	char *script;     /* that its interpreter runs */
+	char *arguments;  /* in no book: they may hold secrets */
+	char *executable; /* the file that it runs; never shown as it is */
+	char *cgroup;     /* peer.cgroup */
 };
 
 struct holder {
@@ -282,6 +287,7 @@ struct holder {
 	bool follows_seals; /* it has said so, and so the next */
 	bool follows_sleeps;
 	bool only_looks;             /* it gets nothing, and is no program */
+	bool has_faulted;            /* it has said so */
 	bool has_process_ended;      /* the process is known to have */
 	const char *refusal;         /* static: the limit that refuses it; NULL: it is let in */
 	struct holder_labels labels; /* empty before Hello */

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "daemon/rpc/rpc_handlers.h"
+#include "daemon/rpc/rpc_mistakes.h"
 #include "daemon/base/text.h"
 #include "proto/bounds.h"
 #include "proto/cleanup.h"
@@ -42,6 +43,8 @@ static void greet(struct session *session, uint64_t id)
 	Glake__Wire__Device *list[n_elements(devices)];
 	Glake__Wire__Host hosts[NODE_MAX];
 	Glake__Wire__Host *host_list[NODE_MAX];
+	char doubt[RPC_DOUBT_BYTES];
+	uint64_t doubted[MISTAKES_OF_USER * GLAKE_MAX_SUSPECTS];
 
 	hello.version = GLAKE_WIRE_VERSION;
 	hello.session = session->holder->id;
@@ -66,6 +69,10 @@ static void greet(struct session *session, uint64_t id)
 	hello.hosts = host_list;
 	hello.knows_spare = true;
 	hello.dedup = (Glake__Wire__Dedup)session->holder->tenant->dedup;
+	hello.doubt = rpc_doubt_of(session->holder, doubt);
+	hello.n_doubted = mistakes_words_of(&rpc->holders.mistakes, session->holder->user->uid,
+	                                    doubted);
+	hello.doubted = doubted;
 	answer.body_case = GLAKE__WIRE__ANSWER__BODY_HELLO;
 	answer.hello = &hello;
 	rpc_answer(session, id, &answer, NULL, 0);
@@ -102,6 +109,7 @@ static int greet_as(struct session *session, const Glake__Wire__Hello *hello, co
 		.name = text_clean_copy(hello->name),
 		.script = text_clean_copy(hello->script),
 		.arguments = text_clean_copy(hello->arguments),
+		.executable = text_clean_copy(hello->executable),
 		.cgroup = cgroup ? text_clean_copy(cgroup) : NULL,
 	};
 	session->holder->only_looks = hello->only_looks;
@@ -126,6 +134,7 @@ static void begin(struct session *session, const request_t *request)
 		turn_away(session, request, STATUS_NO_HOST_MEMORY, STORE_NO_ROOM);
 	} else if (strlen(hello->name) > GLAKE_MAX_LABEL_BYTES ||
 	           strlen(hello->script) > GLAKE_MAX_LABEL_BYTES ||
+	           strlen(hello->executable) > GLAKE_MAX_LABEL_BYTES ||
 	           strlen(hello->arguments) > GLAKE_MAX_NAME_BYTES) {
 		turn_away(session, request, STATUS_BAD_REQUEST,
 		          "the process's name, script or arguments are too long");
@@ -237,6 +246,8 @@ static const struct {
 	[GLAKE__WIRE__REQUEST__BODY_SESSION_SLEEP] = {rpc_session_sleep, .grants = true},
 	[GLAKE__WIRE__REQUEST__BODY_SLEEPER_LIST] = {rpc_sleeper_list},
 	[GLAKE__WIRE__REQUEST__BODY_DRAIN] = {rpc_drain},
+	[GLAKE__WIRE__REQUEST__BODY_MISTAKE_LIST] = {rpc_mistake_list},
+	[GLAKE__WIRE__REQUEST__BODY_MISTAKE_FORGIVE] = {rpc_mistake_forgive},
 };
 
 /* What is given back is always written: the books keep room for it. */

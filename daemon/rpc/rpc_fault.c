@@ -6,9 +6,11 @@
 
 #include "daemon/base/events.h"
 #include "daemon/rpc/rpc_handlers.h"
+#include "daemon/rpc/rpc_mistakes.h"
 
 /* Of a name in an event: names of C++ are long, and begin with what tells most. */
 #define SHOWN_BYTES 128
+#define ILLEGAL_ADDRESS 700u /* CUDA_ERROR_ILLEGAL_ADDRESS */
 #define KIB 1024u
 #define MIB (1024u * KIB)
 
@@ -26,11 +28,12 @@ static void describe_suspect(const Glake__Wire__FaultSuspect *suspect, char *tex
 	         suspect->range);
 }
 
+static const char title[] = "; given sealed memory last: ";
+
 /* As many as fit. Each is a client's word. */
 static void describe_suspects(const Glake__Wire__FaultReport *report, char *text_out,
                               size_t text_bytes)
 {
-	static const char title[] = "; given sealed memory last: ";
 	size_t n_written = 0;
 	text_out[0] = '\0';
 	for (size_t i = 0; i < report->n_suspects; i++) {
@@ -42,6 +45,12 @@ static void describe_suspects(const Glake__Wire__FaultReport *report, char *text
 		}
 		n_written += (size_t)sprintf(text_out + n_written, "%s%s", before, text);
 	}
+}
+
+/* The illegal access of a kernel. A process has one. */
+static bool is_mistake(const struct holder *holder, const Glake__Wire__FaultReport *report)
+{
+	return report->is_alone && report->error == ILLEGAL_ADDRESS && !holder->has_faulted;
 }
 
 void rpc_fault_report(struct session *session, const request_t *request, struct fdlist *fds)
@@ -57,8 +66,16 @@ void rpc_fault_report(struct session *session, const request_t *request, struct 
 		return;
 	}
 	describe_suspects(report, suspects, sizeof(suspects));
+	char mistake[80] = "";
+	if (is_mistake(holder, report)) {
+		uint64_t id = rpc_note_mistake(rpc_of(session), holder, report,
+		                               suspects[0] ? suspects + sizeof(title) - 1 : "");
+		snprintf(mistake, sizeof(mistake),
+		         ", some by itself, which it is not again (mistake %" PRIu64 ")", id);
+	}
+	holder->has_faulted = true;
 	events_add(rpc_of(session)->events, EVENT_DEVICE_FAULT, &subject,
-	           "CUDA error %" PRIu32 " (%.*s), %" PRIu64 " MiB sealed%s", report->error,
-	           SHOWN_BYTES, report->name, report->sealed_bytes / MIB, suspects);
+	           "CUDA error %" PRIu32 " (%.*s), %" PRIu64 " MiB sealed%s%s", report->error,
+	           SHOWN_BYTES, report->name, report->sealed_bytes / MIB, mistake, suspects);
 	rpc_answer_ok(session, request->id);
 }

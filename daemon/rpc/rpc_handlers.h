@@ -26,6 +26,8 @@ void rpc_chunk_unkeep(struct session *session, const request_t *request, struct 
 void rpc_chunk_adopt(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_usage_report(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_fault_report(struct session *session, const request_t *request, struct fdlist *fds);
+void rpc_mistake_list(struct session *session, const request_t *request, struct fdlist *fds);
+void rpc_mistake_forgive(struct session *session, const request_t *request, struct fdlist *fds);
 
 void rpc_drain(struct session *session, const request_t *request, struct fdlist *fds);
 

@@ -226,6 +226,7 @@ struct list {
 		glake_event_fn event;
 		glake_use_fn use;
 		glake_sleeper_fn sleeper;
+		glake_mistake_fn mistake;
 	} row;
 	void *user;
 	uint64_t after; /* begin behind this row */
@@ -239,6 +240,7 @@ union list_body {
 	Glake__Wire__EventList events;
 	Glake__Wire__UseList uses;
 	Glake__Wire__SleeperList sleepers;
+	Glake__Wire__MistakeList mistakes;
 };
 
 /* The list of @name: it is asked for and shown by ask_@names() and show_@names(). */
@@ -265,6 +267,7 @@ ASK(Block, BLOCK, block)
 ASK(Event, EVENT, event)
 ASK(Use, USE, use)
 ASK(Sleeper, SLEEPER, sleeper)
+ASK(Mistake, MISTAKE, mistake)
 
 static int walk_pages(struct glake_session *session, const struct list *list)
 {
@@ -673,6 +676,36 @@ int glake_list_uses(struct glake_session *session, glake_use_fn row, void *user)
 	return walk(session, &list);
 }
 
+static int show_mistakes(const Glake__Wire__Answer *answer, const struct list *list,
+                         uint64_t *next_out)
+{
+	const Glake__Wire__MistakeListAnswer *page = answer->mistake_list;
+	int r = 0;
+	for (size_t i = 0; r == 0 && i < page->n_mistakes; i++) {
+		const Glake__Wire__MistakeInfo *from = page->mistakes[i];
+		const struct glake_mistake_row row = {
+			.id = from->id,
+			.uid = from->uid,
+			.program = TEXT(from->program),
+			.script = TEXT(from->script),
+			.executable = TEXT(from->executable),
+			.time_ms = from->time_ms,
+			.n_faults = from->n_faults,
+			.n_words = from->n_words,
+			.kernels = TEXT(from->kernels),
+		};
+		r = list->row.mistake(list->user, &row);
+	}
+	*next_out = page->next;
+	return r;
+}
+
+int glake_list_mistakes(struct glake_session *session, glake_mistake_fn row, void *user)
+{
+	struct list list = LIST(MISTAKE, mistake, row, user);
+	return walk(session, &list);
+}
+
 /* ---- sleepers --------------------------------------------------------------------------------- */
 
 /* Owned by the caller. NULL: no memory, the error set. */
@@ -822,6 +855,16 @@ static int act(struct glake_session *session, Glake__Wire__Request *request)
 		glake__call_end(&session->link, &call);
 	}
 	return glake__leave(session, r);
+}
+
+int glake_forgive(struct glake_session *session, uint64_t id)
+{
+	Glake__Wire__MistakeForgive body = GLAKE__WIRE__MISTAKE_FORGIVE__INIT;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	body.id = id;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_MISTAKE_FORGIVE;
+	request.mistake_forgive = &body;
+	return act(session, &request);
 }
 
 int glake_pin(struct glake_session *session, const char *model, int pin)

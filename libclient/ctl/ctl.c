@@ -72,6 +72,8 @@ const struct ctl_option_text ctl_options[] = {
          "over HTTP at unix:PATH, 127.0.0.1:PORT or [::1]:PORT; another IP:PORT needs a token"},
 	{CTL_OPTION_TOKEN_FILE, "token-file", "FILE",
          "answer only requests that have the first line of FILE as bearer token"},
+	{CTL_OPTION_FORGIVE, "forgive", "ID",
+         "the program of that mistake, or all, may be sealed by itself again"},
 	{CTL_OPTION_MODELS, "models", NULL, "also each model, by name"},
 	{CTL_OPTION_UNDO, "undo", NULL, "let new programs in again"},
 	{CTL_OPTION_WAIT, "wait", NULL, "until no program is left"},
@@ -140,6 +142,19 @@ static int set_max_sessions(struct ctl *ctl, const char *text)
 	return err;
 }
 
+static int set_mistake(struct ctl *ctl, const char *text)
+{
+	ctl->values.mistake = 0;
+	if (strcmp(text, "all") == 0) {
+		return GO_ON;
+	}
+	int err = set_count(ctl, "forgive", text, &ctl->values.mistake);
+	if (err == GO_ON && ctl->values.mistake == 0) {
+		return ctl_usage(ctl, "--forgive: must be a number of the list, or all");
+	}
+	return err;
+}
+
 static int set_command_option(struct ctl *ctl, enum ctl_option bit, const char *argument)
 {
 	ctl->values.given |= bit;
@@ -165,6 +180,8 @@ static int set_command_option(struct ctl *ctl, enum ctl_option bit, const char *
 		return GO_ON;
 	case CTL_OPTION_SESSIONS:
 		return set_max_sessions(ctl, argument);
+	case CTL_OPTION_FORGIVE:
+		return set_mistake(ctl, argument);
 	case CTL_OPTION_EXACT:
 		ctl->exact = true;
 		return GO_ON;

@@ -73,6 +73,7 @@ enum ctl_option {
 	CTL_OPTION_UNDO = 1 << 19,
 	CTL_OPTION_WAIT = 1 << 20,
 	CTL_OPTION_REASON = 1 << 21,
+	CTL_OPTION_FORGIVE = 1 << 22,
 };
 
 struct ctl_values {
@@ -87,6 +88,7 @@ struct ctl_values {
 	const char *serve;      /* NULL: not given */
 	const char *token_file; /* the same */
 	const char *reason;     /* the same */
+	uint32_t mistake;       /* 0: all */
 };
 
 struct ctl_command {

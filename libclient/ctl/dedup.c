@@ -155,6 +155,18 @@ static const struct field why_fields[] = {
 };
 
 #undef ROW
+#define ROW struct glake_mistake_row
+
+/* Programs that are not sealed by themselves, after a fault. Their texts are kept by struct dedup. */
+static const struct field mistake_fields[] = {
+	FIELD(ROW, id, U64, PLAIN, "MISTAKE"),        FIELD(ROW, uid, U32, PLAIN, "UID"),
+	FIELD(ROW, program, TEXT, NAME, "PROGRAM"),   FIELD(ROW, script, TEXT, NAME, "SCRIPT"),
+	FIELD(ROW, executable, TEXT, PLAIN, NULL),    FIELD(ROW, n_faults, U64, PLAIN, "FAULTS"),
+	FIELD(ROW, time_ms, U64, TIME, "LAST"),       FIELD(ROW, n_words, U32, PLAIN, NULL),
+	FIELD(ROW, kernels, TEXT, PLAIN, "SUSPECTS"),
+};
+
+#undef ROW
 
 /* ---- gathering -------------------------------------------------------------------------------- */
 
@@ -166,6 +178,7 @@ struct dedup {
 	struct rows sealers;  /* struct session: again those that have sealed */
 	struct rows alones;   /* struct alone: of sessions that have candidates */
 	struct rows unsealed; /* struct unsealed */
+	struct rows mistakes; /* struct glake_mistake_row */
 	struct rows texts;    /* char *, owned */
 };
 
@@ -326,6 +339,21 @@ static int add_session(void *user, const struct glake_session_row *row)
 	return err == 0 ? add_unsealed(dedup, row) : err;
 }
 
+static int add_mistake(void *user, const struct glake_mistake_row *row)
+{
+	struct dedup *dedup = user;
+	struct glake_mistake_row *mistake = rows_add(&dedup->mistakes, sizeof(*mistake));
+	if (!mistake) {
+		return -ENOMEM;
+	}
+	*mistake = *row;
+	mistake->program = keep(dedup, row->program);
+	mistake->script = keep(dedup, row->script);
+	mistake->executable = keep(dedup, row->executable);
+	mistake->kernels = keep(dedup, row->kernels);
+	return 0;
+}
+
 static void add_up(struct place *to, const struct place *from)
 {
 	to->private_bytes += from->private_bytes;
@@ -351,6 +379,11 @@ static int gather(struct ctl *ctl, struct dedup *dedup)
 	}
 	if (err == 0) {
 		err = glake_list_sessions(ctl->session, add_session, dedup);
+	}
+	if (err == 0) {
+		err = glake_list_mistakes(ctl->session, add_mistake, dedup);
+		/* An older glaked has none. */
+		err = err == GLAKE_E_BAD_REQUEST ? 0 : err;
 	}
 	for (size_t i = 0; err == 0 && i < dedup->realms.n; i++) {
 		const struct place *realm = rows_at(&dedup->realms, i);
@@ -378,6 +411,7 @@ static void dedup_deinit(struct dedup *dedup)
 	rows_deinit(&dedup->sealers);
 	rows_deinit(&dedup->alones);
 	rows_deinit(&dedup->unsealed);
+	rows_deinit(&dedup->mistakes);
 }
 
 /* ---- showing ---------------------------------------------------------------------------------- */
@@ -417,8 +451,10 @@ static int print_json(struct ctl *ctl, const struct dedup *dedup)
 	json_t *devices = rows_json(&dedup->devices, FIELDS(place_fields));
 	json_t *realms = rows_json(&dedup->realms, FIELDS(place_fields));
 	json_t *models = rows_json(&dedup->models, FIELDS(model_fields));
-	return ctl_print_json(ctl, json_pack("{s:o, s:o, s:o, s:o}", "devices", devices, "realms",
-	                                     realms, "models", models, "sessions", sessions));
+	json_t *mistakes = rows_json(&dedup->mistakes, FIELDS(mistake_fields));
+	return ctl_print_json(ctl, json_pack("{s:o, s:o, s:o, s:o, s:o}", "devices", devices,
+	                                     "realms", realms, "models", models, "sessions",
+	                                     sessions, "mistakes", mistakes));
 }
 
 static int print_text(struct ctl *ctl, const struct dedup *dedup)
@@ -428,13 +464,17 @@ static int print_text(struct ctl *ctl, const struct dedup *dedup)
 	err = err ? err : rows_show_next(ctl, &dedup->sessions, FIELDS(session_fields));
 	err = err ? err : rows_show_next(ctl, &dedup->sealers, FIELDS(seal_fields));
 	err = err ? err : rows_show_next(ctl, &dedup->alones, FIELDS(alone_fields));
-	return err ? err : rows_show_next(ctl, &dedup->unsealed, FIELDS(unsealed_fields));
+	err = err ? err : rows_show_next(ctl, &dedup->unsealed, FIELDS(unsealed_fields));
+	return err ? err : rows_show_next(ctl, &dedup->mistakes, FIELDS(mistake_fields));
 }
 
 static int run_dedup(struct ctl *ctl)
 {
 	struct dedup dedup = {.texts = {.n = 0}};
-	int err = gather(ctl, &dedup);
+	int err = ctl->values.given & CTL_OPTION_FORGIVE
+	                  ? glake_forgive(ctl->session, ctl->values.mistake)
+	                  : 0;
+	err = err ? err : gather(ctl, &dedup);
 	if (err == 0) {
 		err = ctl->json ? print_json(ctl, &dedup) : print_text(ctl, &dedup);
 	}
@@ -446,6 +486,6 @@ const struct ctl_command ctl_dedup = {
 	.name = "dedup",
 	.operands = "",
 	.summary = "What sharing saves, and what it misses and why",
-	.options = CTL_OPTION_EXACT,
+	.options = CTL_OPTION_EXACT | CTL_OPTION_FORGIVE,
 	.run = run_dedup,
 };

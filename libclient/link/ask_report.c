@@ -36,6 +36,12 @@ void glake__sleep_follow(struct glake_session *session, glake__sleep_ask_fn *ask
 	follow(session);
 }
 
+void glake__doubt_follow(struct glake_session *session, glake__doubt_fn *doubt, void *user)
+{
+	session->link.doubt_user = user;
+	session->link.doubt = doubt;
+}
+
 /* If the program ends, or can start no thread, glaked has not failed. */
 static Glake__Wire__Status status_of(int error)
 {

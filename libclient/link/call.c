@@ -103,6 +103,18 @@ static void take_sleep(struct glake__link *link, const Glake__Wire__Sleep *sleep
 	}
 }
 
+static void take_doubt(struct glake__link *link, Glake__Wire__Doubt *doubt)
+{
+	char *why = link->doubt ? strdup(doubt->why) : NULL;
+	struct glake__notice *notice = why ? glake__notices_add(&link->notices, 0) : NULL;
+	if (notice) {
+		notice->is_doubt = true;
+		notice->public.name = why;
+	} else {
+		free(why);
+	}
+}
+
 static void take_notice(struct glake__link *link, const Glake__Wire__Answer *answer)
 {
 	switch (answer->body_case) {
@@ -124,6 +136,9 @@ static void take_notice(struct glake__link *link, const Glake__Wire__Answer *ans
 		break;
 	case GLAKE__WIRE__ANSWER__BODY_SLEEP:
 		take_sleep(link, answer->sleep);
+		break;
+	case GLAKE__WIRE__ANSWER__BODY_DOUBT:
+		take_doubt(link, answer->doubt);
 		break;
 	default:
 		/* A kind that a newer daemon knows. */

@@ -23,6 +23,8 @@ static int deliver_locked(struct glake__link *link)
 			link->seal(link->seal_user, notice->seal, notice->is_dry_run);
 		} else if (notice->sleep) {
 			link->sleep(link->sleep_user, notice->sleep, notice->wakes, notice->why);
+		} else if (notice->is_doubt) {
+			link->doubt(link->doubt_user, notice->public.name);
 		} else if (handler) {
 			handler(user, &notice->public);
 		}

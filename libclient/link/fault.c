@@ -17,6 +17,7 @@ int glake__report_fault(struct glake_session *session, const struct glake__fault
 	report.error = (uint32_t)fault->error;
 	report.name = (char *)fault->name;
 	report.sealed_bytes = fault->sealed_bytes;
+	report.is_alone = fault->is_alone;
 	report.suspects = list;
 	for (; report.n_suspects < fault->n_suspects; report.n_suspects++) {
 		const struct glake__suspect *from = &fault->suspects[report.n_suspects];
@@ -26,6 +27,7 @@ int glake__report_fault(struct glake_session *session, const struct glake__fault
 		row->address = from->ptr;
 		row->range = from->range;
 		row->range_bytes = from->range_bytes;
+		row->word = from->word;
 		list[report.n_suspects] = row;
 	}
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_FAULT_REPORT;

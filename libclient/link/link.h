@@ -78,6 +78,9 @@ struct glake__link {
 	/* The same: glaked wants the program to sleep, or to wake. NULL: it does not. */
 	void (*sleep)(void *user, uint64_t id, bool wakes, uint32_t why);
 	void *sleep_user;
+	/* The same: it is not to be sealed by itself any more. NULL: it never is. */
+	void (*doubt)(void *user, const char *why);
+	void *doubt_user;
 	bool is_delivering;
 	pthread_t deliverer; /* valid while is_delivering */
 	glake_notice_fn handler;

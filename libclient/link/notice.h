@@ -22,7 +22,8 @@ struct glake__notice {
 	bool is_dry_run;
 	uint64_t sleep; /* as seal; with the next two */
 	bool wakes;
-	uint32_t why; /* SleepWhy of glake.proto */
+	uint32_t why;  /* SleepWhy of glake.proto */
+	bool is_doubt; /* as seal; public.name says why */
 };
 
 struct glake__notices {

@@ -18,6 +18,9 @@ struct glake__process {
 	char arguments[GLAKE_MAX_NAME_BYTES]; /* separated by blanks; cut */
 };
 
+/* Which file this process runs: "build-id HEX", or "file DEVICE INODE BYTES" if it has none. */
+void glake__process_executable(char text_out[GLAKE_MAX_LABEL_BYTES]);
+
 /* Without /proc both are empty. */
 void glake__process_describe(struct glake__process *process_out);
 

@@ -24,16 +24,33 @@ bool glake__session_is_gone(struct glake_session *session);
 enum glake__dedup { GLAKE__DEDUP_OFF, GLAKE__DEDUP_AUTO, GLAKE__DEDUP_OBSERVED };
 enum glake__dedup glake__session_dedup(const struct glake_session *session);
 
+/*
+ * Of faults while memory was sealed that nobody had asked for: why this program is not to be sealed by itself, and the words
+ * of its user's programs that are no readers (glake__suspect.word).
+ */
+#define GLAKE__DOUBT_BYTES 192u
+struct glake__doubts {
+	const char *why; /* "": it may be; the session's, and so the next */
+	const uint64_t *words;
+	size_t n_words;
+};
+struct glake__doubts glake__session_doubts(const struct glake_session *session);
+/* Such a fault of another process, later: @doubt is called with no lock held, by any thread that calls the library. */
+typedef void glake__doubt_fn(void *user, const char *why);
+void glake__doubt_follow(struct glake_session *session, glake__doubt_fn *doubt, void *user);
+
 /* A kernel that was given sealed memory, or a graph that may have such. */
 struct glake__suspect {
 	const char *kernel; /* its name, as the driver has it; borrowed */
 	glake_ptr ptr;      /* 0: not known, nor is what follows */
 	glake_ptr range;    /* that ptr lies in: an allocation, or the range of a model */
 	uint64_t range_bytes;
+	uint64_t word; /* which word of which function that a table calls a reader; 0: of none */
 };
 
 /* A context of the program is lost. */
 struct glake__fault {
+	bool is_alone;    /* memory was sealed that nobody had asked to seal */
 	int error;        /* the driver's */
 	const char *name; /* of the error; borrowed */
 	uint64_t sealed_bytes;

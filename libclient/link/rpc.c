@@ -69,6 +69,19 @@ static int take_hosts(struct glake_session *session, const Glake__Wire__HelloAns
 	return 0;
 }
 
+/* Without memory for the words the program is not to be sealed by itself. */
+static void take_doubts(struct glake_session *session, const Glake__Wire__HelloAnswer *hello)
+{
+	copy_text(session->doubt, sizeof(session->doubt), hello->doubt);
+	session->doubted = calloc(hello->n_doubted + 1, sizeof(*session->doubted));
+	if (!session->doubted) {
+		copy_text(session->doubt, sizeof(session->doubt), "out of memory");
+		return;
+	}
+	memcpy(session->doubted, hello->doubted, hello->n_doubted * sizeof(*session->doubted));
+	session->n_doubted = hello->n_doubted;
+}
+
 static int take_hello(struct glake_session *session, const Glake__Wire__HelloAnswer *hello)
 {
 	if (hello->version != GLAKE_WIRE_VERSION) {
@@ -91,6 +104,7 @@ static int take_hello(struct glake_session *session, const Glake__Wire__HelloAns
 	copy_text(session->tenant, sizeof(session->tenant), hello->tenant);
 	copy_text(session->realm, sizeof(session->realm), hello->realm);
 	copy_text(session->daemon_version, sizeof(session->daemon_version), hello->daemon_version);
+	take_doubts(session, hello);
 	int r = take_hosts(session, hello);
 	return r < 0 ? r : take_devices(session, hello);
 }
@@ -112,10 +126,12 @@ int glake__rpc_hello(struct glake_session *session, const char *program, bool on
 {
 	char label[GLAKE_MAX_NAME_BYTES];
 	char name[GLAKE_MAX_LABEL_BYTES];
+	char executable[GLAKE_MAX_LABEL_BYTES];
 	struct glake__process process;
 	copy_text(label, sizeof(label), program ? program : program_invocation_short_name);
 	copy_text(name, sizeof(name), secure_getenv("GLAKE_NAME"));
 	glake__process_describe(&process);
+	glake__process_executable(executable);
 	Glake__Wire__Hello hello = GLAKE__WIRE__HELLO__INIT;
 	hello.version = GLAKE_WIRE_VERSION;
 	hello.program = label;
@@ -123,6 +139,7 @@ int glake__rpc_hello(struct glake_session *session, const char *program, bool on
 	/* Who has given itself a label is not called after its file. */
 	hello.script = program ? (char *)"" : process.script;
 	hello.arguments = process.arguments;
+	hello.executable = executable;
 	hello.image = image();
 	hello.only_looks = only_looks;
 	hello.new_key.data = session->link.key;

@@ -37,6 +37,11 @@ enum glake__dedup glake__session_dedup(const struct glake_session *session)
 	return session->dedup;
 }
 
+struct glake__doubts glake__session_doubts(const struct glake_session *session)
+{
+	return (struct glake__doubts){session->doubt, session->doubted, session->n_doubted};
+}
+
 void glake__session_ref(struct glake_session *session)
 {
 	session->n_refs++;
@@ -52,6 +57,7 @@ void glake__session_unref(struct glake_session *session)
 	free(session->program.alone);
 	free(session->devices);
 	free(session->hosts);
+	free(session->doubted);
 	free(session);
 }
 

@@ -131,6 +131,10 @@ struct glake_session {
 	struct glake__host *hosts; /* owned */
 	uint64_t warm_bytes;       /* the most that may be warm, on each device */
 	enum glake__dedup dedup;   /* of the tenant, when the session began */
+	/* What glaked remembered then of faults: see report.h. */
+	char doubt[GLAKE__DOUBT_BYTES];
+	uint64_t *doubted; /* owned */
+	size_t n_doubted;
 	struct glake__link link;
 	struct glake__books books;
 	struct glake__heap *heaps; /* owned; by position in devices */

@@ -8,26 +8,14 @@
 #include <time.h>
 
 #include "tests/check_glake.h"
+#include "tests/harness/readers.h"
 #include "tests/harness/run.h"
 #include "tests/harness/world.h"
-
-static void write_table(const char *file)
-{
-	struct run run;
-	run_start(&run, "GLAKE_SHIM=off", run_in_build("tests/shim/auto"), "table", file, NULL);
-	run_end_well(&run);
-	assert_ok(chmod(file, 0644));
-}
 
 static void begin(void)
 {
 	world_begin(.config = WORLD_CONFIG "warm_bytes = \"64MiB\";", .devices = "1x1GiB");
-	char folder[256];
-	snprintf(folder, sizeof(folder), "%s", world_path("readers.d"));
-	assert_ok(mkdir(folder, 0755));
-	write_table(world_path("readers.d/test.readers"));
-	setenv("GLAKE_READERS", folder, 1);
-	setenv("GLAKE_DEDUP_QUIET_MS", "300", 1);
+	readers_begin();
 }
 
 BEGIN_EACH(begin)

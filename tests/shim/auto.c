@@ -515,6 +515,58 @@ static void unsealed(void)
 	compare(&weights);
 }
 
+/* The table calls it a reader. */
+static void faults(void)
+{
+	struct weights weights = load(0);
+	CUdeviceptr to = weights.ptr + 4096;
+	uint32_t value = 1;
+	void *list[] = {&to, &value};
+	read_until_sealed(&weights, 1);
+	launch("write", &to, list);
+	must_be(cuStreamSynchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
+	exit(0);
+}
+
+/* A program of the same user has faulted: these are no readers, whatever the table says. */
+static void is_doubted(void)
+{
+	struct weights weights = load(0);
+	CUgraph graph;
+	CUgraphNode node;
+	while (count_of("sealed_alone") < 1) {
+		add_by(&weights, 64, 0);
+		usleep(1000);
+	}
+	must(count_of("copies") == 0);
+	write_by("write", &weights, 4096, 7);
+	compare(&weights);
+	must(count_of("copies") == 1);
+	while (count_of("sealed_alone") < 2) {
+		add_by(&weights, 64, 0);
+		usleep(1000);
+	}
+	uint32_t value = 15;
+	must_ok(cuGraphLaunch(graph_of("write", weights.ptr + 64, value, &node, &graph), stream));
+	memcpy(weights.model + 64, &value, sizeof(value));
+	compare(&weights);
+	must(count_of("copies") == 2);
+}
+
+/* Another process of this program has faulted. */
+static void is_told(void)
+{
+	struct weights weights = load(0);
+	read_until_sealed(&weights, 1);
+	say("sealed");
+	pause_here();
+	while (count_of("copies") == 0) {
+		read_it(&weights);
+		usleep(1000);
+	}
+	compare(&weights);
+}
+
 /* The same, of a program that has begun before others. */
 static void unsealed_later(void)
 {
@@ -966,6 +1018,9 @@ static const struct {
 	{"library", graph_of_library_reads},
 	{"early", unsealed},
 	{"untold", unsealed_later},
+	{"doubted", is_doubted},
+	{"faults", faults},
+	{"told", is_told},
 };
 
 static void run(const char *name)

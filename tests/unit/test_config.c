@@ -484,7 +484,7 @@ START_TEST(tenant_is_the_first_rule_that_matches)
 		"{ name = \"unit\"; cgroup = \"/system.slice/foo.service/\"; },\n"
 		"{ name = \"narrow\"; gids = [60]; cgroup = \"/user.slice\"; },\n"
 		"{ name = \"system\"; cgroup = \"/system.slice\"; priority = -5; max_fds = 9; "
-	        "dedup = \"auto\"; } "
+		"dedup = \"auto\"; } "
 		");");
 	static const struct {
 		uid_t uid;

@@ -473,6 +473,29 @@ int glake_list_sleepers(struct glake_session *session, glake_sleeper_fn row, voi
 	return fake.error ? fake.error : fake.is_old ? GLAKE_E_BAD_REQUEST : row(user, &sleeper);
 }
 
+int glake_list_mistakes(struct glake_session *session, glake_mistake_fn row, void *user)
+{
+	const struct glake_mistake_row mistake = {
+		.id = 7,
+		.uid = 1000,
+		.program = "python3",
+		.script = "serve.py",
+		.executable = "build-id 00ff",
+		.n_faults = 2,
+		.n_words = 1,
+		.kernels = "gemm at 0x1000",
+	};
+	return fake.error ? fake.error : fake.is_old ? GLAKE_E_BAD_REQUEST : row(user, &mistake);
+}
+
+int glake_forgive(struct glake_session *session, uint64_t id)
+{
+	size_t used = strlen(fake.call);
+	snprintf(fake.call + used, sizeof(fake.call) - used, "%sforgive %llu", used ? " " : "",
+	         (unsigned long long)id);
+	return fake.error;
+}
+
 static int note_quota(const char *how, const char *tenant, uint32_t device, uint64_t quota_bytes)
 {
 	size_t used = strlen(fake.call);
@@ -1781,8 +1804,16 @@ START_TEST(dedup_adds_up_what_sharing_saves)
 	                 "\n"
 	                 "PID   UNSEALED  WHY\n"
 	                 "100    1.0 GiB  written to by the driver's API\n"
-	                 "100  512.0 MiB  named for other processes\n");
+	                 "100  512.0 MiB  named for other processes\n"
+	                 "\n"
+	                 "MISTAKE   UID  PROGRAM  SCRIPT    FAULTS                 LAST  "
+	                 "SUSPECTS\n"
+	                 "      7  1000  python3  serve.py       2  1970-01-01 00:00:00  gemm at "
+	                 "0x1000\n");
 	json_t *document = run_json("dedup --json");
+	json_t *mistake = json_array_get(json_object_get(document, "mistakes"), 0);
+	ck_assert_str_eq(json_string_value(json_object_get(mistake, "executable")),
+	                 "build-id 00ff");
 	json_t *device = json_array_get(json_object_get(document, "devices"), 0);
 	ck_assert_int_eq(json_integer_value(json_object_get(device, "saved_bytes")), 4 << 20);
 	ck_assert_uint_eq(json_array_size(json_object_get(document, "realms")), 2);
@@ -1797,6 +1828,20 @@ START_TEST(dedup_adds_up_what_sharing_saves)
 	ck_assert_str_eq(json_string_value(json_object_get(why, "why")),
 	                 "named for other processes");
 	json_decref(document);
+}
+END_TEST
+
+START_TEST(mistakes_are_forgiven)
+{
+	ck_assert_int_eq(run("dedup --forgive=7"), 0);
+	ck_assert_str_eq(fake.call, "forgive 7");
+	fake.call[0] = '\0';
+	ck_assert_int_eq(run("dedup --forgive all"), 0);
+	ck_assert_str_eq(fake.call, "forgive 0");
+	ck_assert_int_eq(run("dedup --forgive=0"), CTL_USAGE);
+	ck_assert_int_eq(run("dedup --forgive=some"), CTL_USAGE);
+	fake.is_old = true;
+	ck_assert_int_eq(run("dedup"), 0);
 }
 END_TEST
 
