@@ -367,6 +367,27 @@ GLAKE_API int glake_list_events(struct glake_session *session, glake_event_fn ro
 GLAKE_API int glake_list_events_after(struct glake_session *session, uint64_t after,
                                       glake_event_fn row, void *user);
 
+/* An allocation that copies from the host have filled, in a program that seals without being asked. */
+struct glake_candidate_row {
+	uint64_t session;
+	glake_ptr address; /* in that program */
+	uint64_t bytes;
+	uint64_t filled_bytes;   /* of its pages that look like weights */
+	const char *state;       /* "filling", "quiet", "sealed", "refused" */
+	const char *refused_why; /* "": it is not */
+	uint32_t n_unsealed;     /* so often it became private again */
+};
+
+typedef int (*glake_candidate_fn)(void *user, const struct glake_candidate_row *row);
+/*
+ * One row per candidate of the session @id, of the own realm or of any as admin: the largest first, 1024 at most. Its program
+ * is asked, and answers within ten seconds. @n_out: so many it has; may be NULL. Errors: request errors; GLAKE_E_NOT_FOUND;
+ * GLAKE_E_BAD_REQUEST (the program is not under the shim); GLAKE_E_BUSY (it does not answer, or is being asked already);
+ * -ENOTSUP (its glake, or glaked, is older).
+ */
+GLAKE_API int glake_list_candidates(struct glake_session *session, uint64_t id,
+                                    glake_candidate_fn row, void *user, uint64_t *n_out);
+
 /*
  * A program that lost its context to an illegal access while memory was sealed that nobody had asked to seal. It is not
  * sealed by itself again, and of its user's programs none takes the words that it used last for readers.

@@ -65,6 +65,9 @@ struct bounds {
 #define SUSPECT_FIELDS 6u
 #define SUSPECT_BYTES (3 + 3 + GLAKE_MAX_KERNEL_NAME_BYTES + 4 * (2 + VARINT_BYTES))
 
+/* A Candidate. */
+#define CANDIDATE_FIELDS 7u
+
 /* A SleepStay. */
 #define STAY_FIELDS 3u
 
@@ -124,9 +127,10 @@ static const struct bounds bounds_of[] = {
 	[GLAKE__WIRE__REQUEST__BODY_EVICT] = NAMED,
 	[GLAKE__WIRE__REQUEST__BODY_QUOTA_SET] = NAMED,
 	[GLAKE__WIRE__REQUEST__BODY_SESSION_SEAL] = SMALL,
-	[GLAKE__WIRE__REQUEST__BODY_SEAL_PROGRESS] = {4 * GLAKE_MAX_NAME_BYTES,
-                                                      GLAKE_MAX_STAYS *STAY_FIELDS +
-                                                              2 * SPARE_FIELDS},
+	[GLAKE__WIRE__REQUEST__BODY_SEAL_PROGRESS] =
+		{GLAKE_MAX_PACKET_BYTES, GLAKE_MAX_STAYS *STAY_FIELDS +
+                                                 GLAKE_MAX_CANDIDATES *CANDIDATE_FIELDS +
+                                                 GLAKE_MAX_REASONS + 2 * SPARE_FIELDS},
 	[GLAKE__WIRE__REQUEST__BODY_SLEEP_COPY] = NUMBERS(GLAKE_MAX_SLEPT + 1),
 	[GLAKE__WIRE__REQUEST__BODY_SLEEP_ENTER] = {4 * GLAKE_MAX_NAME_BYTES,
                                                     GLAKE_MAX_STAYS *STAY_FIELDS + SPARE_FIELDS},

@@ -417,6 +417,51 @@ void auto_serve(struct connection *connection)
 	pthread_mutex_unlock(&lock);
 }
 
+static int compare_size(const void *left, const void *right)
+{
+	const struct candidate *a = &candidates[*(const size_t *)left];
+	const struct candidate *b = &candidates[*(const size_t *)right];
+	return a->n_filled != b->n_filled ? (a->n_filled < b->n_filled ? 1 : -1)
+	       : a->ptr != b->ptr         ? (a->ptr < b->ptr ? -1 : 1)
+	                                  : 0;
+}
+
+static void fill_list_locked(struct auto_list *list)
+{
+	static size_t order[MAX_CANDIDATES];
+	for (size_t i = 0; i < n_candidates; i++) {
+		order[i] = i;
+	}
+	qsort(order, n_candidates, sizeof(order[0]), compare_size);
+	list->list.n_all = n_candidates;
+	list->list.n = n_candidates < GLAKE_MAX_CANDIDATES ? n_candidates : GLAKE_MAX_CANDIDATES;
+	for (size_t i = 0; i < list->list.n; i++) {
+		const struct candidate *from = &candidates[order[i]];
+		memcpy(list->whys[i], from->state == REFUSED ? from->why : "",
+		       from->state == REFUSED ? GUARD_WHY_BYTES : 1);
+		list->rows[i] = (struct glake__candidate){
+			.ptr = from->ptr,
+			.n_bytes = from->n_bytes,
+			.filled_bytes = from->n_filled,
+			.state = (uint32_t)from->state,
+			.n_unsealed = from->n_unsealed,
+			.why = list->whys[i],
+		};
+	}
+}
+
+struct auto_list *auto_list(void)
+{
+	struct auto_list *list = calloc(1, sizeof(*list));
+	if (list) {
+		list->list.rows = list->rows;
+		pthread_mutex_lock(&lock);
+		fill_list_locked(list);
+		pthread_mutex_unlock(&lock);
+	}
+	return list;
+}
+
 /* A page is in the state of its allocation. */
 void auto_describe(struct glake__alone *alone_out)
 {

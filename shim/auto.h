@@ -26,9 +26,18 @@
 
 #include "glake_shim.h"
 #include "shim/connection.h"
+#include "shim/guard.h"
 
 /* How often auto_serve() wants to be called, in ms; 0: never. */
 unsigned auto_turn_ms(void);
+
+/* The largest candidates, each with its reason; one piece, the caller's to free. NULL: no memory. Any thread. */
+struct auto_list {
+	struct glake__candidate_list list;
+	struct glake__candidate rows[GLAKE_MAX_CANDIDATES];
+	char whys[GLAKE_MAX_CANDIDATES][GUARD_WHY_BYTES];
+};
+struct auto_list *auto_list(void);
 
 /* What there is, by state. Any thread. */
 void auto_describe(struct glake__alone *alone_out);

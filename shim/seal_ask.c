@@ -8,6 +8,7 @@
 #include "glake_shim.h"
 #include "proto/clock.h"
 #include "shim/ask.h"
+#include "shim/auto.h"
 #include "shim/may.h"
 #include "shim/shim.h"
 #include "shim/turn.h"
@@ -167,12 +168,22 @@ static void serve(struct work *work)
 	glake__seal_tell(session, work->id, &work->report);
 }
 
+/* Without memory there seems to be none. */
+static void tell_candidates(struct connection *connection, uint64_t id)
+{
+	struct auto_list *list = auto_list();
+	const struct glake__candidate_list none = {.n = 0};
+	ask_clear(&connection->seal_ask);
+	glake__candidates_tell(connection->session, id, list ? &list->list : &none);
+	free(list);
+}
+
 /* ---- asking ----------------------------------------------------------------------------------- */
 
-static void on_ask(void *user, uint64_t id, bool is_dry_run)
+static void on_ask(void *user, uint64_t id, enum glake__seal_what what)
 {
 	struct connection *connection = user;
-	if (!ask_put(&connection->seal_ask, id, is_dry_run)) {
+	if (!ask_put(&connection->seal_ask, id, what)) {
 		const struct glake__seal_report report = {
 			.is_over = true,
 			.error = -EBUSY,
@@ -190,11 +201,13 @@ void seal_ask_follow(struct connection *connection)
 void seal_ask_serve(struct connection *connection)
 {
 	const struct ask ask = ask_look(&connection->seal_ask);
-	if (ask.id) {
+	if (ask.id && ask.what == GLAKE__SEAL_CANDIDATES) {
+		tell_candidates(connection, ask.id);
+	} else if (ask.id) {
 		struct work work = {
 			.connection = connection,
 			.id = ask.id,
-			.is_dry_run = ask.what,
+			.is_dry_run = ask.what == GLAKE__SEAL_DRY_RUN,
 		};
 		serve(&work);
 	}

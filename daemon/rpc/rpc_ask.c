@@ -217,6 +217,7 @@ static bool notify(struct session *session, uint64_t id, const struct rpc_wish *
 	} else {
 		seal.id = id;
 		seal.dry_run = wish->is_dry_run;
+		seal.candidates = wish->is_question;
 		notice.body_case = GLAKE__WIRE__ANSWER__BODY_SEAL;
 		notice.seal = &seal;
 	}
@@ -334,7 +335,9 @@ static void ask_session(struct session *session, uint64_t request, uint64_t id,
 void rpc_session_seal(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	const Glake__Wire__SessionSeal *body = request->session_seal;
-	const struct rpc_wish wish = {.is_dry_run = body->dry_run};
+	/* An earlier program would seal. */
+	const struct rpc_wish wish = {.is_dry_run = body->dry_run || body->candidates,
+	                              .is_question = body->candidates};
 	ask_session(session, request->id, body->session, &wish, body->progress);
 }
 
@@ -374,6 +377,26 @@ static void pass_on(struct ask *ask, answer_t *answer)
 	}
 }
 
+/* Nobody has asked for them with a seal, and numbers are cut as all that clients report. */
+static void bound_candidates(const struct ask *ask, Glake__Wire__SealResult *result)
+{
+	if (!ask->wish.is_question || result->n_candidates > GLAKE_MAX_CANDIDATES ||
+	    result->n_reasons > GLAKE_MAX_REASONS) {
+		result->n_candidates = 0;
+		result->n_reasons = 0;
+		result->tells_candidates = false;
+	}
+	for (size_t i = 0; i < result->n_candidates; i++) {
+		Glake__Wire__Candidate *row = result->candidates[i];
+		row->bytes = bounded(row->bytes);
+		row->filled_bytes = bounded(row->filled_bytes);
+		row->reason = row->reason <= result->n_reasons ? row->reason : 0;
+	}
+	for (size_t i = 0; i < result->n_reasons; i++) {
+		text_clean(result->reasons[i]);
+	}
+}
+
 static void pass_on_result(struct ask *ask, Glake__Wire__SealResult *result)
 {
 	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
@@ -385,6 +408,7 @@ static void pass_on_result(struct ask *ask, Glake__Wire__SealResult *result)
 	for (size_t i = 0; i < n_elements(numbers); i++) {
 		*numbers[i] = bounded(*numbers[i]);
 	}
+	bound_candidates(ask, result);
 	text_clean(result->pinned_why);
 	text_clean(result->failed_why);
 	answer.body_case = GLAKE__WIRE__ANSWER__BODY_SESSION_SEAL;

@@ -16,6 +16,7 @@
 struct rpc_wish {
 	bool is_sleep; /* or to wake; else to seal */
 	bool is_dry_run;
+	bool is_question; /* only what it seals without being asked */
 	bool wakes;
 	enum sleep_why why;
 	/* Of rpc_ask(), may be NULL: it has done so (STATUS_OK), or not. @holder may have ended. */

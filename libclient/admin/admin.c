@@ -966,6 +966,63 @@ int glake_seal_session(struct glake_session *session, uint64_t id,
 	return glake__leave(session, r);
 }
 
+static const char *candidate_state(Glake__Wire__CandidateState state)
+{
+	static const char *const names[] = {"filling", "quiet", "sealed", "refused"};
+	return (unsigned)state < sizeof(names) / sizeof(names[0]) ? names[state] : "unknown";
+}
+
+static int show_candidates(const Glake__Wire__SealResult *from, uint64_t id, glake_candidate_fn fn,
+                           void *user)
+{
+	int r = 0;
+	for (size_t i = 0; r == 0 && i < from->n_candidates; i++) {
+		const Glake__Wire__Candidate *candidate = from->candidates[i];
+		bool has_why = candidate->reason > 0 && candidate->reason <= from->n_reasons;
+		const struct glake_candidate_row row = {
+			.session = id,
+			.address = candidate->address,
+			.bytes = candidate->bytes,
+			.filled_bytes = candidate->filled_bytes,
+			.state = candidate_state(candidate->state),
+			.refused_why = has_why ? TEXT(from->reasons[candidate->reason - 1]) : "",
+			.n_unsealed = candidate->n_unsealed,
+		};
+		r = fn(user, &row);
+	}
+	return r;
+}
+
+int glake_list_candidates(struct glake_session *session, uint64_t id, glake_candidate_fn row,
+                          void *user, uint64_t *n_out)
+{
+	Glake__Wire__SessionSeal body = GLAKE__WIRE__SESSION_SEAL__INIT;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	struct glake__call call;
+	int r = glake__session_check(session);
+	if (r < 0) {
+		return r;
+	}
+	body.session = id;
+	body.dry_run = true;
+	body.candidates = true;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_SESSION_SEAL;
+	request.session_seal = &body;
+	r = glake__call(&session->link, &call, &request, GLAKE__WIRE__ANSWER__BODY_SESSION_SEAL,
+	                NULL, 0);
+	if (r == 0) {
+		const Glake__Wire__SealResult *result = call.answer->session_seal;
+		r = result->tells_candidates
+		            ? show_candidates(result, id, row, user)
+		            : glake__fail(-ENOTSUP, "the program's glake, or glaked, is older");
+		if (r == 0 && n_out) {
+			*n_out = result->all_candidates;
+		}
+		glake__call_end(&session->link, &call);
+	}
+	return glake__leave(session, r);
+}
+
 static int set_quota(struct glake_session *session, Glake__Wire__QuotaSet *body, const char *tenant)
 {
 	body->tenant = tenant ? (char *)tenant : body->tenant;

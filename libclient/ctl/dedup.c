@@ -15,6 +15,7 @@
 #include "ctl/field.h"
 #include "ctl/identity.h"
 #include "ctl/rows.h"
+#include "ctl/text.h"
 #include "glake_admin.h"
 
 #define ROW struct place
@@ -155,6 +156,28 @@ static const struct field why_fields[] = {
 };
 
 #undef ROW
+#define ROW struct candidate
+
+/* Of one process. */
+struct candidate {
+	uint64_t session;
+	uint32_t pid;
+	const char *address;
+	uint64_t bytes;
+	uint64_t filled_bytes;
+	const char *state;
+	uint32_t n_unsealed;
+	const char *refused_why;
+};
+
+static const struct field candidate_fields[] = {
+	FIELD(ROW, pid, U32, PLAIN, "PID"),          FIELD(ROW, address, TEXT, PLAIN, "ALLOCATION"),
+	FIELD(ROW, bytes, U64, BYTES, "BYTES"),      FIELD(ROW, filled_bytes, U64, BYTES, "FILLED"),
+	FIELD(ROW, state, TEXT, PLAIN, "STATE"),     FIELD(ROW, n_unsealed, U32, PLAIN, "UNSEALED"),
+	FIELD(ROW, refused_why, TEXT, PLAIN, "WHY"),
+};
+
+#undef ROW
 #define ROW struct glake_mistake_row
 
 /* Programs that are not sealed by themselves, after a fault. Their texts are kept by struct dedup. */
@@ -171,15 +194,18 @@ static const struct field mistake_fields[] = {
 /* ---- gathering -------------------------------------------------------------------------------- */
 
 struct dedup {
-	struct rows devices;  /* struct place */
-	struct rows realms;   /* struct place */
-	struct rows models;   /* struct model */
-	struct rows sessions; /* struct session */
-	struct rows sealers;  /* struct session: again those that have sealed */
-	struct rows alones;   /* struct alone: of sessions that have candidates */
-	struct rows unsealed; /* struct unsealed */
-	struct rows mistakes; /* struct glake_mistake_row */
-	struct rows texts;    /* char *, owned */
+	uint64_t number;        /* of the process or session that it is about; 0: of all */
+	struct rows devices;    /* struct place */
+	struct rows realms;     /* struct place */
+	struct rows models;     /* struct model */
+	struct rows sessions;   /* struct session */
+	struct rows sealers;    /* struct session: again those that have sealed */
+	struct rows alones;     /* struct alone: of sessions that have candidates */
+	struct rows unsealed;   /* struct unsealed */
+	struct rows candidates; /* struct candidate: of one process */
+	uint64_t n_left_out;    /* of them */
+	struct rows mistakes;   /* struct glake_mistake_row */
+	struct rows texts;      /* char *, owned */
 };
 
 /* A copy that lives as long as @dedup; "" without memory. */
@@ -304,7 +330,10 @@ static int add_alone(struct dedup *dedup, const struct glake_session_row *row)
 static int add_session(void *user, const struct glake_session_row *row)
 {
 	struct dedup *dedup = user;
-	if (row->reserved_bytes == 0 && row->shared_bytes == 0 && row->n_seals == 0) {
+	bool is_meant = dedup->number == 0 || dedup->number == row->session ||
+	                dedup->number == row->pid;
+	bool has_any = row->reserved_bytes > 0 || row->shared_bytes > 0 || row->n_seals > 0;
+	if (!is_meant || !has_any) {
 		return 0;
 	}
 	struct session *session = rows_add(&dedup->sessions, sizeof(*session));
@@ -352,6 +381,58 @@ static int add_mistake(void *user, const struct glake_mistake_row *row)
 	mistake->executable = keep(dedup, row->executable);
 	mistake->kernels = keep(dedup, row->kernels);
 	return 0;
+}
+
+struct asked {
+	struct dedup *dedup;
+	uint32_t pid;
+	uint64_t n;
+};
+
+static int add_candidate(void *user, const struct glake_candidate_row *row)
+{
+	struct asked *asked = user;
+	char address[24];
+	struct candidate *candidate = rows_add(&asked->dedup->candidates, sizeof(*candidate));
+	if (!candidate) {
+		return -ENOMEM;
+	}
+	snprintf(address, sizeof(address), "0x%llx", (unsigned long long)row->address);
+	*candidate = (struct candidate){
+		.session = row->session,
+		.pid = asked->pid,
+		.address = keep(asked->dedup, address),
+		.bytes = row->bytes,
+		.filled_bytes = row->filled_bytes,
+		.state = row->state,
+		.n_unsealed = row->n_unsealed,
+		.refused_why = keep(asked->dedup, row->refused_why),
+	};
+	asked->n++;
+	return 0;
+}
+
+/* A process may have a session beside the shim's, which has none. */
+static int gather_candidates(struct ctl *ctl, struct dedup *dedup)
+{
+	int err = dedup->sessions.n == 0 ? ctl_nobody(ctl, dedup->number) : 0;
+	for (size_t i = 0; err == 0 && i < dedup->sessions.n; i++) {
+		const struct session *session = rows_at(&dedup->sessions, i);
+		struct asked asked = {.dedup = dedup, .pid = session->pid};
+		uint64_t n_all = 0;
+		err = glake_list_candidates(ctl->session, session->session, add_candidate, &asked,
+		                            &n_all);
+		dedup->n_left_out += n_all > asked.n ? n_all - asked.n : 0;
+		err = err == GLAKE_E_BAD_REQUEST || err == -ENOTSUP ? 0 : err;
+	}
+	return err;
+}
+
+/* Of one process: its sessions, and what it seals without being asked. */
+static int gather_one(struct ctl *ctl, struct dedup *dedup)
+{
+	int err = glake_list_sessions(ctl->session, add_session, dedup);
+	return err ? err : gather_candidates(ctl, dedup);
 }
 
 static void add_up(struct place *to, const struct place *from)
@@ -411,10 +492,23 @@ static void dedup_deinit(struct dedup *dedup)
 	rows_deinit(&dedup->sealers);
 	rows_deinit(&dedup->alones);
 	rows_deinit(&dedup->unsealed);
+	rows_deinit(&dedup->candidates);
 	rows_deinit(&dedup->mistakes);
 }
 
 /* ---- showing ---------------------------------------------------------------------------------- */
+
+static json_t *candidates_of(const struct dedup *dedup, const struct session *session)
+{
+	json_t *list = json_array();
+	for (size_t i = 0; i < dedup->candidates.n; i++) {
+		const struct candidate *row = rows_at(&dedup->candidates, i);
+		if (row->session == session->session) {
+			json_array_append_new(list, field_object(FIELDS(candidate_fields), row));
+		}
+	}
+	return list;
+}
 
 static json_t *session_object(const struct dedup *dedup, const struct session *session)
 {
@@ -438,6 +532,9 @@ static json_t *session_object(const struct dedup *dedup, const struct session *s
 		}
 	}
 	json_object_set_new(object, "unsealed", list);
+	if (dedup->number) {
+		json_object_set_new(object, "candidates", candidates_of(dedup, session));
+	}
 	return object;
 }
 
@@ -447,6 +544,9 @@ static int print_json(struct ctl *ctl, const struct dedup *dedup)
 	for (size_t i = 0; i < dedup->sessions.n; i++) {
 		json_array_append_new(sessions,
 		                      session_object(dedup, rows_at(&dedup->sessions, i)));
+	}
+	if (dedup->number) {
+		return ctl_print_json(ctl, json_pack("{s:o}", "sessions", sessions));
 	}
 	json_t *devices = rows_json(&dedup->devices, FIELDS(place_fields));
 	json_t *realms = rows_json(&dedup->realms, FIELDS(place_fields));
@@ -459,22 +559,45 @@ static int print_json(struct ctl *ctl, const struct dedup *dedup)
 
 static int print_text(struct ctl *ctl, const struct dedup *dedup)
 {
-	int err = rows_show(ctl, &dedup->devices, &dedup->realms, FIELDS(place_fields));
-	err = err ? err : rows_show_next(ctl, &dedup->models, FIELDS(model_fields));
-	err = err ? err : rows_show_next(ctl, &dedup->sessions, FIELDS(session_fields));
+	int err = 0;
+	if (dedup->number) {
+		err = rows_show(ctl, &dedup->sessions, NULL, FIELDS(session_fields));
+	} else {
+		err = rows_show(ctl, &dedup->devices, &dedup->realms, FIELDS(place_fields));
+		err = err ? err : rows_show_next(ctl, &dedup->models, FIELDS(model_fields));
+		err = err ? err : rows_show_next(ctl, &dedup->sessions, FIELDS(session_fields));
+	}
 	err = err ? err : rows_show_next(ctl, &dedup->sealers, FIELDS(seal_fields));
 	err = err ? err : rows_show_next(ctl, &dedup->alones, FIELDS(alone_fields));
+	err = err ? err : rows_show_next(ctl, &dedup->candidates, FIELDS(candidate_fields));
+	if (err == 0 && dedup->n_left_out > 0) {
+		fprintf(ctl->out, "and %llu smaller ones\n", (unsigned long long)dedup->n_left_out);
+	}
 	err = err ? err : rows_show_next(ctl, &dedup->unsealed, FIELDS(unsealed_fields));
 	return err ? err : rows_show_next(ctl, &dedup->mistakes, FIELDS(mistake_fields));
 }
 
+/* A process that glaked does not see has pid 0 in its list. */
+static int check_dedup(struct ctl *ctl)
+{
+	uint64_t number;
+	if (ctl->n_operands > 0 &&
+	    (text_parse_count(ctl->operands[0], INT64_MAX, &number) < 0 || number == 0)) {
+		return ctl_usage(ctl, "neither a pid nor a session: %s", ctl->operands[0]);
+	}
+	return 0;
+}
+
 static int run_dedup(struct ctl *ctl)
 {
-	struct dedup dedup = {.texts = {.n = 0}};
+	struct dedup dedup = {.number = 0};
 	int err = ctl->values.given & CTL_OPTION_FORGIVE
 	                  ? glake_forgive(ctl->session, ctl->values.mistake)
 	                  : 0;
-	err = err ? err : gather(ctl, &dedup);
+	if (ctl->n_operands > 0) {
+		text_parse_count(ctl->operands[0], INT64_MAX, &dedup.number);
+	}
+	err = err ? err : dedup.number ? gather_one(ctl, &dedup) : gather(ctl, &dedup);
 	if (err == 0) {
 		err = ctl->json ? print_json(ctl, &dedup) : print_text(ctl, &dedup);
 	}
@@ -484,8 +607,10 @@ static int run_dedup(struct ctl *ctl)
 
 const struct ctl_command ctl_dedup = {
 	.name = "dedup",
-	.operands = "",
+	.operands = "[PID | SESSION]",
 	.summary = "What sharing saves, and what it misses and why",
+	.max_operands = 1,
+	.check = check_dedup,
 	.options = CTL_OPTION_EXACT | CTL_OPTION_FORGIVE,
 	.run = run_dedup,
 };

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What glaked asks a program for: where to pass the ask on to, and the reports to glaked of what became of it. */
 #include <errno.h>
+#include <stdlib.h>
+#include <string.h>
 
+#include "proto/cleanup.h"
 #include "libclient/link/report.h"
 #include "libclient/link/call.h"
 #include "libclient/link/session.h"
@@ -95,6 +98,55 @@ void glake__seal_tell(struct glake_session *session, uint64_t id,
 		result = result_of(report);
 		body.result = &result;
 	}
+	send_report(session, &body);
+}
+
+/* Its number among the reasons + 1, which are few; 0: there is no room for one more. */
+static uint32_t number_of(const char *why, char **reasons, size_t *n_reasons)
+{
+	size_t i = 0;
+	while (i < *n_reasons && strcmp(reasons[i], why) != 0) {
+		i++;
+	}
+	if (!why[0] || i == GLAKE_MAX_REASONS) {
+		return 0;
+	}
+	if (i == *n_reasons) {
+		reasons[(*n_reasons)++] = (char *)why;
+	}
+	return (uint32_t)i + 1;
+}
+
+/* Without memory the asker waits in vain, and is told so by glaked. */
+void glake__candidates_tell(struct glake_session *session, uint64_t id,
+                            const struct glake__candidate_list *list)
+{
+	Glake__Wire__SealProgress body = GLAKE__WIRE__SEAL_PROGRESS__INIT;
+	Glake__Wire__SealResult result = GLAKE__WIRE__SEAL_RESULT__INIT;
+	char *reasons[GLAKE_MAX_REASONS];
+	cleanup_free Glake__Wire__Candidate *rows = calloc(list->n + 1, sizeof(*rows));
+	cleanup_free Glake__Wire__Candidate **pointers = calloc(list->n + 1, sizeof(*pointers));
+	if (!rows || !pointers) {
+		return;
+	}
+	for (size_t i = 0; i < list->n; i++) {
+		const struct glake__candidate *from = &list->rows[i];
+		glake__wire__candidate__init(&rows[i]);
+		rows[i].address = from->ptr;
+		rows[i].bytes = from->n_bytes;
+		rows[i].filled_bytes = from->filled_bytes;
+		rows[i].state = (Glake__Wire__CandidateState)from->state;
+		rows[i].n_unsealed = from->n_unsealed;
+		rows[i].reason = number_of(from->why, reasons, &result.n_reasons);
+		pointers[i] = &rows[i];
+	}
+	result.tells_candidates = true;
+	result.candidates = pointers;
+	result.n_candidates = list->n;
+	result.all_candidates = (uint32_t)list->n_all;
+	result.reasons = reasons;
+	body.seal = id;
+	body.result = &result;
 	send_report(session, &body);
 }
 

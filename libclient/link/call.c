@@ -13,6 +13,7 @@
 #include "proto/wire.h"
 #include "libclient/link/deliver.h"
 #include "libclient/link/error.h"
+#include "libclient/link/report.h"
 #include "libclient/link/resume.h"
 #include "libclient/link/socket.h"
 
@@ -89,7 +90,9 @@ static void take_seal(struct glake__link *link, const Glake__Wire__Seal *seal)
 	struct glake__notice *notice = link->seal ? glake__notices_add(&link->notices, 0) : NULL;
 	if (notice) {
 		notice->seal = seal->id;
-		notice->is_dry_run = seal->dry_run;
+		notice->what = seal->candidates ? GLAKE__SEAL_CANDIDATES
+		               : seal->dry_run  ? GLAKE__SEAL_DRY_RUN
+		                                : GLAKE__SEAL;
 	}
 }
 

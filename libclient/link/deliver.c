@@ -20,7 +20,8 @@ static int deliver_locked(struct glake__link *link)
 			              notice->public.bytes, notice->reclaim);
 		}
 		if (notice->seal) {
-			link->seal(link->seal_user, notice->seal, notice->is_dry_run);
+			link->seal(link->seal_user, notice->seal,
+			           (enum glake__seal_what)notice->what);
 		} else if (notice->sleep) {
 			link->sleep(link->sleep_user, notice->sleep, notice->wakes, notice->why);
 		} else if (notice->is_doubt) {

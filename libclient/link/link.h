@@ -27,6 +27,7 @@
 #include "libclient/glake.h"
 #include "libclient/link/notice.h"
 #include "libclient/link/state.h"
+#include "libclient/link/report.h"
 
 struct glake__link {
 	char *path;               /* owned; of glaked's socket */
@@ -73,7 +74,7 @@ struct glake__link {
 	void (*reclaim)(void *user, uint32_t device, uint64_t n_bytes, uint64_t id);
 	void *reclaim_user;
 	/* The same: glaked wants the memory sealed that looks like weights. NULL: nobody does that. */
-	void (*seal)(void *user, uint64_t id, bool is_dry_run);
+	void (*seal)(void *user, uint64_t id, enum glake__seal_what what);
 	void *seal_user;
 	/* The same: glaked wants the program to sleep, or to wake. NULL: it does not. */
 	void (*sleep)(void *user, uint64_t id, bool wakes, uint32_t why);

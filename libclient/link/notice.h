@@ -19,8 +19,8 @@ struct glake__notice {
 	struct glake_notice public; /* public.name is owned */
 	uint64_t reclaim;           /* its id with the daemon; 0 = another kind */
 	uint64_t seal;              /* the same; the program's handler does not get it */
-	bool is_dry_run;
-	uint64_t sleep; /* as seal; with the next two */
+	uint32_t what;              /* enum glake__seal_what */
+	uint64_t sleep;             /* as seal; with the next two */
 	bool wakes;
 	uint32_t why;  /* SleepWhy of glake.proto */
 	bool is_doubt; /* as seal; public.name says why */

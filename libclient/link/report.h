@@ -67,7 +67,8 @@ int glake__report_fault(struct glake_session *session, const struct glake__fault
  * The session follows glaked's wishes for sealing: @ask is called with no lock held, by any thread that calls
  * the library, with an id for glake__seal_tell(). Set it before other threads use the session.
  */
-typedef void glake__seal_ask_fn(void *user, uint64_t id, bool is_dry_run);
+enum glake__seal_what { GLAKE__SEAL, GLAKE__SEAL_DRY_RUN, GLAKE__SEAL_CANDIDATES };
+typedef void glake__seal_ask_fn(void *user, uint64_t id, enum glake__seal_what what);
 void glake__seal_follow(struct glake_session *session, glake__seal_ask_fn *ask, void *user);
 
 /* The memory of a session: what looks like weights, and what does not, by reason. */
@@ -80,6 +81,26 @@ struct glake__candidates {
 	uint64_t unfilled_bytes;
 	uint64_t rewritten_bytes;
 };
+
+/* Of what is sealed without being asked (GLAKE__SEAL_CANDIDATES): an allocation. */
+struct glake__candidate {
+	glake_ptr ptr;
+	uint64_t n_bytes;
+	uint64_t filled_bytes; /* of its pages that look like weights */
+	uint32_t state;        /* enum CandidateState of glake.proto */
+	uint32_t n_unsealed;
+	const char *why; /* of a refused one; "" */
+};
+
+/* The largest of what is sealed without being asked. */
+struct glake__candidate_list {
+	size_t n;                      /* here, at most GLAKE_MAX_CANDIDATES */
+	size_t n_all;                  /* so many there are */
+	struct glake__candidate *rows; /* borrowed */
+};
+/* Tell glaked, as glake__seal_tell() does when it is over. */
+void glake__candidates_tell(struct glake_session *session, uint64_t id,
+                            const struct glake__candidate_list *list);
 
 struct glake__seal_report {
 	uint64_t done_bytes;

@@ -94,7 +94,7 @@ class ManPage(unittest.TestCase):
 
 
 # Commands whose operands are pids, tenants or models.
-NAMED = {"fragmentation", "seal", "sleep", "wake", "pin", "unpin", "evict", "quota"}
+NAMED = {"dedup", "fragmentation", "seal", "sleep", "wake", "pin", "unpin", "evict", "quota"}
 
 
 class Completions(unittest.TestCase):

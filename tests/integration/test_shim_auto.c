@@ -231,6 +231,35 @@ static bool is_refused(const struct seen *seen)
 	return seen->row.refused_bytes == 4 * MIB && seen->why[0];
 }
 
+struct shown {
+	unsigned n;
+	struct glake_candidate_row row;
+	char state[16];
+	char why[320];
+};
+
+static int show_candidate(void *user, const struct glake_candidate_row *row)
+{
+	struct shown *shown = user;
+	shown->n++;
+	shown->row = *row;
+	snprintf(shown->state, sizeof(shown->state), "%s", row->state);
+	snprintf(shown->why, sizeof(shown->why), "%s", row->refused_why);
+	return 0;
+}
+
+static struct shown list_candidates(uint64_t session)
+{
+	struct shown shown = {.n = 0};
+	uint64_t n = 0;
+	assert_ok(glake_list_candidates(eye, session, show_candidate, &shown, &n));
+	ck_assert_uint_eq(n, shown.n);
+	ck_assert_uint_eq(shown.n, 1);
+	ck_assert_uint_eq(shown.row.bytes, 4 * MIB);
+	ck_assert_uint_eq(shown.row.filled_bytes, 4 * MIB);
+	return shown;
+}
+
 START_TEST(states_and_reasons_are_shown)
 {
 	struct run run;
@@ -239,6 +268,9 @@ START_TEST(states_and_reasons_are_shown)
 	struct seen seen = wait_for(run.pid, is_sealed);
 	ck_assert_uint_eq(seen.row.filling_bytes + seen.row.quiet_bytes + seen.row.refused_bytes,
 	                  0);
+	struct shown shown = list_candidates(seen.row.session);
+	ck_assert_str_eq(shown.state, "sealed");
+	ck_assert_str_eq(shown.why, "");
 	run_continue(&run);
 	run_read(&run, "written");
 	seen = wait_for(run.pid, is_refused);
@@ -246,6 +278,9 @@ START_TEST(states_and_reasons_are_shown)
 	                      strstr(seen.why, "is in no table"),
 	              "%s", seen.why);
 	ck_assert_uint_eq(seen.row.alone_bytes, 0);
+	shown = list_candidates(seen.row.session);
+	ck_assert_str_eq(shown.state, "refused");
+	ck_assert_str_eq(shown.why, seen.why);
 	run_continue(&run);
 	run_end_well(&run);
 }

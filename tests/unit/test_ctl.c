@@ -473,6 +473,18 @@ int glake_list_sleepers(struct glake_session *session, glake_sleeper_fn row, voi
 	return fake.error ? fake.error : fake.is_old ? GLAKE_E_BAD_REQUEST : row(user, &sleeper);
 }
 
+int glake_list_candidates(struct glake_session *session, uint64_t id, glake_candidate_fn row,
+                          void *user, uint64_t *n_out)
+{
+	const struct glake_candidate_row candidates[] = {
+		{id, 0x7f0000000000, GIB, GIB - 2 * MIB, "sealed", "", 1},
+		{id, 0x7f0080000000, 2 * MIB, 2 * MIB, "refused", "gemm is in no table", 0},
+	};
+	int r = fake.error ? fake.error : fake.is_old ? -ENOTSUP : row(user, &candidates[0]);
+	*n_out = 5;
+	return r ? r : row(user, &candidates[1]);
+}
+
 int glake_list_mistakes(struct glake_session *session, glake_mistake_fn row, void *user)
 {
 	const struct glake_mistake_row mistake = {
@@ -1828,6 +1840,41 @@ START_TEST(dedup_adds_up_what_sharing_saves)
 	ck_assert_str_eq(json_string_value(json_object_get(why, "why")),
 	                 "named for other processes");
 	json_decref(document);
+}
+END_TEST
+
+START_TEST(dedup_of_one_process_lists_its_candidates)
+{
+	fake.name = "python";
+	ck_assert_int_eq(run("dedup 100"), 0);
+	ck_assert_str_eq(out_text,
+	                 "PID  PROGRAM  PRIVATE   LOGICAL  PHYSICAL  RATIO\n"
+	                 "100  python   4.0 GiB  16.0 GiB   8.0 GiB   2.00\n"
+	                 "\n"
+	                 "PID    SEALED    SHARED  SEALS    TOOK  HELD BACK\n"
+	                 "100  12.0 GiB  10.0 GiB      3  412 ms      18 ms\n"
+	                 "\n"
+	                 "PID  ALLOCATION        BYTES      FILLED  STATE    UNSEALED  WHY\n"
+	                 "100  0x7f0000000000  1.0 GiB  1022.0 MiB  sealed          1  \n"
+	                 "100  0x7f0080000000  2.0 MiB     2.0 MiB  refused         0  gemm is in "
+	                 "no table\n"
+	                 "and 3 smaller ones\n"
+	                 "\n"
+	                 "PID   UNSEALED  WHY\n"
+	                 "100    1.0 GiB  written to by the driver's API\n"
+	                 "100  512.0 MiB  named for other processes\n");
+	json_t *document = run_json("dedup --json 100");
+	json_t *session = json_array_get(json_object_get(document, "sessions"), 0);
+	json_t *candidate = json_array_get(json_object_get(session, "candidates"), 1);
+	ck_assert_str_eq(json_string_value(json_object_get(candidate, "state")), "refused");
+	ck_assert_str_eq(json_string_value(json_object_get(candidate, "refused_why")),
+	                 "gemm is in no table");
+	json_decref(document);
+	ck_assert_int_eq(run("dedup 99"), CTL_NOT_FOUND);
+	ck_assert_int_eq(run("dedup some"), CTL_USAGE);
+	ck_assert_int_eq(run("dedup 0"), CTL_USAGE);
+	fake.is_old = true;
+	ck_assert_int_eq(run("dedup 100"), 0);
 }
 END_TEST
 

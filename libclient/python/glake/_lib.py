@@ -235,6 +235,12 @@ class EventRow(Structure):
                 ("text", c_char_p), ("pod_uid", c_char_p), ("container_id", c_char_p)]
 
 
+class CandidateRow(Structure):
+    _fields_ = [("session", c_uint64), ("address", c_uint64), ("bytes", c_uint64),
+                ("filled_bytes", c_uint64), ("state", c_char_p), ("refused_why", c_char_p),
+                ("n_unsealed", c_uint32)]
+
+
 class MistakeRow(Structure):
     _fields_ = [("id", c_uint64), ("uid", c_uint32), ("program", c_char_p), ("script", c_char_p),
                 ("executable", c_char_p), ("time_ms", c_uint64), ("n_faults", c_uint64),
@@ -301,6 +307,7 @@ TENANT_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(TenantRow))
 MODEL_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(ModelRow))
 BLOCK_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(BlockRow))
 EVENT_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(EventRow))
+CANDIDATE_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(CandidateRow))
 MISTAKE_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(MistakeRow))
 SLEEP_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(SleepReport))
 SLEEPER_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(SleeperRow))
@@ -377,6 +384,8 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("glake_list_models", c_int, [c_void_p, MODEL_ROW, c_void_p]),
     ("glake_list_blocks", c_int, [c_void_p, BLOCK_ROW, c_void_p]),
     ("glake_list_events", c_int, [c_void_p, EVENT_ROW, c_void_p]),
+    ("glake_list_candidates", c_int, [c_void_p, c_uint64, CANDIDATE_ROW, c_void_p,
+                                      POINTER(c_uint64)]),
     ("glake_list_mistakes", c_int, [c_void_p, MISTAKE_ROW, c_void_p]),
     ("glake_forgive", c_int, [c_void_p, c_uint64]),
     ("glake_pin", c_int, [c_void_p, c_char_p, c_int]),
