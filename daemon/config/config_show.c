@@ -68,6 +68,16 @@ CONFIG_SHOW(on_pressure)
 	fputs(sleeps ? "sleep" : "none", out);
 }
 
+CONFIG_SHOW(dedup)
+{
+	static const char *const names[] = {
+		[CONFIG_DEDUP_OFF] = "off",
+		[CONFIG_DEDUP_AUTO] = "auto",
+		[CONFIG_DEDUP_OBSERVED] = "observed",
+	};
+	fputs(names[*(const enum config_dedup *)field], out);
+}
+
 CONFIG_SHOW(verify)
 {
 	static const char *const names[] = {

@@ -25,6 +25,7 @@ CONFIG_SHOW(mode);
 CONFIG_SHOW(log_level);
 CONFIG_SHOW(pressure);
 CONFIG_SHOW(on_pressure);
+CONFIG_SHOW(dedup);
 CONFIG_SHOW(verify);
 CONFIG_SHOW(flag);
 CONFIG_SHOW(u32);

@@ -67,8 +67,8 @@ EXCUSES = {
                                     "glake_map", "glake_share", "glake_share_open",
                                     "glake_block_publish",
                                     "glake_pin", "glake_seal_session",
+                                    "glake_list_candidates",
                                     "glake_drain", "glake_undrain"} | SLEEPS),  # those: test_drain.py
-                                    "glake_pin", "glake_seal_session", "glake_list_candidates"} | SLEEPS),
     "GLAKE_E_FILE_CHANGED": ("tests/integration/test_bad_files.c", OPEN),
     "GLAKE_E_READ": ("tests/integration/test_bad_files.c", OPEN),
     "GLAKE_E_MOVER": ("tests/integration/test_kills.c",

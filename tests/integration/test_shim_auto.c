@@ -4,6 +4,7 @@
  *
  * $GLAKE_RANDOM_SEED (printed) and $GLAKE_RANDOM_SECONDS.
  */
+#include <grp.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -71,6 +72,84 @@ END_TEST
 START_TEST(a_graph_launches_what_a_library_has)
 {
 	run_as("GLAKE_DEDUP=auto", "library");
+}
+END_TEST
+
+START_TEST(a_store_comes_late)
+{
+	run_as("GLAKE_DEDUP=auto", "late");
+}
+END_TEST
+
+START_TEST(a_writer_comes_after_ten_thousand_reads)
+{
+	run_as("GLAKE_DEDUP=auto", "many");
+}
+END_TEST
+
+/* With another group they are in another realm. */
+START_TEST(two_realms_have_a_copy_each)
+{
+	const gid_t group = 4321;
+	struct run runs[4];
+	if (getuid() != 0) {
+		return;
+	}
+	harness_reload(&harness,
+	               WORLD_CONFIG "warm_bytes = \"64MiB\"; "
+	                            "realms = ( { name = \"others\"; gids = [ 4321 ]; } );");
+	for (unsigned i = 0; i < 4; i++) {
+		ck_assert_int_eq(setgroups(i & 1, &group), 0);
+		start_as(&runs[i], "GLAKE_DEDUP=auto", "reads");
+	}
+	assert_ok(setgroups(0, NULL));
+	for (unsigned i = 0; i < 4; i++) {
+		run_read(&runs[i], "sealed");
+	}
+	ck_assert_uint_eq(block_bytes(), 2 * 4 * MIB);
+	for (unsigned i = 0; i < 4; i++) {
+		run_continue(&runs[i]);
+		run_end_well(&runs[i]);
+	}
+}
+END_TEST
+
+#define N_CROWD 12u
+
+START_TEST_WITH(many_become_quiet_at_once, .timeout_s = 300)
+{
+	static struct run runs[N_CROWD];
+	for (unsigned i = 0; i < N_CROWD; i++) {
+		start_as(&runs[i], "GLAKE_DEDUP=auto", "reads");
+	}
+	for (unsigned i = 0; i < N_CROWD; i++) {
+		run_read(&runs[i], "sealed");
+	}
+	ck_assert_uint_eq(block_bytes(), 4 * MIB);
+	for (unsigned i = 0; i < N_CROWD; i++) {
+		run_continue(&runs[i]);
+		run_end_well(&runs[i]);
+	}
+}
+END_TEST
+
+/* The mover dies as often as it begins to look, and then does not: nothing is lost, and it is shared in the end. */
+START_TEST(the_mover_dies_while_it_looks)
+{
+	struct run runs[2];
+	start_as(&runs[0], "GLAKE_DEDUP=auto", "reads");
+	start_as(&runs[1], "GLAKE_DEDUP=auto", "reads");
+	for (unsigned i = 0; i < 3; i++) {
+		kill(world_running_mover(), SIGKILL);
+		usleep(100000);
+	}
+	for (unsigned i = 0; i < 2; i++) {
+		run_read(&runs[i], "sealed");
+	}
+	for (unsigned i = 0; i < 2; i++) {
+		run_continue(&runs[i]);
+		run_end_well(&runs[i]);
+	}
 }
 END_TEST
 

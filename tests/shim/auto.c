@@ -132,11 +132,19 @@ static void run_wait(const struct cudasim_run *run, const void *params)
 	}
 }
 
+/* It writes long after it was launched. */
+static void run_later(const struct cudasim_run *run, const void *params)
+{
+	run_wait(run, params);
+	run_write(run, params);
+}
+
 static const struct cudasim_kernel kernels[] = {
-	{"read", run_read, 3, {8, 8, 8}}, {"write", run_write, 2, {8, 4}},
-	{"same", run_same, 2, {8, 4}},    {"hidden", run_hidden, 2, {8, 4}},
-	{"add", run_add, 2, {8, 4}},      {"unlisted", run_write, 2, {8, 4}},
-	{"pair", run_pair, 2, {8, 8}},    {"wait", run_wait, 1, {8}},
+	{"later", run_later, 2, {8, 4}},    {"read", run_read, 3, {8, 8, 8}},
+	{"write", run_write, 2, {8, 4}},    {"same", run_same, 2, {8, 4}},
+	{"hidden", run_hidden, 2, {8, 4}},  {"add", run_add, 2, {8, 4}},
+	{"unlisted", run_write, 2, {8, 4}}, {"pair", run_pair, 2, {8, 8}},
+	{"wait", run_wait, 1, {8}},
 };
 static const struct cudasim_image image = {
 	.magic = CUDASIM_IMAGE_MAGIC,
@@ -188,9 +196,11 @@ static int write_table(struct dl_phdr_info *info, size_t n_info, void *user)
 
 /* ---- the program ---- */
 
-static CUmodule module;
-static CUstream stream;
-static CUdeviceptr small; /* for sums and pointers */
+static CUmodule first_module; /* of the first thread */
+/* Of each thread. */
+static _Thread_local CUmodule module;
+static _Thread_local CUstream stream;
+static _Thread_local CUdeviceptr small; /* for sums and pointers */
 static uint64_t (*count_of)(const char *name);
 
 static CUfunction function_of(const char *name)
@@ -213,6 +223,7 @@ static void begin(void)
 /* The first memory, and with it the connection to glaked. */
 static void start(void)
 {
+	first_module = module;
 	must_ok(cuMemAlloc(&small, 4096));
 	*(void **)&count_of = dlsym(RTLD_DEFAULT, "glake_shim_count");
 	must(count_of);
@@ -224,7 +235,8 @@ struct weights {
 };
 
 /* Those of all weights: a scenario ends without freeing its own. */
-static uint8_t *models[16];
+static uint8_t *models[32];
+static pthread_mutex_t models_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static uint8_t **model_of(const uint8_t *bytes)
 {
@@ -237,10 +249,12 @@ static uint8_t **model_of(const uint8_t *bytes)
 
 BYTE_LOOP static struct weights load(unsigned content)
 {
+	pthread_mutex_lock(&models_lock);
 	uint8_t **model = model_of(NULL);
 	*model = malloc(W_BYTES);
 	must(*model);
 	struct weights weights = {.model = *model};
+	pthread_mutex_unlock(&models_lock);
 	for (size_t i = 0; i < W_BYTES; i++) {
 		weights.model[i] = (uint8_t)(i * (2 * content + 1) + i / 4099);
 	}
@@ -279,10 +293,12 @@ static void read_it(const struct weights *weights)
 
 static void compare(const struct weights *weights)
 {
-	static uint8_t bytes[W_BYTES];
+	uint8_t *bytes = malloc(W_BYTES);
+	must(bytes);
 	must_ok(cuStreamSynchronize(stream));
 	must_ok(cuMemcpyDtoH(bytes, weights->ptr, W_BYTES));
 	must(memcmp(bytes, weights->model, W_BYTES) == 0);
+	free(bytes);
 }
 
 /* It works as programs do until that many allocations were sealed. */
@@ -445,9 +461,9 @@ static void write_captured(const struct weights *weights)
 }
 
 /* A graph that writes elsewhere, and then here. */
-static CUgraphExec old_exec;
-static CUgraphNode old_node;
-static CUgraph old_graph;
+static _Thread_local CUgraphExec old_exec;
+static _Thread_local CUgraphNode old_node;
+static _Thread_local CUgraph old_graph;
 
 static void set_node(const struct weights *weights, const char *name, size_t at, uint32_t value)
 {
@@ -623,6 +639,39 @@ static void graph_of_library_reads(void)
 		usleep(1000);
 	}
 	compare(&weights);
+}
+
+/* It was launched before anything was marked, and stores once all has been quiet for long. */
+static void stored_late(void)
+{
+	struct weights weights = load(0);
+	CUdeviceptr to = weights.ptr + 4096;
+	uint32_t value = 29;
+	void *list[] = {&to, &value};
+	CUstream first = stream;
+	launch("later", &to, list);
+	must_ok(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	read_for_a_while(&weights);
+	must(count_of("sealed_alone") == 0);
+	is_released = true;
+	must_ok(cuStreamSynchronize(first));
+	memcpy(weights.model + 4096, &value, sizeof(value));
+	read_until_sealed(&weights, 1);
+	compare(&weights);
+	must(count_of("copies") == 0);
+}
+
+/* Nothing that was seen so far says what comes. */
+static void written_after_many(void)
+{
+	struct weights weights = load(0);
+	read_until_sealed(&weights, 1);
+	for (unsigned i = 0; i < 10000; i++) {
+		read_it(&weights);
+	}
+	write_by("write", &weights, 4096, 7);
+	compare(&weights);
+	must(count_of("copies") == 1);
 }
 
 /* Twice, and then no more. */
@@ -844,6 +893,7 @@ static void *read_in_thread(void *user)
 	must_ok(cuDevicePrimaryCtxRetain(&ctx, 0));
 	must_ok(cuCtxSetCurrent(ctx));
 	must_ok(cuStreamCreate(&mine, CU_STREAM_NON_BLOCKING));
+	module = first_module;
 	must_ok(cuMemAlloc(&sums, 512));
 	for (unsigned i = 0; i < 200; i++) {
 		CUdeviceptr other;
@@ -901,10 +951,10 @@ static void takes_long(void)
 /* ---- at random ---- */
 
 #define N_WEIGHTS 3u
-#define N_GRAPHS 3u
+#define N_THREADS 3u
 
-static struct weights all[N_WEIGHTS];
-static unsigned seed;
+static _Thread_local struct weights all[N_WEIGHTS];
+static _Thread_local unsigned seed;
 
 static unsigned pick(unsigned n)
 {
@@ -943,7 +993,9 @@ static void random_write(struct weights *weights)
 static void replace(struct weights *weights)
 {
 	must_ok(cuMemFree(weights->ptr));
+	pthread_mutex_lock(&models_lock);
 	*model_of(weights->model) = NULL;
+	pthread_mutex_unlock(&models_lock);
 	free(weights->model);
 	*weights = load(pick(2));
 }
@@ -959,16 +1011,23 @@ static void load_again(void)
 	old_exec = graph_of("write", small + 1024, 1, &old_node, &old_graph);
 }
 
-static void random_steps(unsigned first, unsigned seconds)
+/* One thread's, each with weights, a module, a graph and a stream of its own. */
+struct steps {
+	pthread_t thread;
+	unsigned seed;
+	time_t end;
+};
+
+static void random_steps(const struct steps *steps)
 {
-	time_t end = time(NULL) + (time_t)seconds;
 	unsigned n = 0;
-	seed = first;
+	seed = steps->seed;
 	for (unsigned i = 0; i < N_WEIGHTS; i++) {
 		all[i] = load(pick(2));
 	}
 	old_exec = graph_of("write", small + 1024, 1, &old_node, &old_graph);
-	while (time(NULL) < end || (count_of("sealed_alone") == 0 && count_of("looked_at") == 0)) {
+	while (time(NULL) < steps->end ||
+	       (count_of("sealed_alone") == 0 && count_of("looked_at") == 0)) {
 		struct weights *weights = &all[pick(N_WEIGHTS)];
 		unsigned what = pick(1000);
 		if (what < 4) {
@@ -984,6 +1043,34 @@ static void random_steps(unsigned first, unsigned seconds)
 		}
 		/* Now and then for all others, since it is slow. */
 		compare(what < 10 ? weights : &all[++n % N_WEIGHTS]);
+	}
+}
+
+static void *random_thread(void *user)
+{
+	begin();
+	must_ok(cuMemAlloc(&small, 4096));
+	random_steps(user);
+	for (unsigned i = 0; i < N_WEIGHTS; i++) {
+		compare(&all[i]);
+	}
+	return NULL;
+}
+
+static void random_threads(unsigned first, unsigned seconds)
+{
+	struct steps steps[N_THREADS];
+	for (unsigned i = 0; i < N_THREADS; i++) {
+		steps[i] = (struct steps){
+			.seed = first + 1000 * i,
+			.end = time(NULL) + (time_t)seconds,
+		};
+		must(i == 0 ||
+		     pthread_create(&steps[i].thread, NULL, random_thread, &steps[i]) == 0);
+	}
+	random_steps(&steps[0]);
+	for (unsigned i = 1; i < N_THREADS; i++) {
+		must(pthread_join(steps[i].thread, NULL) == 0);
 	}
 	/* The last one ends it for good. */
 	write_hidden(&all[0], 128, 31);
@@ -1021,6 +1108,8 @@ static const struct {
 	{"doubted", is_doubted},
 	{"faults", faults},
 	{"told", is_told},
+	{"late", stored_late},
+	{"many", written_after_many},
 };
 
 static void run(const char *name)
@@ -1053,8 +1142,8 @@ int main(int argc, char **argv)
 	start();
 	if (strcmp(what, "random") == 0) {
 		must(argc == 4);
-		random_steps((unsigned)strtoul(argv[2], NULL, 10),
-		             (unsigned)strtoul(argv[3], NULL, 10));
+		random_threads((unsigned)strtoul(argv[2], NULL, 10),
+		               (unsigned)strtoul(argv[3], NULL, 10));
 	} else {
 		run(what);
 	}
