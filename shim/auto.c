@@ -61,6 +61,11 @@ static pthread_mutex_t lock =
 static uint64_t look_ns;           /* again */
 static uint64_t may_ns;
 static atomic_bool has_sealed;
+/* What looks like weights, and the program maps itself: never sealed by itself (docs/decisions/073). */
+static CUdeviceptr mapped_ptr; /* some of it */
+static uint64_t mapped_bytes;
+static const char mapped_why[] =
+	"the program maps it itself: which part of it a pointer is for is not known";
 
 static uint64_t quiet_ns(void)
 {
@@ -136,13 +141,16 @@ static struct candidate *get_candidate(const struct heap_facts *facts, uint64_t 
 
 static void add_spans(const struct glake__candidates *found, uint64_t now_ns)
 {
+	mapped_bytes = 0;
 	for (size_t i = 0; i < found->n_spans; i++) {
 		struct heap_facts facts;
-		struct candidate *candidate = heap_find(found->spans[i].ptr, &facts)
-		                                      ? get_candidate(&facts, now_ns)
-		                                      : NULL;
+		bool is_ours = heap_find(found->spans[i].ptr, &facts);
+		struct candidate *candidate = is_ours ? get_candidate(&facts, now_ns) : NULL;
 		if (candidate) {
 			candidate->n_found += found->spans[i].bytes;
+		} else if (!is_ours) {
+			mapped_ptr = mapped_bytes ? mapped_ptr : found->spans[i].ptr;
+			mapped_bytes += found->spans[i].bytes;
 		}
 	}
 }
@@ -434,6 +442,9 @@ static void fill_list_locked(struct auto_list *list)
 	}
 	qsort(order, n_candidates, sizeof(order[0]), compare_size);
 	list->list.n_all = n_candidates;
+	if (mapped_bytes > 0) {
+		list->list.n_all++;
+	}
 	list->list.n = n_candidates < GLAKE_MAX_CANDIDATES ? n_candidates : GLAKE_MAX_CANDIDATES;
 	for (size_t i = 0; i < list->list.n; i++) {
 		const struct candidate *from = &candidates[order[i]];
@@ -446,6 +457,15 @@ static void fill_list_locked(struct auto_list *list)
 			.state = (uint32_t)from->state,
 			.n_unsealed = from->n_unsealed,
 			.why = list->whys[i],
+		};
+	}
+	if (mapped_bytes > 0 && list->list.n < GLAKE_MAX_CANDIDATES) {
+		list->rows[list->list.n++] = (struct glake__candidate){
+			.ptr = mapped_ptr,
+			.n_bytes = mapped_bytes,
+			.filled_bytes = mapped_bytes,
+			.state = REFUSED,
+			.why = mapped_why,
 		};
 	}
 }
@@ -476,6 +496,10 @@ void auto_describe(struct glake__alone *alone_out)
 			most = candidate->n_filled;
 			memcpy(alone_out->why, candidate->why, sizeof(alone_out->why));
 		}
+	}
+	bytes[REFUSED] += mapped_bytes;
+	if (mapped_bytes > most) {
+		memcpy(alone_out->why, mapped_why, sizeof(mapped_why));
 	}
 	pthread_mutex_unlock(&lock);
 	alone_out->filling_bytes = bytes[FILLING];

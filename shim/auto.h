@@ -14,7 +14,7 @@
  *
  * A candidate is an allocation of cuMemAlloc() or cuMemAllocAsync() with pages that copies from the host have filled
  * (fill.h). While it is QUIET it is marked, so that the guard sees who would write to it before it is sealed. Memory that the
- * program maps itself is none.
+ * program maps itself is none: which part of it is one allocation, only the program's own allocator knows.
  *
  * $GLAKE_DEDUP_QUIET_MS: so long nothing fills more (5000). A refused one is tried again after a minute, and twice as long
  * each time.

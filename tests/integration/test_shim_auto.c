@@ -365,6 +365,28 @@ START_TEST(states_and_reasons_are_shown)
 }
 END_TEST
 
+static bool has_both(const struct seen *seen)
+{
+	return seen->row.alone_bytes == 4 * MIB && seen->row.refused_bytes == 4 * MIB;
+}
+
+START_TEST(what_the_program_maps_itself_stays_private)
+{
+	struct run run;
+	struct shown shown = {.n = 0};
+	start_as(&run, "GLAKE_DEDUP=auto", "mapped");
+	run_read(&run, "mapped");
+	struct seen seen = wait_for(run.pid, has_both);
+	ck_assert_ptr_nonnull(strstr(seen.why, "the program maps it itself"));
+	assert_ok(glake_list_candidates(eye, seen.row.session, show_candidate, &shown, NULL));
+	ck_assert_uint_eq(shown.n, 2);
+	ck_assert_str_eq(shown.state, "refused");
+	ck_assert_str_eq(shown.why, seen.why);
+	run_continue(&run);
+	run_end_well(&run);
+}
+END_TEST
+
 /* ---- glake run and glake readers ---- */
 
 static void expect(int status, const char *words, const char *a, const char *b, const char *c)

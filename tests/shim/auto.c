@@ -674,6 +674,41 @@ static void written_after_many(void)
 	must(count_of("copies") == 1);
 }
 
+/* What the program maps itself stays private; what it allocates does not. */
+static void maps_itself(void)
+{
+	struct weights weights = load(0);
+	struct weights mapped = load(1);
+	CUmemGenericAllocationHandle handle;
+	const CUmemAllocationProp prop = {
+		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE},
+	};
+	const CUmemAccessDesc access = {.location = prop.location,
+	                                .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+	must_ok(cuMemFree(mapped.ptr));
+	must_ok(cuMemAddressReserve(&mapped.ptr, W_BYTES, 0, 0, 0));
+	must_ok(cuMemCreate(&handle, W_BYTES, &prop, 0));
+	must_ok(cuMemMap(mapped.ptr, W_BYTES, 0, handle, 0));
+	must_ok(cuMemSetAccess(mapped.ptr, W_BYTES, &access, 1));
+	must_ok(cuMemcpyHtoD(mapped.ptr, mapped.model, W_BYTES));
+	read_until_sealed(&weights, 1);
+	for (unsigned i = 0; i < 1000; i++) {
+		read_it(&mapped);
+		usleep(1000);
+	}
+	must(count_of("sealed_alone") == 1);
+	say("mapped");
+	pause_here();
+	write_by("write", &mapped, 4096, 5);
+	compare(&mapped);
+	must(count_of("copies") == 0);
+	compare(&weights);
+	must_ok(cuMemUnmap(mapped.ptr, W_BYTES));
+	must_ok(cuMemRelease(handle));
+	must_ok(cuMemAddressFree(mapped.ptr, W_BYTES));
+}
+
 /* Twice, and then no more. */
 static void unsealed_twice(void)
 {
@@ -1110,6 +1145,7 @@ static const struct {
 	{"told", is_told},
 	{"late", stored_late},
 	{"many", written_after_many},
+	{"mapped", maps_itself},
 };
 
 static void run(const char *name)
