@@ -380,7 +380,7 @@ struct glake_candidate_row {
 
 typedef int (*glake_candidate_fn)(void *user, const struct glake_candidate_row *row);
 /*
- * One row per candidate of the session @id, of the own realm or of any as admin: the largest first, 1024 at most. Its program
+ * One row per candidate of the session @id, of the own realm or of any as admin: the largest first, 256 at most. Its program
  * is asked, and answers within ten seconds. @n_out: so many it has; may be NULL. Errors: request errors; GLAKE_E_NOT_FOUND;
  * GLAKE_E_BAD_REQUEST (the program is not under the shim); GLAKE_E_BUSY (it does not answer, or is being asked already);
  * -ENOTSUP (its glake, or glaked, is older).

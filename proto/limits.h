@@ -107,7 +107,7 @@ static inline uint64_t glake_chunk_bytes(uint64_t content_bytes)
 #define GLAKE_MAX_ALONE_WHY_BYTES 320u
 
 /* Of a SealResult: what the program seals without being asked, and the different reasons why it does not. */
-#define GLAKE_MAX_CANDIDATES 1024u
+#define GLAKE_MAX_CANDIDATES 256u
 #define GLAKE_MAX_REASONS 48u
 
 /* Loads that glake-mover has at the same time; each is a thread there. More are refused as busy. */

@@ -118,6 +118,41 @@ START_TEST(the_longest_reports_and_lists_pass)
 }
 END_TEST
 
+START_TEST(the_longest_list_of_candidates_passes)
+{
+	enum { N = GLAKE_MAX_CANDIDATES };
+	static Glake__Wire__Candidate rows[N];
+	static Glake__Wire__Candidate *list[N];
+	static char why[GLAKE_MAX_ALONE_WHY_BYTES];
+	char *reasons[GLAKE_MAX_REASONS];
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__SealProgress body = GLAKE__WIRE__SEAL_PROGRESS__INIT;
+	Glake__Wire__SealResult result = GLAKE__WIRE__SEAL_RESULT__INIT;
+	memset(why, 'w', sizeof(why) - 1);
+	for (size_t i = 0; i < GLAKE_MAX_REASONS; i++) {
+		reasons[i] = why;
+	}
+	for (size_t i = 0; i < N; i++) {
+		glake__wire__candidate__init(&rows[i]);
+		rows[i].address = rows[i].bytes = rows[i].filled_bytes = UINT64_MAX;
+		rows[i].reason = rows[i].n_unsealed = UINT32_MAX;
+		rows[i].state = GLAKE__WIRE__CANDIDATE_STATE__CANDIDATE_REFUSED;
+		list[i] = &rows[i];
+	}
+	result.candidates = list;
+	result.n_candidates = N;
+	result.reasons = reasons;
+	result.n_reasons = GLAKE_MAX_REASONS;
+	result.tells_candidates = true;
+	result.all_candidates = UINT32_MAX;
+	body.result = &result;
+	request.id = UINT64_MAX;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_SEAL_PROGRESS;
+	request.seal_progress = &body;
+	ck_assert_ptr_null(check(&request));
+}
+END_TEST
+
 START_TEST(the_longest_model_passes)
 {
 	enum { N = GLAKE_MAX_PACKET_FDS - 1 };
