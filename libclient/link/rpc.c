@@ -78,8 +78,10 @@ static void take_doubts(struct glake_session *session, const Glake__Wire__HelloA
 		copy_text(session->doubt, sizeof(session->doubt), "out of memory");
 		return;
 	}
-	memcpy(session->doubted, hello->doubted, hello->n_doubted * sizeof(*session->doubted));
-	session->n_doubted = hello->n_doubted;
+	/* An empty list is NULL. */
+	for (; session->n_doubted < hello->n_doubted; session->n_doubted++) {
+		session->doubted[session->n_doubted] = hello->doubted[session->n_doubted];
+	}
 }
 
 static int take_hello(struct glake_session *session, const Glake__Wire__HelloAnswer *hello)
