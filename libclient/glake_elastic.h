@@ -134,13 +134,13 @@ GLAKE_API uint32_t glake_elastic_take(struct glake_elastic *elastic, uint32_t fi
 GLAKE_API int glake_elastic_return(struct glake_elastic *elastic, uint32_t first, uint32_t n);
 
 /*
- * If this process is killed or crashes, glaked keeps the memory of this step, HELD or LENT, for the next one, with @n_record bytes of @record (NULL
- * if 0) that say what it has, up to GLAKE_ELASTIC_RECORD_BYTES. Nothing else changes. From the call on nobody writes to what the record speaks of, no work that is queued either,
+ * If this process is killed or crashes, glaked keeps the memory of this HELD step for the next one, with @n_record bytes of @record (NULL
+ * if 0) that say what it has, up to GLAKE_ELASTIC_RECORD_BYTES. Nothing else changes. From the call on nobody writes to the step, no work that is queued either,
  * before glake_elastic_unseal() has returned 0. A seal may be repeated with another record, and is over when the memory goes: lent
  * memory that others got, a sleep, the end of the range or of the session, a restart of glaked. Memory that others may write to, see above,
  * is not sealed. A range of more than 253 lanes has no such steps.
  * Blocks for one request to glaked. What is kept is cache: it goes when anybody needs memory, and after a time.
- * Errors: request errors; -EINVAL (no such step, neither HELD nor LENT, no key, the record is too long); -EBUSY (others may write to it);
+ * Errors: request errors; -EINVAL (no such step, not HELD, no key, the record is too long); -EBUSY (others may write to it);
  * GLAKE_E_NO_PERMISSION (glaked keeps nothing); GLAKE_E_NO_FDS (glaked has no fd of this memory: it had too few, or was restarted since).
  * An error leaves the seal that the step had, or none.
  */

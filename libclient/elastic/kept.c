@@ -58,11 +58,8 @@ static int seal(struct glake_elastic *elastic, uint32_t step, const void *record
 	uint64_t ids[GLAKE_MAX_PACKET_FDS];
 	bool is_pinned;
 	uint32_t n = find_chunks(elastic, step, ids, &is_pinned);
-	const uint32_t state = elastic->states[step];
-	/* What is lent may go meanwhile: then glaked has no such chunks any more, or the will goes with them. */
-	if ((state != GLAKE_ELASTIC_HELD && state != GLAKE_ELASTIC_LENT) ||
-	    n != elastic->desc.n_lanes) {
-		return glake__fail(-EINVAL, "step %u is neither held nor lent", step);
+	if (elastic->states[step] != GLAKE_ELASTIC_HELD || n != elastic->desc.n_lanes) {
+		return glake__fail(-EINVAL, "step %u is not held", step);
 	}
 	if (is_pinned) {
 		return glake__fail(-EBUSY, "others may write to step %u", step);

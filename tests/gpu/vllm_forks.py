@@ -61,9 +61,6 @@ class Engine:
             rows += [list(one.outputs[0].token_ids) for one in out]
         return rows, time.monotonic() - start
 
-    def pid(self):
-        return os.getpid()
-
     def cache_tokens(self):
         cache = self.llm.llm_engine.vllm_config.cache_config
         return cache.num_gpu_blocks * cache.block_size

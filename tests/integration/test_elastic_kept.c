@@ -389,7 +389,7 @@ static void ask_for_what_is_not_there(void *user)
 {
 	open_keyed(0);
 	commit(0, 1);
-	assert_fails(-EINVAL, "neither held nor lent", glake_elastic_seal(elastic, 1, "x", 1));
+	assert_fails(-EINVAL, "is not held", glake_elastic_seal(elastic, 1, "x", 1));
 	assert_fails(-EINVAL, "9 steps", glake_elastic_unseal(elastic, 0, 9));
 	assert_fails(-EINVAL, "1 steps from 8", glake_elastic_seal(elastic, 8, "x", 1));
 	assert_fails(-EINVAL, "at most",

@@ -11,7 +11,6 @@ import os
 import random
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -41,29 +40,18 @@ class Machine:
         engine_cache.light_vllm(SOURCES[version])
         self.cache, self.version = engine_cache, version
 
-    def engine(self, n_blocks=64, block_bytes=CHUNK // 4, warm=1, key="", **options):
+    def engine(self, n_blocks=64, block_bytes=CHUNK // 4, warm=1, **options):
         import glake
         from glake._vllm_blocks import Layout
         from glake._vllm_pool import attach
         from glake._vllm_steps import Steps
         self.layout = layout = Layout(n_blocks, block_bytes, CHUNK)
-        self.elastic = glake.Elastic(CHUNK, steps=layout.n_steps, lanes=LANES, floor=1,
-                                     key=f"{key} {self.version}".encode() if key else b"")
+        self.elastic = glake.Elastic(CHUNK, steps=layout.n_steps, lanes=LANES, floor=1)
         self.elastic.commit(0, warm)
         self.steps = Steps(self.elastic)
         self.one = engine = self.cache.Engine(self.elastic, layout, LANES, **options)
         engine.glake = attach(engine, layout, 1, 8, self.steps, engine.gpu.mark)
-        if key:
-            from glake._vllm_kept import Kept
-            self.kept = Kept(self.elastic, layout, engine.pool.blocks, self.cache.BLOCK_TOKENS, engine.gpu.mark)
-            self.n_found = engine.glake.keep(self.kept)
         return engine
-
-    def wait_until_kept(self):
-        """All that may be sealed is."""
-        self.one.step()
-        self.one.gpu.run()
-        self.wait_for(lambda: not self.kept._waiting and self.kept._sealing is None)
 
     def patient(self):
         """A busy machine makes no difference: free memory comes, however late."""
@@ -411,111 +399,6 @@ def ahead_too_late(m):
     assert engine.n_done == 2 and engine.n_hit <= 12, engine.n_hit
 
 
-def left_behind(m):
-    """An engine serves some requests, and is killed."""
-    engine = m.engine(key="one")
-    assert m.n_found == 0
-    for seed in range(3):
-        engine.add(prompt(seed, 60), [7] * 8)
-        m.finish()
-    m.wait_until_kept()
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def found_again(m):
-    """The next one has its blocks, and uses their memory for others, too."""
-    engine = m.engine(key="one")
-    assert m.n_found >= 3 * 15, m.n_found
-    m.check()
-    for seed in range(3):
-        engine.add(prompt(seed, 60), [7] * 8)
-        m.finish()
-        m.check()
-    assert engine.n_hit == 3 * 56, (engine.n_hit, m.n_found)
-    for seed in range(10, 20):
-        engine.add(prompt(seed, 60), [7] * 8)
-        m.finish()
-        m.check()
-    assert engine.n_done == 13
-
-
-def of_another_key(m):
-    m.engine(key="two")
-    assert m.n_found == 0
-
-
-def was_reset(m):
-    """The cache, and so nobody finds what was in it."""
-    engine = m.engine(key="one")
-    for seed in range(3):
-        engine.add(prompt(seed, 60), [7] * 8)
-        m.finish()
-    m.wait_until_kept()
-    assert engine.pool.reset_prefix_cache()
-    m.check()
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def was_reloaded(m):
-    """Its weights, and so the key is not true of what comes."""
-    engine = m.engine(key="one")
-    engine.add(prompt(0, 60), [7] * 8)
-    m.finish()
-    m.wait_until_kept()
-    m.kept.end()
-    engine.add(prompt(1, 60), [7] * 8)
-    m.finish()
-    m.wait_until_kept()
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def nothing_is_found(m):
-    m.engine(key="one")
-    assert m.n_found == 0
-
-
-def killed_at_random(m):
-    """What it finds is right, whatever it was doing when it was killed: the engine compares all that it reads."""
-    import glake
-    import glake._vllm_kept as kept
-    kept._AGAIN_S = kept._DISTURBED_S = kept._LOOK_S = 0.0
-    engine = m.engine(key="random", depth=random.choice((1, 2)), budget=48)
-    m.check()
-    print(m.n_found, flush=True)
-    with glake.connect() as session:
-        taken = []
-        while True:
-            chance = random.random()
-            if chance < 0.3 and engine.get_num_unfinished_requests() < 4:
-                seed, n = random.randrange(6), random.choice((9, 20, 45, 80))
-                engine.add(prompt(seed, n) + prompt(random.randrange(100), random.randrange(9)), [7] * random.randrange(1, 9))
-            elif chance < 0.32 and len(taken) < 6:
-                with contextlib.suppress(glake.OutOfMemoryError):
-                    taken.append(session.alloc(CHUNK * LANES))
-            elif chance < 0.34 and taken:
-                session.free(taken.pop())
-            elif chance < 0.35 and not engine.get_num_unfinished_requests():
-                m.settle()
-                engine.pool.reset_prefix_cache()
-            elif chance < 0.4:
-                engine.gpu.run(n=random.randrange(4))
-            engine.step()
-
-
-def records(m):
-    """What is no record of ours has no blocks."""
-    from glake._vllm_kept import pack, unpack
-    rows = [(place, 16 * place + 16, bytes([place]) * 36) for place in range(8)]
-    record = pack(rows)
-    assert unpack(record, 8) == rows
-    assert unpack(record, 7) == unpack(record[:-1], 8) == unpack(record + b"x", 8) == unpack(b"", 8) == []
-    assert unpack(pack(rows + rows[:1]), 8) == []
-    for i in range(12):
-        assert unpack(record[:i] + bytes([record[i] ^ 255]) + record[i + 1:], 8) in ([], rows)
-    many = [(place, 16, b"h" * 36) for place in range(2000)]
-    assert len(pack(many)) <= 32768 and unpack(pack(many), 2000) == many[:len(unpack(pack(many), 2000))]
-
-
 def watermark(m):
     """A request that only fits without the spare blocks is not kept waiting for them."""
     engine = m.engine(n_blocks=32, watermark=0.3)
@@ -778,7 +661,7 @@ class Vllm:
         options = {name: changes.pop(name) for name in ("groups", "order") if name in changes}
         config = self.config(**changes)
         planned = self.plan(config, **options)
-        kv.enable(UniProcExecutor, Scheduler, False)
+        kv.enable(UniProcExecutor, Scheduler)
 
         def tensor_at(ptr, n_bytes, ordinal, memories):
             buffer = (ctypes.c_byte * n_bytes).from_address(ptr)
@@ -888,30 +771,6 @@ class Case(unittest.TestCase):
         self.daemon.kill()
         self.daemon.wait()
 
-    def start(self, version, function):
-        code = f"from tests.integration import test_vllm_kv as t; t.{function.__name__}(t.Machine({version!r}))"
-        return subprocess.Popen([sys.executable, "-X", "faulthandler", "-c", code], stdout=subprocess.PIPE,
-                                stderr=subprocess.PIPE, text=True, cwd=ROOT, env=self.environment)
-
-    def one_after_the_other(self, *functions):
-        """Those whose engine is killed end by that."""
-        for version in self.versions():
-            # What another version's have left is cache, of which there is only so much.
-            subprocess.run([os.path.join(BUILD, "bin", "glakectl"), "evict", "--all"], check=True, capture_output=True,
-                           env=self.environment)
-            for function in functions:
-                process = self.start(version, function)
-                out, err = process.communicate(timeout=300)
-                self.assertIn(process.returncode, (0, -signal.SIGKILL), err[-4000:])
-                self.assertEqual(out, "", err[-4000:])
-                self.assertEqual(process.returncode == 0, "SIGKILL" not in function.__code__.co_names, err[-4000:])
-
-    def versions(self):
-        yield from [version for version, source in SOURCES.items() if not source.why]
-        absent = [source.why for source in SOURCES.values() if source.why]
-        if absent:
-            self.skipTest(absent[0])
-
     def each(self, function):
         absent = [source.why for source in SOURCES.values() if source.why]
         for version, source in SOURCES.items():
@@ -924,31 +783,6 @@ class Case(unittest.TestCase):
                 self.assertEqual((done.returncode, done.stdout), (0, ""), done.stderr[-4000:])
         if absent:
             self.skipTest(absent[0])
-
-
-class Kept(Case):
-    def test_the_next_engine_finds_blocks_of_one_that_was_killed(self):
-        self.one_after_the_other(left_behind, of_another_key, found_again)
-
-    def test_what_is_not_true_any_more_is_not_found(self):
-        self.one_after_the_other(was_reset, nothing_is_found, was_reloaded, nothing_is_found)
-
-    def test_records(self):
-        self.each(records)
-
-    def test_engines_are_killed_at_random(self):
-        seconds = float(os.environ.get("GLAKE_RANDOM_SECONDS", "12")) / max(1, len(SOURCES))
-        for version in self.versions():
-            end, found = time.monotonic() + seconds, 0
-            while time.monotonic() < end:
-                process = self.start(version, killed_at_random)
-                line = process.stdout.readline()
-                time.sleep(random.random())
-                process.kill()
-                _, err = process.communicate()
-                self.assertEqual(process.returncode, -signal.SIGKILL, err[-4000:])
-                found += int(line)
-            self.assertGreater(found, 0)
 
 
 class Cache(Case):

@@ -59,8 +59,6 @@ class FreeBlocks:
         self.n_empty = 0
         #: blocks in use; the others are free, wherever their steps are
         self.n_used = n_blocks
-        #: called with each block that is handed out, before it is
-        self.on_hand_out: Callable[[int], None] = lambda block: None
         self.prepend_n(list(free))
 
     # ---- one block ----
@@ -135,7 +133,6 @@ class FreeBlocks:
     def popleft(self) -> Any:
         block = self._pop_empty() if self.n_empty else self._pop_cached()
         self._leave(block)
-        self.on_hand_out(block)
         return self._blocks[block]
 
     def popleft_n(self, n: int) -> List[Any]:
@@ -180,20 +177,6 @@ class FreeBlocks:
         if self._n_away[block] == 0:
             self._hide(block, place)
             self._show(block, block)
-
-    def fill(self, block: int) -> None:
-        """A free block without content has some now."""
-        if self._place[block] != block:
-            raise RuntimeError(f"block {block} is in use, or has content")
-        is_here = self._n_away[block] == 0
-        if is_here:
-            self._hide(block, block)
-        self._place[block] = self._next_place
-        self._next_place += 1
-        for step in self._steps[block]:
-            self.n_empty_in[step] -= 1
-        if is_here:
-            self._show(block, self._next_place - 1)
 
     def step_leaves(self, step: int) -> None:
         """An idle step: nobody is handed a block of it until it comes."""

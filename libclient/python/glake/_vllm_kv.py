@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's KV cache in an elastic range: ``GLAKE_VLLM_KV=elastic``, or ``kept``.
+"""vLLM's KV cache in an elastic range: ``GLAKE_VLLM_KV=elastic``.
 
 vLLM plans a cache of so many blocks as ever; that is the most it can have. What it gets in place of torch.zeros() are
 the addresses of a range with a lane for each layer, and memory for the first blocks only. All else comes and goes as its
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import time
 import weakref
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
@@ -21,7 +20,6 @@ from vllm.logger import init_logger
 
 from . import _vllm_places as places
 from ._torch_devices import check_number, start_cuda
-from ._vllm_kept import Kept, range_key, why_not
 from ._vllm_plan import Plan, Unfit, check_engine, n_ahead_blocks, n_warm_blocks
 from ._vllm_pool import attach
 from ._vllm_steps import Steps
@@ -70,13 +68,11 @@ class _Instead(TorchFunctionMode):
 class Arena:
     """The elastic range of one engine."""
 
-    def __init__(self, plan: Plan, ordinal: int, n_warm_blocks: int, key: bytes) -> None:
-        """`key`: of the blocks that outlive this engine; b"": none does."""
+    def __init__(self, plan: Plan, ordinal: int, n_warm_blocks: int) -> None:
         layout = plan.layout
-        self._key, self._kept = key, None  # type: bytes, Optional[Kept]
         self.plan, self.ordinal = plan, ordinal
         # With a guard, a read of a hole by a padded or stale table is not a fault.
-        self.elastic = Elastic(layout.chunk_bytes, layout.n_steps, plan.n_lanes, plan.stride, _FLOOR, ordinal, guard=True, key=key)
+        self.elastic = Elastic(layout.chunk_bytes, layout.n_steps, plan.n_lanes, plan.stride, _FLOOR, ordinal, guard=True)
         self._memories: "weakref.WeakSet[Any]" = weakref.WeakSet()
         self._steps: Optional[Steps] = None
         #: what vLLM has got, and whether its blocks are where they should be
@@ -157,24 +153,13 @@ class Arena:
     def adopt(self, scheduler: Any) -> None:
         self._steps = Steps(self.elastic)
         n_ahead = n_ahead_blocks(scheduler.vllm_config, self.plan)
-        cache = attach(scheduler, self.plan.layout, _FLOOR, n_ahead, self._steps, self._mark)
+        attach(scheduler, self.plan.layout, _FLOOR, n_ahead, self._steps, self._mark)
         step_mib = self.plan.n_lanes * self.plan.layout.chunk_bytes // _MIB
         logger.info("glake: KV memory is elastic: at most %d steps of %d MiB", self.elastic.steps, step_mib)
-        if self._key:
-            start = time.monotonic()
-            block_size = self.plan.config.kv_cache_groups[0].kv_cache_spec.block_size
-            self._kept = Kept(self.elastic, self.plan.layout, cache.pool.blocks, block_size, self._mark)
-            n_found = cache.keep(self._kept)
-            logger.info("glake: %d blocks of an earlier engine are here again, in %.1f ms", n_found,
-                        1000 * (time.monotonic() - start))
-
-    def weights_change(self) -> None:
-        if self._kept is not None:
-            self._kept.end()
 
     def close_dead(self) -> bool:
         """Whether its engine had gone: no tensor of it is left."""
-        if self._memories or not all(part.close(10.0) for part in (self._kept, self._steps) if part is not None):
+        if self._memories or (self._steps is not None and not self._steps.close(10.0)):
             return False
         torch.cuda.synchronize(self.ordinal)
         self.elastic.close()
@@ -188,21 +173,6 @@ _arenas: List[Arena] = []
 _unadopted: List[Arena] = []
 
 
-#: whether blocks are to outlive their engine
-_keeps = False
-
-
-def _key(vllm_config: Any, plan: Plan) -> bytes:
-    if not _keeps:
-        return b""
-    from ._vllm_loader import key_parts
-    parts = key_parts(vllm_config, vllm_config.model_config, "")
-    why = "it cannot be told what the weights are" if parts["checkpoint"] is None else why_not(vllm_config, plan)
-    if why:
-        logger.warning("glake: no blocks outlive this engine: %s", why)
-    return b"" if why else range_key(parts, plan)
-
-
 def _arena_for(executor: Any, configs: List[Any]) -> Optional[Arena]:
     try:
         check_engine(executor)
@@ -211,7 +181,7 @@ def _arena_for(executor: Any, configs: List[Any]) -> Optional[Arena]:
         start_cuda(ordinal)
         check_number(default_session(), ordinal)
         _arenas[:] = [arena for arena in _arenas if not arena.close_dead()]
-        return Arena(plan, ordinal, n_warm_blocks(executor.vllm_config, plan), _key(executor.vllm_config, plan))
+        return Arena(plan, ordinal, n_warm_blocks(executor.vllm_config, plan))
     except (Unfit, Error, OSError, RuntimeError, ValueError) as error:
         logger.warning("glake: KV memory is plain: %s", error)
         return None
@@ -225,20 +195,6 @@ def _wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[.
         setattr(owner, name, wrapper)
 
 
-def _watch_weights(executor: Any, arena: Arena) -> None:
-    """Blocks of other weights are of no use for an engine that loads the old ones."""
-    worker = getattr(getattr(executor, "driver_worker", None), "worker", None)
-    original = getattr(worker, "reload_weights", None)
-    if original is None:
-        return
-
-    @functools.wraps(original)
-    def reload_weights(*arguments: Any, **options: Any) -> Any:
-        arena.weights_change()
-        return original(*arguments, **options)
-    worker.reload_weights = reload_weights
-
-
 def _initialize(original: Callable[..., Any]) -> Callable[..., Any]:
     def initialize_from_config(self: Any, kv_cache_configs: List[Any]) -> Any:
         arena = _arena_for(self, kv_cache_configs)
@@ -246,7 +202,6 @@ def _initialize(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, kv_cache_configs)
         with arena.doors():
             result = original(self, kv_cache_configs)
-        _watch_weights(self, arena)
         if arena.is_elastic():
             _unadopted.append(arena)
         return result
@@ -263,9 +218,7 @@ def _adopt(original: Callable[..., Any]) -> Callable[..., Any]:
     return init
 
 
-def enable(executor: Any, scheduler: Any, keeps: bool) -> None:
-    """The executor's class allocates the cache, the scheduler's class is made next. `keeps`: blocks are to outlive their engine."""
-    global _keeps
-    _keeps = keeps
+def enable(executor: Any, scheduler: Any) -> None:
+    """The executor's class allocates the cache, the scheduler's class is made next."""
     _wrap(executor, "initialize_from_config", _initialize)
     _wrap(scheduler, "__init__", _adopt)

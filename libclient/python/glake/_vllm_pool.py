@@ -19,7 +19,6 @@ import time
 from typing import Any, Callable, Collection, Dict, List, Optional, Set
 
 from ._vllm_blocks import FreeBlocks, Layout
-from ._vllm_kept import Kept
 from ._vllm_steps import COMING, HELD, HOLE, LENT, Steps
 from .elastic import runs_of
 
@@ -64,8 +63,6 @@ class Cache:
                 if step in used:
                     raise RuntimeError(f"glake: step {step} has no memory, and vLLM uses its blocks")
                 self.queue.step_leaves(step)
-        #: what the next engine gets, if this one is killed; None: nothing
-        self.kept: Optional[Kept] = None
         pool.free_block_queue = self.queue
         pool.glake_cache = self
         pool.__class__ = type("ElasticBlockPool", (_ElasticPool, type(pool)), {})
@@ -77,40 +74,9 @@ class Cache:
 
     def _forget(self, step: int) -> None:
         """Its memory was given to others."""
-        if self.kept is not None:
-            self.kept.gone(step)
         for block in self.layout.blocks_of(step):
             self.pool._maybe_evict_cached_block(self.pool.blocks[block])
             self.queue.empty(block)
-
-    # ---- steps that outlive the engine ----
-
-    def keep(self, kept: Kept) -> int:
-        """From now on; how many blocks an engine has left for this one."""
-        self.kept = kept
-        self.queue.on_hand_out = kept.hand_out
-        return kept.adopt(self._come_adopted, self._enter)
-
-    def _come_adopted(self, step: int) -> None:
-        self._forget(step)
-        self.steps.adopted(step)
-        self.queue.step_comes(step)
-
-    def _enter(self, block: int, n_tokens: int, key: bytes) -> bool:
-        if self.pool.cached_block_hash_to_block.get_one_block(key) is not None:
-            return False
-        self.pool._insert_block_hash(key, self.pool.blocks[block], num_tokens=n_tokens)
-        self.queue.fill(block)
-        return True
-
-    def fill(self, blocks: Collection[Any]) -> None:
-        if self.kept is not None:
-            for block in blocks:
-                if not block.is_null and block.block_hash is not None:
-                    self.kept.fill(block.block_id, self._now())
-
-    def _is_doubtful(self, step: int) -> bool:
-        return step in self._open or step in self._doubtful and self.queue.is_away[step]
 
     def _arrive(self, wait_s: float = 0.0) -> None:
         for step in self.steps.arrivals(wait_s):
@@ -256,8 +222,6 @@ class Cache:
         for step in leaving:
             if step in self._doubtful:
                 self._doubtful[step] = self.steps.n_ahead()
-                if self.kept is not None:
-                    self.kept.leave_out(step)
             queue.step_leaves(step)
         self.steps.leave(leaving, has_ended)
 
@@ -283,8 +247,6 @@ class Cache:
     def after_output(self, step: Optional[int], is_working: bool) -> None:
         """Outputs come in order, and with them the end of whatever was queued before."""
         self.n_done = max(self.n_done, step or 0)
-        if self.kept is not None:
-            self.kept.look(self.n_done, is_working, self._is_doubtful)
         self._leave(is_working)
         if not is_working:
             self.steps.rest(True)
@@ -300,13 +262,6 @@ class _ElasticPool:
             blocks = super().get_cached_block(*arguments, **options)  # type: ignore[misc]
             if blocks is None or all([self.glake_cache.is_here(block) for block in blocks]):
                 return blocks
-
-    def cache_full_blocks(self, request: Any, blocks: List[Any], num_cached_blocks: int, num_full_blocks: int,
-                          *arguments: Any, **options: Any) -> Any:
-        done = super().cache_full_blocks(request, blocks, num_cached_blocks, num_full_blocks,  # type: ignore[misc]
-                                         *arguments, **options)
-        self.glake_cache.fill(blocks[num_cached_blocks:num_full_blocks])
-        return done
 
     def get_usage(self) -> float:
         """Of all blocks that there can be, those in use, as without glake: the null block is none."""
@@ -324,8 +279,6 @@ class _ElasticPool:
             queue.num_free_blocks = n_free
         for block in range(n_blocks if done else 0):
             queue.empty(block)
-        if done and self.glake_cache.kept is not None:
-            self.glake_cache.kept.forget()
         return done
 
 

@@ -89,11 +89,6 @@ class Steps:
             self._new.discard(step)
             return is_old
 
-    def adopted(self, step: int) -> None:
-        """It has come in another way, and is the engine's."""
-        with self._changed:
-            self._has.add(step)
-
     def _lend_loop(self) -> None:
         pause = _LOOK_S[0]
         while True:
