@@ -61,6 +61,25 @@ class Engine:
             rows += [list(one.outputs[0].token_ids) for one in out]
         return rows, time.monotonic() - start
 
+    def pid(self):
+        return os.getpid()
+
+    def first_hit(self, prompt, n_tokens):
+        """One request: seconds to its first token, how many tokens of the prompt were found cached, and a digest of all."""
+        from vllm import SamplingParams
+        engine, first, out = self.llm.llm_engine, None, None
+        start = time.monotonic()
+        engine.add_request("first", {"prompt_token_ids": prompt},
+                           SamplingParams(temperature=0.0, max_tokens=n_tokens, ignore_eos=True, detokenize=False))
+        while engine.has_unfinished_requests():
+            for out in engine.step():
+                first = first or time.monotonic() - start
+        return first, out.num_cached_tokens or 0, digest(list(out.outputs[0].token_ids))
+
+    def fresh_prefill(self, n):
+        """Seconds to the first token of a prompt of so many tokens that nobody has asked before."""
+        return self.first_hit([11 + (31 * i) % 3989 for i in range(n)], 1)[0]
+
     def cache_tokens(self):
         cache = self.llm.llm_engine.vllm_config.cache_config
         return cache.num_gpu_blocks * cache.block_size

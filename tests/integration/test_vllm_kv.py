@@ -11,6 +11,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -28,6 +29,8 @@ SOURCES = {version: Source("vllm", version) for version in pinned("vllm")}
 MIB = 1 << 20
 CHUNK = 2 * MIB
 LANES = 2
+#: of a range whose blocks outlive the engine: its key, and where layers have what
+KEY, WHERE = b"key", b"12345678"
 
 
 # ---- in a process of its own, for each version ----
@@ -40,17 +43,20 @@ class Machine:
         engine_cache.light_vllm(SOURCES[version])
         self.cache, self.version = engine_cache, version
 
-    def engine(self, n_blocks=64, block_bytes=CHUNK // 4, warm=1, **options):
+    def engine(self, n_blocks=64, block_bytes=CHUNK // 4, warm=1, key=b"", **options):
         import glake
         from glake._vllm_blocks import Layout
         from glake._vllm_pool import attach
         from glake._vllm_steps import Steps
         self.layout = layout = Layout(n_blocks, block_bytes, CHUNK)
-        self.elastic = glake.Elastic(CHUNK, steps=layout.n_steps, lanes=LANES, floor=1)
+        self.elastic = glake.Elastic(CHUNK, steps=layout.n_steps, lanes=LANES, floor=1, key=key)
         self.elastic.commit(0, warm)
         self.steps = Steps(self.elastic)
         self.one = engine = self.cache.Engine(self.elastic, layout, LANES, **options)
         engine.glake = attach(engine, layout, 1, 8, self.steps, engine.gpu.mark)
+        if key:
+            engine.glake.keep(self.elastic, WHERE)
+            engine.glake.after_output(None, False)
         return engine
 
     def patient(self):
@@ -76,6 +82,18 @@ class Machine:
         self.one.idle()
         self.one.gpu.run()
         self.wait_for(lambda: not self.steps._leaving)
+
+    def sealed(self):
+        """All that is done is in the record of a step."""
+        kept = self.one.glake.kept
+        self.settle()
+        self.one.gpu.run()
+        self.wait_for(lambda: not kept._pending and not kept._dirty)
+        return [step for step, is_sealed in enumerate(kept._is_sealed) if is_sealed]
+
+    def crash(self):
+        """No handler runs."""
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def run(self, n=1):
         for _ in range(n):
@@ -312,6 +330,120 @@ def to_a_neighbour(m):
         m.check()
     m.finish()
     assert engine.n_done == 8
+
+
+# ---- blocks that outlive an engine: one crashes, and the next one finds them ----
+
+def leave(m):
+    engine = m.engine(key=KEY)
+    engine.add(prompt(1, 100), [7] * 8)
+    engine.add(prompt(2, 40), [7] * 8)
+    m.finish()
+    assert len(m.sealed()) > 8
+    m.crash()
+
+
+def find(m):
+    """Its content is read by the GPU, and is that of the tokens."""
+    engine = m.engine(key=KEY)
+    m.settle()
+    m.check()
+    assert m.elastic.stats()["n_commits"] > 8
+    engine.add(prompt(1, 100), [7] * 8)
+    engine.add(prompt(2, 40), [7] * 8)
+    m.finish()
+    m.check()
+    assert engine.n_done == 2 and engine.n_hit == 96 + 36, engine.n_hit
+
+
+def leave_while_working(m):
+    """Blocks whose work is not done are in no record, though they have a hash."""
+    import glake._vllm_kept as kept
+    kept._SEAL_S = 0.0
+    engine = m.engine(key=KEY, depth=3, budget=200)
+    # The floor's blocks are in use by another.
+    engine.add(prompt(9, 8), [7] * 60)
+    m.run(4)
+    first = engine.add(prompt(1, 100), [7] * 30)
+    m.run(8)
+    assert first in engine.running
+    engine.gpu.run()
+    m.wait_for(lambda: not engine.glake.kept._pending)
+    second = engine.add(prompt(2, 100), [7] * 30)
+    m.run(2)
+    assert second in engine.running and engine.pool.blocks[engine.kv_cache_manager.get_block_ids(second.request_id)[0][0]].block_hash
+    time.sleep(0.2)
+    m.crash()
+
+
+def find_some(m):
+    engine = m.engine(key=KEY)
+    m.settle()
+    for seed in (2, 1):
+        before = engine.n_hit
+        engine.add(prompt(seed, 100), [7] * 8)
+        m.finish()
+        m.check()
+        n_hit = engine.n_hit - before
+        assert (n_hit == 0) if seed == 2 else (n_hit == 96), (seed, n_hit)
+
+
+def leave_after_reuse(m):
+    """Content that gave way is in no record, from before it is written to."""
+    engine = m.engine(key=KEY, n_blocks=32, budget=200)
+    engine.add(prompt(1, 100), [7] * 8)
+    m.finish()
+    assert len(m.sealed()) >= 6
+    engine.add(prompt(2, 110), [7] * 4)
+
+    def crash(output):
+        engine.gpu.run()
+        m.crash()
+    engine._queue_rest = crash
+    m.run()
+
+
+def find_no_other(m):
+    """The GPU finds each block as its tokens say."""
+    engine = m.engine(key=KEY, n_blocks=32)
+    m.settle()
+    engine.add(prompt(1, 100), [7] * 8)
+    m.finish()
+    assert engine.n_done == 1
+
+
+def leave_after_reset(m):
+    """Whoever resets the cache may have changed the weights."""
+    engine = m.engine(key=KEY)
+    engine.add(prompt(1, 100), [7] * 8)
+    m.finish()
+    assert m.sealed()
+    assert engine.pool.reset_prefix_cache()
+    engine.add(prompt(1, 100), [7] * 8)
+    m.finish()
+    assert not m.sealed()
+    m.crash()
+
+
+def find_nothing(m):
+    engine = m.engine(key=KEY)
+    m.settle()
+    assert m.elastic.stats()["n_commits"] == 1
+    engine.add(prompt(1, 100), [7] * 8)
+    m.finish()
+    assert engine.n_hit == 0
+
+
+def leave_at_random(m):
+    """Killed anywhere: while it seals, unseals, lends, adopts."""
+    import glake._vllm_kept as kept
+    kept._SEAL_S = 0.0
+    dice = random.Random()
+    print(m.version, "crashes at random", file=sys.stderr)
+    threading.Timer(dice.uniform(0.02, 1.0), m.crash).start()
+    m.engine(key=KEY, n_blocks=48, depth=dice.randrange(1, 4))
+    while True:
+        rounds(m, dice, 10)
 
 
 def take_all(session, size=CHUNK * LANES):
@@ -771,18 +903,44 @@ class Case(unittest.TestCase):
         self.daemon.kill()
         self.daemon.wait()
 
-    def each(self, function):
+    def each(self, *functions):
+        """Each in a process of its own, one after the other; those that leave something are killed."""
         absent = [source.why for source in SOURCES.values() if source.why]
         for version, source in SOURCES.items():
             if source.why:
                 continue
-            with self.subTest(version=version):
-                code = f"from tests.integration import test_vllm_kv as t; t.{function.__name__}(t.Machine({version!r}))"
-                done = subprocess.run([sys.executable, "-X", "faulthandler", "-c", code], capture_output=True, text=True,
-                                      timeout=300, cwd=ROOT, env=self.environment)
-                self.assertEqual((done.returncode, done.stdout), (0, ""), done.stderr[-4000:])
+            for function in functions:
+                with self.subTest(version=version, function=function.__name__):
+                    code = f"from tests.integration import test_vllm_kv as t; t.{function.__name__}(t.Machine({version!r}))"
+                    done = subprocess.run([sys.executable, "-X", "faulthandler", "-c", code], capture_output=True, text=True,
+                                          timeout=300, cwd=ROOT, env=self.environment)
+                    ends = -signal.SIGKILL if function.__name__.startswith("leave") else 0
+                    self.assertEqual((done.returncode, done.stdout), (ends, ""), done.stderr[-4000:])
+            if len(functions) > 1:
+                self.evict()
         if absent:
             self.skipTest(absent[0])
+
+
+class Kept(Case):
+    def evict(self):
+        subprocess.run([os.path.join(BUILD, "bin", "glakectl"), "-s", self.environment["GLAKE_SOCKET"], "evict", "--all"],
+                       check=True, capture_output=True, env=self.environment)
+
+    def test_the_next_engine_finds_them(self):
+        self.each(leave, find, find)
+
+    def test_what_is_not_computed_is_not_kept(self):
+        self.each(leave_while_working, find_some)
+
+    def test_what_may_be_written_to_is_not_kept(self):
+        self.each(leave_after_reuse, find_no_other)
+
+    def test_a_reset_ends_it(self):
+        self.each(leave_after_reset, find_nothing)
+
+    def test_killed_at_random(self):
+        self.each(*[leave_at_random] * 8, find_no_other)
 
 
 class Cache(Case):

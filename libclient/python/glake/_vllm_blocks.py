@@ -178,6 +178,15 @@ class FreeBlocks:
             self._hide(block, place)
             self._show(block, block)
 
+    def fill(self, block: int) -> None:
+        """A free block of a step that is away has content."""
+        if self._place[block] != block or self._n_away[block] == 0:
+            raise RuntimeError(f"block {block} is not an empty block that is away")
+        self._place[block] = self._next_place
+        self._next_place += 1
+        for step in self._steps[block]:
+            self.n_empty_in[step] -= 1
+
     def step_leaves(self, step: int) -> None:
         """An idle step: nobody is handed a block of it until it comes."""
         if step not in self.idle:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 #: of the manifest's form
@@ -96,6 +97,44 @@ def parts(vllm_config: Any, model_config: Any, prefix: str, ranks: Mapping[str, 
         "switches": switches(os.environ),
         "machine": machine,
     })
+
+
+def why_not_kept(vllm_config: Any, environment: Mapping[str, str]) -> Optional[str]:
+    """Why what this engine computes is of no use to the next one."""
+    if environment.get("PYTHONHASHSEED", "random") == "random":
+        return "PYTHONHASHSEED is not set: hashes of blocks are other ones in each process"
+    if not vllm_config.cache_config.enable_prefix_caching:
+        return "prefix caching is off"
+    if getattr(vllm_config, "lora_config", None) is not None:
+        return "hashes of blocks have the name of an adapter, and not its content"
+    if getattr(vllm_config, "speculative_config", None) is not None:
+        return "it has a draft"
+    if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
+        return "scales of its KV cache are computed while it runs"
+    if getattr(getattr(vllm_config, "parallel_config", None), "enable_eplb", False) or \
+            getattr(vllm_config, "weight_transfer_config", None) is not None:
+        return "its weights may change"
+    if checkpoint(vllm_config.model_config) is None:
+        return "the revision of its files is not known"
+    return None
+
+
+def range_key(weights: Mapping[str, Any], vllm_config: Any, kv_cache_config: Any, layout: Mapping[str, int]) -> bytes:
+    """All that decides what is in a block with some hash, and where: of the weights (see parts()), of hashes, of the cache."""
+    cache = vllm_config.cache_config
+    load = getattr(vllm_config, "load_config", None)
+    return hashlib.sha256(json.dumps(_plain({
+        "weights": weights,
+        "load": {name: getattr(load, name, None) for name in ("load_format", "model_loader_extra_config")},
+        "seed": getattr(vllm_config.model_config, "seed", None),
+        "hash": [os.environ.get("PYTHONHASHSEED"), getattr(cache, "prefix_caching_hash_algo", None),
+                 list(sys.version_info)],
+        "cache": {name: getattr(cache, name, None) for name in ("block_size", "cache_dtype", "sliding_window")},
+        "groups": [[list(group.layer_names), type(group.kv_cache_spec).__name__, group.kv_cache_spec]
+                   for group in kv_cache_config.kv_cache_groups],
+        "tensors": [getattr(tensor, "shared_by", None) or getattr(tensor, "layers", None) for tensor in kv_cache_config.kv_cache_tensors],
+        "layout": layout,
+    }), sort_keys=True).encode()).digest()
 
 
 def key_of(key_parts: Mapping[str, Any]) -> str:

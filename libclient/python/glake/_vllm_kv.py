@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's KV cache in an elastic range: ``GLAKE_VLLM_KV=elastic``.
+"""vLLM's KV cache in an elastic range: ``GLAKE_VLLM_KV=elastic``, or ``kept``, so that its prefixes outlive it, too.
 
 vLLM plans a cache of so many blocks as ever; that is the most it can have. What it gets in place of torch.zeros() are
 the addresses of a range with a lane for each layer, and memory for the first blocks only. All else comes and goes as its
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
+import os
 import sys
 import weakref
 from typing import Any, Callable, Dict, Iterator, List, Optional
@@ -18,6 +20,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from vllm.logger import init_logger
 
+from . import _vllm_key as keys
 from . import _vllm_places as places
 from ._torch_devices import check_number, start_cuda
 from ._vllm_plan import Plan, Unfit, check_engine, n_ahead_blocks, n_warm_blocks
@@ -32,6 +35,8 @@ logger = init_logger("vllm.glake")
 _MIB = 1 << 20
 #: Step 0 stays: block 0 is what vLLM pads with.
 _FLOOR = 1
+#: of a step that outlives its process (glake_elastic.h)
+_MAX_LANES = 253
 
 
 # ---- memory ----
@@ -68,11 +73,15 @@ class _Instead(TorchFunctionMode):
 class Arena:
     """The elastic range of one engine."""
 
-    def __init__(self, plan: Plan, ordinal: int, n_warm_blocks: int) -> None:
+    def __init__(self, plan: Plan, ordinal: int, n_warm_blocks: int, key: bytes = b"") -> None:
+        """With a key, what the engine computes is for the next one with the same."""
         layout = plan.layout
         self.plan, self.ordinal = plan, ordinal
         # With a guard, a read of a hole by a padded or stale table is not a fault.
-        self.elastic = Elastic(layout.chunk_bytes, layout.n_steps, plan.n_lanes, plan.stride, _FLOOR, ordinal, guard=True)
+        self.elastic = Elastic(layout.chunk_bytes, layout.n_steps, plan.n_lanes, plan.stride, _FLOOR, ordinal, guard=True,
+                               key=key)
+        self._is_kept = bool(key)
+        self._where = hashlib.sha256()
         self._memories: "weakref.WeakSet[Any]" = weakref.WeakSet()
         self._steps: Optional[Steps] = None
         #: what vLLM has got, and whether its blocks are where they should be
@@ -106,9 +115,11 @@ class Arena:
         @functools.wraps(original)
         def look(*arguments: Any, **options: Any) -> Any:
             views = original(*arguments, **options)
-            for view in views.values():
+            for name, view in sorted(views.items()):
                 self.is_fit = self.is_fit and isinstance(view, torch.Tensor) and \
                     self.plan.has_blocks_at(view, self.elastic.base)
+                if self.is_fit:
+                    self._where.update(repr((name, str(view.dtype), *self.plan.place_of(view, self.elastic.base))).encode())
             return views
         return look
 
@@ -153,9 +164,11 @@ class Arena:
     def adopt(self, scheduler: Any) -> None:
         self._steps = Steps(self.elastic)
         n_ahead = n_ahead_blocks(scheduler.vllm_config, self.plan)
-        attach(scheduler, self.plan.layout, _FLOOR, n_ahead, self._steps, self._mark)
+        cache = attach(scheduler, self.plan.layout, _FLOOR, n_ahead, self._steps, self._mark)
         step_mib = self.plan.n_lanes * self.plan.layout.chunk_bytes // _MIB
         logger.info("glake: KV memory is elastic: at most %d steps of %d MiB", self.elastic.steps, step_mib)
+        if self._is_kept:
+            cache.keep(self.elastic, self._where.digest()[:8])
 
     def close_dead(self) -> bool:
         """Whether its engine had gone: no tensor of it is left."""
@@ -173,6 +186,27 @@ _arenas: List[Arena] = []
 _unadopted: List[Arena] = []
 
 
+def _weights(vllm_config: Any) -> Dict[str, Any]:
+    from ._vllm_loader import key_parts
+    return key_parts(vllm_config, vllm_config.model_config, "")
+
+
+def _range_key(vllm_config: Any, plan: Plan) -> bytes:
+    """Empty: nothing is kept."""
+    if os.environ.get("GLAKE_VLLM_KV") != "kept":
+        return b""
+    why = keys.why_not_kept(vllm_config, os.environ)
+    if plan.layout.chunk_bytes % plan.layout.block_bytes:
+        why = "blocks lie across the borders of steps"
+    elif plan.n_lanes > _MAX_LANES:
+        why = f"it has {plan.n_lanes} layers, and a step that is kept {_MAX_LANES} at most"
+    if why is not None:
+        logger.warning("glake: KV blocks are not kept for the next engine: %s", why)
+        return b""
+    layout = {"lanes": plan.n_lanes, "chunk": plan.layout.chunk_bytes, "block": plan.layout.block_bytes}
+    return keys.range_key(_weights(vllm_config), vllm_config, plan.config, layout)
+
+
 def _arena_for(executor: Any, configs: List[Any]) -> Optional[Arena]:
     try:
         check_engine(executor)
@@ -181,7 +215,7 @@ def _arena_for(executor: Any, configs: List[Any]) -> Optional[Arena]:
         start_cuda(ordinal)
         check_number(default_session(), ordinal)
         _arenas[:] = [arena for arena in _arenas if not arena.close_dead()]
-        return Arena(plan, ordinal, n_warm_blocks(executor.vllm_config, plan))
+        return Arena(plan, ordinal, n_warm_blocks(executor.vllm_config, plan), _range_key(executor.vllm_config, plan))
     except (Unfit, Error, OSError, RuntimeError, ValueError) as error:
         logger.warning("glake: KV memory is plain: %s", error)
         return None

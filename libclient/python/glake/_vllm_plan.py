@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, List
+from typing import Any, List, Tuple
 
 from ._vllm_blocks import Layout
 
@@ -110,6 +110,11 @@ class Plan:
                                       if other != dim))
             return end <= layout.block_bytes
         return False
+
+    def place_of(self, view: Any, base: int) -> Tuple[Any, ...]:
+        """Where a layer has what in a block, however many blocks there are."""
+        shape = [-1 if size == self.layout.n_blocks else size for size in view.shape]
+        return (*divmod(view.data_ptr() - base, self.stride), shape, list(view.stride()))
 
 
 def n_warm_blocks(config: Any, plan: Plan) -> int:

@@ -14,13 +14,16 @@ and a step leaves only when all work that was scheduled before its blocks became
 """
 from __future__ import annotations
 
+import logging
 import math
 import time
 from typing import Any, Callable, Collection, Dict, List, Optional, Set
 
 from ._vllm_blocks import FreeBlocks, Layout
+from ._vllm_kept import Kept
 from ._vllm_steps import COMING, HELD, HOLE, LENT, Steps
-from .elastic import runs_of
+from .elastic import Elastic, runs_of
+from .errors import Error
 
 #: Idle steps that a working engine keeps
 _KEPT = 1
@@ -29,6 +32,12 @@ _KEPT = 1
 _FREE_WAIT_S, _WAIT_S = 0.01, 0.03
 #: Between two looks at what came ahead; when nothing has come after so long, there is no free memory, and it is asked for later
 _LOOK_S, _PATIENCE_S, _NONE_FREE_S = 0.005, 0.003, 0.1
+
+
+#: While the engine before has not ended: how often, and how long, the next one asks for what it leaves
+_ADOPT_S, _ADOPT_FOR_S = 0.25, 60.0
+
+logger = logging.getLogger("vllm.glake")
 
 
 class Cache:
@@ -43,6 +52,9 @@ class Cache:
         self.n_scheduled = 0
         self.n_done = 0
         self._is_late = False
+        #: what is known of blocks that outlive this process, if any do; when the range is asked again for what others left
+        self.kept: Optional[Kept] = None
+        self._next_adopt = self._last_adopt = math.inf
         self._low = max(1, layout.n_blocks // layout.n_steps // 4)
         self._n_ahead = n_ahead + self._low
         #: steps that were asked for ahead, and when; and before when none are any more
@@ -219,11 +231,57 @@ class Cache:
         if not leaving:
             return
         has_ended = self._mark()
+        self._keep(has_ended, leaving)
         for step in leaving:
             if step in self._doubtful:
                 self._doubtful[step] = self.steps.n_ahead()
             queue.step_leaves(step)
         self.steps.leave(leaving, has_ended)
+
+    # ---- blocks that outlive this process ----
+
+    def keep(self, elastic: Elastic, where: bytes) -> None:
+        """From now on, in a range with a key; and what others with this key have left is found."""
+        self.kept = Kept(elastic, self.layout, self.pool, where)
+        self._last_adopt = time.monotonic() + _ADOPT_FOR_S
+        self._adopt(elastic)
+
+    def _keep(self, has_ended: Optional[Callable[[], bool]], steps: Optional[Collection[int]], is_working: bool = False) -> None:
+        seal = self.kept.to_seal(steps, is_working) if self.kept is not None else None
+        if seal is not None:
+            self.steps.when(has_ended or self._mark(), seal)
+
+    def _adopt(self, elastic: Elastic) -> None:
+        assert self.kept is not None
+        self._next_adopt = math.inf
+        if self.steps.is_waiting:
+            self._next_adopt = time.monotonic()
+            return
+        start, n_steps, n_blocks = time.monotonic(), 0, 0
+        states = elastic.states()
+        try:
+            for step in self.queue.steps_away():
+                if states[step] != HOLE or step in self._asked:
+                    continue
+                self._forget(step)
+                record = elastic.adopt(step)
+                if record is None:
+                    if elastic.n_living and start < self._last_adopt:
+                        self._next_adopt = start + _ADOPT_S
+                    break
+                if step in self._open:
+                    self._doubtful[step] = 0
+                self.steps.adopted(step)
+                found = self.kept.enter(step, record)
+                for block in found:
+                    self.queue.fill(block)
+                self.queue.step_comes(step)
+                n_steps, n_blocks = n_steps + 1, n_blocks + len(found)
+        except (Error, OSError) as error:
+            logger.warning("glake: KV steps that an engine left are not found: %s", error)
+        if n_steps:
+            logger.info("glake: found %d KV blocks in %d steps that an engine left, in %.1f ms", n_blocks, n_steps,
+                        1000 * (time.monotonic() - start))
 
     # ---- the scheduler ----
 
@@ -231,6 +289,8 @@ class Cache:
         self._is_scheduling = True
         self.steps.rest(False)
         self._arrive()
+        if self.kept is not None and not self.kept.is_off and time.monotonic() >= self._next_adopt:
+            self._adopt(self.kept._elastic)
         if is_working:
             if self.queue.n_empty < self._low:
                 self._take_lent(lambda: self.queue.n_empty >= self._low, False)
@@ -241,12 +301,17 @@ class Cache:
     def after_schedule(self) -> int:
         """The number of the step."""
         self._is_scheduling = False
+        if self.kept is not None:
+            self.kept.flush()
         self.n_scheduled += 1
         return self.n_scheduled
 
     def after_output(self, step: Optional[int], is_working: bool) -> None:
         """Outputs come in order, and with them the end of whatever was queued before."""
         self.n_done = max(self.n_done, step or 0)
+        if self.kept is not None:
+            self.kept.settle(self.n_done)
+            self._keep(None, None, is_working)
         self._leave(is_working)
         if not is_working:
             self.steps.rest(True)
@@ -262,6 +327,19 @@ class _ElasticPool:
             blocks = super().get_cached_block(*arguments, **options)  # type: ignore[misc]
             if blocks is None or all([self.glake_cache.is_here(block) for block in blocks]):
                 return blocks
+
+    def cache_full_blocks(self, request: Any, blocks: Any, num_cached_blocks: int, num_full_blocks: int, *arguments: Any,
+                          **options: Any) -> Any:
+        result = super().cache_full_blocks(  # type: ignore[misc]
+            request, blocks, num_cached_blocks, num_full_blocks, *arguments, **options)
+        if self.glake_cache.kept is not None:
+            self.glake_cache.kept.cached(blocks[num_cached_blocks:num_full_blocks], self.glake_cache._now())
+        return result
+
+    def _remove_cached_block_hashes(self, block: Any) -> Any:
+        if self.glake_cache.kept is not None and not block.is_null:
+            self.glake_cache.kept.lost(block.block_id)
+        return super()._remove_cached_block_hashes(block)  # type: ignore[misc]
 
     def get_usage(self) -> float:
         """Of all blocks that there can be, those in use, as without glake: the null block is none."""
@@ -279,6 +357,9 @@ class _ElasticPool:
             queue.num_free_blocks = n_free
         for block in range(n_blocks if done else 0):
             queue.empty(block)
+        if done and self.glake_cache.kept is not None:
+            # It may be that there are new weights now, and they are not in the key.
+            self.glake_cache.kept.end("the prefix cache was reset")
         return done
 
 

@@ -7,10 +7,11 @@ when work that was queued before has ended; until then the engine can have it ba
 """
 from __future__ import annotations
 
+import collections
 import logging
 import threading
 import time
-from typing import Callable, Dict, Iterable, List, Optional, Set
+from typing import Callable, Deque, Dict, Iterable, List, Optional, Set, Tuple
 
 from .elastic import COMING, HELD, HOLE, LENT, Elastic, runs_of
 from .errors import Error
@@ -36,6 +37,8 @@ class Steps:
         self._has = {step for step, state in enumerate(elastic.states()) if state == HELD}
         #: steps to be lent: whether the work that may use them has ended
         self._leaving: Dict[int, Callable[[], bool]] = {}
+        #: what is asked in turn, in the order of the stream, and what is to be done then, before steps are lent
+        self._marks: Deque[Tuple[Callable[[], bool], Optional[Callable[[], None]]]] = collections.deque()
         self._wanted: List[int] = []
         self._wanted_at = 0.0
         #: the thread is at them
@@ -56,6 +59,7 @@ class Steps:
         with self._changed:
             self._is_closed = True
             self._leaving.clear()
+            self._marks.clear()
             self._changed.notify_all()
         end = time.monotonic() + wait_s
         for thread in self._threads:
@@ -77,7 +81,19 @@ class Steps:
             for step in steps:
                 self._has.discard(step)
                 self._leaving[step] = has_ended
+            self._marks.append((has_ended, None))
             self._changed.notify_all()
+
+    def when(self, has_ended: Callable[[], bool], then: Callable[[], None]) -> None:
+        """A thread calls `then()` when `has_ended()`, before it lends what leaves later."""
+        with self._changed:
+            self._marks.append((has_ended, then))
+            self._changed.notify_all()
+
+    def adopted(self, step: int) -> None:
+        """A hole has come with content: it is the engine's."""
+        with self._changed:
+            self._has.add(step)
 
     def take_back(self, step: int) -> Optional[bool]:
         """Whether it is there with its content, or with empty memory; None: not at all. If it is, it is the engine's."""
@@ -93,14 +109,21 @@ class Steps:
         pause = _LOOK_S[0]
         while True:
             with self._changed:
-                while not self._leaving and not self._is_closed:
+                while not self._marks and not self._is_closed:
                     self._changed.wait()
                 if self._is_closed:
                     return
-                step, has_ended = next(iter(self._leaving.items()))
+                has_ended, then = self._marks[0]
+                if then is None and has_ended not in self._leaving.values():
+                    self._marks.popleft()
+                    continue
             ended = self._look(has_ended)
             if ended:
+                if then is not None:
+                    then()
                 with self._changed:
+                    if self._marks:
+                        self._marks.popleft()
                     # Not one that was taken back, or has left anew since.
                     ready = [step for step, other in self._leaving.items() if other is has_ended]
                     for step in ready:

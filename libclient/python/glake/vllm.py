@@ -5,8 +5,8 @@
     glake run -- vllm serve MODEL --load-format glake --enable-sleep-mode
 
 Under ``glake run`` a sleep of level 1 puts the whole process to sleep; from 0.33 on it is asked for with
-``--sleep-mode-backend glake``. With ``GLAKE_VLLM_KV=elastic`` KV memory comes and goes as it is needed. ``VLLM_PLUGINS``
-leaves the plugin out, as any other. docs/engines.md has the rest.
+``--sleep-mode-backend glake``. With ``GLAKE_VLLM_KV=elastic`` KV memory comes and goes as it is needed;
+with ``kept`` the next engine finds the prefixes of one that crashed, too. ``VLLM_PLUGINS`` leaves the plugin out, as any other. docs/engines.md has the rest.
 """
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def _sleep() -> None:
 
 def _kv() -> None:
     wanted = os.environ.get("GLAKE_VLLM_KV", "plain")
-    if wanted not in ("plain", "elastic"):
-        logging.getLogger("vllm.glake").warning("GLAKE_VLLM_KV is plain or elastic, not %s", wanted)
-    if wanted != "elastic":
+    if wanted not in ("plain", "elastic", "kept"):
+        logging.getLogger("vllm.glake").warning("GLAKE_VLLM_KV is plain, elastic or kept, not %s", wanted)
+    if wanted not in ("elastic", "kept"):
         return
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.executor.abstract import Executor
