@@ -135,8 +135,8 @@ GLAKE_API int glake_elastic_return(struct glake_elastic *elastic, uint32_t first
 
 /*
  * If this process is killed or crashes, glaked keeps the memory of this HELD step for the next one, with @n_record bytes of @record (NULL
- * if 0) that say what it has, up to GLAKE_ELASTIC_RECORD_BYTES. Nothing else changes. From the call on nobody writes to the step, no work that is queued either,
- * before glake_elastic_unseal() has returned 0. A seal may be repeated with another record, and is over when the memory goes: lent
+ * if 0) that say what it has, up to GLAKE_ELASTIC_RECORD_BYTES. Nothing else changes. From the call on nobody writes to what the record describes, no work
+ * that is queued either, before glake_elastic_unseal() has returned 0. A seal may be repeated with another record, and is over when the memory goes: lent
  * memory that others got, a sleep, the end of the range or of the session, a restart of glaked. Memory that others may write to, see above,
  * is not sealed. A range of more than 253 lanes has no such steps.
  * Blocks for one request to glaked. What is kept is cache: it goes when anybody needs memory, and after a time.
@@ -148,7 +148,7 @@ GLAKE_API int glake_elastic_seal(struct glake_elastic *elastic, uint32_t step, c
                                  size_t n_record);
 
 /*
- * The steps [first, first + n) may be written to when this has returned 0: nothing of them will be kept. Local for what is not sealed;
+ * All of the steps [first, first + n) may be written to when this has returned 0: nothing of them will be kept. Local for what is not sealed;
  * else blocks for a request each. With an error some may be sealed still, and are not to be written to.
  * Errors: request errors; -EINVAL (no such steps).
  */

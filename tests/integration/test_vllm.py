@@ -4,6 +4,7 @@ what it does in the real classes that are light enough to run.
 
 Where the sources (tests/engines/fetch) are absent, what needs them is skipped. test_vllm_load.py has the loader.
 """
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ import textwrap
 import time
 import types
 import unittest
+from unittest import mock
 
 from tests.integration.engine_sources import Source, pinned
 
@@ -277,6 +279,52 @@ call("cuMemsetD8_v2", ptr, ctypes.c_ubyte(7), n_bytes)
 def sleepers():
     return [row["private_bytes"] for row in glake.sleepers()]
 """
+
+
+class RangeKey(unittest.TestCase):
+    """The key of blocks that outlive their engine."""
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.environment = {"PYTHONHASHSEED": "0"}
+
+    def engine(self, **more):
+        whole = config(self.folder)
+        vars(whole.cache_config).update(enable_prefix_caching=True, calculate_kv_scales=False, block_size=16,
+                                        prefix_caching_hash_algo="sha256")
+        whole.lora_config = None
+        for name, value in more.items():
+            owner = next(part for part in (whole, whole.model_config, whole.parallel_config, whole.cache_config)
+                         if hasattr(part, name))
+            setattr(owner, name, value)
+        return whole
+
+    def key(self, layers=("a", "b"), heads=8, weights="weights", chunk=1, seed="0", **more):
+        spec = dataclasses.make_dataclass("FullAttentionSpec", ["heads", "dtype"])(heads, object)
+        groups = [types.SimpleNamespace(layer_names=list(layers), kv_cache_spec=spec)]
+        tensors = [types.SimpleNamespace(shared_by=[layer], size=1) for layer in layers]
+        with mock.patch.dict(os.environ, {"PYTHONHASHSEED": seed}):
+            return keys.range_key({"w": weights}, self.engine(**more),
+                                  types.SimpleNamespace(kv_cache_groups=groups, kv_cache_tensors=tensors), {"chunk": chunk})
+
+    def test_whatever_decides_is_in_it(self):
+        self.assertEqual(self.key(), self.key())
+        self.assertLessEqual(len(self.key()), 64)
+        others = [self.key(layers=("b", "a")), self.key(heads=4), self.key(weights="other"), self.key(chunk=2),
+                  self.key(seed="1"), self.key(block_size=32), self.key(cache_dtype="fp8"),
+                  self.key(prefix_caching_hash_algo="xxhash")]
+        self.assertEqual(len({self.key(), *others}), len(others) + 1)
+
+    def test_what_is_of_no_use_to_the_next_is_not_kept(self):
+        self.assertIsNone(keys.why_not_kept(self.engine(), self.environment))
+        for environment in ({}, {"PYTHONHASHSEED": "random"}):
+            self.assertIn("PYTHONHASHSEED", keys.why_not_kept(self.engine(), environment))
+        for changes, why in (({"enable_prefix_caching": False}, "caching is off"), ({"lora_config": object()}, "adapter"),
+                             ({"speculative_config": object()}, "draft"), ({"calculate_kv_scales": True}, "scales"),
+                             ({"enable_eplb": True}, "weights may change"), ({"weight_transfer_config": object()}, "may change"),
+                             ({"model": "org/name", "hf_config": object()}, "revision")):
+            self.assertIn(why, keys.why_not_kept(self.engine(**changes), self.environment))
 
 
 class Served(unittest.TestCase):

@@ -96,8 +96,8 @@ class Elastic:
         return _lib.check(self._call("glake_elastic_return", first, n))
 
     def seal(self, step: int, record: bytes = b"") -> None:
-        """If this process is killed, the next one can adopt the step, with this record of what it has. Nothing writes to
-        it from now on, no work that is queued either, until it is unsealed."""
+        """If this process is killed, the next one can adopt the step, with this record of what it has. Nothing writes
+        to that from now on, no work that is queued either, until it is unsealed."""
         _lib.check(_lib.library().glake_elastic_seal(self.handle, _lib.unsigned(step, "step", 32),
                                                      record, len(record)))
 
