@@ -138,7 +138,7 @@ GLAKE_API int glake_elastic_return(struct glake_elastic *elastic, uint32_t first
  * if 0) that say what it has, up to GLAKE_ELASTIC_RECORD_BYTES. Nothing else changes. From the call on nobody writes to what the record describes, no work
  * that is queued either, before glake_elastic_unseal() has returned 0. A seal may be repeated with another record, and is over when the memory goes: lent
  * memory that others got, a sleep, the end of the range or of the session, a restart of glaked. Memory that others may write to, see above,
- * is not sealed. A range of more than 253 lanes has no such steps.
+ * is not sealed, and its seal is over before such a call returns. A range of more than 253 lanes has no such steps.
  * Blocks for one request to glaked. What is kept is cache: it goes when anybody needs memory, and after a time.
  * Errors: request errors; -EINVAL (no such step, not HELD, no key, the record is too long); -EBUSY (others may write to it);
  * GLAKE_E_NO_PERMISSION (glaked keeps nothing); GLAKE_E_NO_FDS (glaked has no fd of this memory: it had too few, or was restarted since).

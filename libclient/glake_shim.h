@@ -29,6 +29,7 @@
 #include "libclient/sleep/sleep.h"
 #include "libclient/sleep/slept_free.h"
 #include "libclient/sleep/wake.h"
+#include "libclient/elastic/named.h"
 #include "libclient/api/connect.h"
 #include "libclient/api/share.h"
 #include "proto/limits.h"

@@ -49,7 +49,10 @@ static CUresult begin_naming(struct naming *naming)
 			return settle_naming(naming, CUDA_ERROR_INVALID_VALUE);
 		}
 		if (!writes_have_sealed(naming->address, naming->n_bytes)) {
-			return CUDA_SUCCESS;
+			/* Nor does glaked keep for an heir what others may write to. */
+			int r = glake__elastic_named(naming->address, naming->n_bytes);
+			return r == 0 ? CUDA_SUCCESS
+			              : settle_naming(naming, CUDA_ERROR_OUT_OF_MEMORY);
 		}
 	}
 	return settle_naming(naming, CUDA_ERROR_OUT_OF_MEMORY);

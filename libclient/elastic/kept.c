@@ -9,6 +9,7 @@
 #include <errno.h>
 
 #include "libclient/elastic/elastic.h"
+#include "libclient/elastic/named.h"
 #include "libclient/link/dispatch.h"
 #include "libclient/link/error.h"
 #include "libclient/link/rpc.h"
@@ -53,6 +54,28 @@ static uint32_t find_chunks(const struct glake_elastic *elastic, uint32_t step,
 	return n;
 }
 
+static int unseal(struct glake_elastic *elastic, uint32_t step)
+{
+	uint64_t ids[GLAKE_MAX_PACKET_FDS];
+	bool is_pinned;
+	uint32_t n = find_chunks(elastic, step, ids, &is_pinned);
+	int r = n > 0 ? glake__rpc_chunk_unkeep(elastic->session, ids, n) : 0;
+	if (r == 0) {
+		elastic->sealed[step] = 0;
+	}
+	return r;
+}
+
+/* Whoever pins memory meanwhile sees the mark, and takes back a will that may not have been made yet. */
+static int check_still_ours(struct glake_elastic *elastic, uint32_t step)
+{
+	uint64_t ids[GLAKE_MAX_PACKET_FDS];
+	bool is_pinned;
+	find_chunks(elastic, step, ids, &is_pinned);
+	int r = is_pinned ? unseal(elastic, step) : 0;
+	return is_pinned && r == 0 ? glake__fail(-EBUSY, "others may write to step %u", step) : r;
+}
+
 static int seal(struct glake_elastic *elastic, uint32_t step, const void *record, size_t n_record)
 {
 	uint64_t ids[GLAKE_MAX_PACKET_FDS];
@@ -65,8 +88,9 @@ static int seal(struct glake_elastic *elastic, uint32_t step, const void *record
 		return glake__fail(-EBUSY, "others may write to step %u", step);
 	}
 	elastic->sealed[step] = 1;
-	return glake__rpc_chunk_keep(elastic->session, ids, n, elastic->key, elastic->desc.n_key,
-	                             record, n_record);
+	int r = glake__rpc_chunk_keep(elastic->session, ids, n, elastic->key, elastic->desc.n_key,
+	                              record, n_record);
+	return r < 0 ? r : check_still_ours(elastic, step);
 }
 
 int glake_elastic_seal(struct glake_elastic *elastic, uint32_t step, const void *record,
@@ -87,18 +111,6 @@ int glake_elastic_seal(struct glake_elastic *elastic, uint32_t step, const void 
 	return r == GLAKE_E_FORKED ? r : glake__leave(elastic->session, r);
 }
 
-static int unseal(struct glake_elastic *elastic, uint32_t step)
-{
-	uint64_t ids[GLAKE_MAX_PACKET_FDS];
-	bool is_pinned;
-	uint32_t n = find_chunks(elastic, step, ids, &is_pinned);
-	int r = n > 0 ? glake__rpc_chunk_unkeep(elastic->session, ids, n) : 0;
-	if (r == 0) {
-		elastic->sealed[step] = 0;
-	}
-	return r;
-}
-
 int glake_elastic_unseal(struct glake_elastic *elastic, uint32_t first, uint32_t n)
 {
 	int r = glake__elastic_check(elastic, first, n);
@@ -116,6 +128,52 @@ int glake_elastic_unseal(struct glake_elastic *elastic, uint32_t first, uint32_t
 	}
 	return r == GLAKE_E_FORKED ? r : glake__leave(elastic->session, r);
 }
+
+/* ---- memory that others get -------------------------------------------------------------------- */
+
+/* The range and the sealed step that @address is in, to be used without the lock; NULL: none. *@end_out is behind it. */
+static struct glake_elastic *use_sealed(glake_ptr address, uint32_t *step_out, glake_ptr *end_out)
+{
+	struct glake_elastic *elastic = NULL;
+	*end_out = (address / GLAKE__PAGE_BYTES + 1) * GLAKE__PAGE_BYTES;
+	glake__lock();
+	const struct glake__piece *piece = glake__piece_at_locked(address);
+	if (piece) {
+		*end_out = piece->range->ptr + piece->offset + piece->n_bytes;
+	}
+	if (piece && (piece->range->use == &glake__use_elastic ||
+	              piece->range->use == &glake__use_elastic_guarded)) {
+		elastic = piece->range->user;
+	}
+	if (elastic) {
+		*step_out = (uint32_t)(piece->offset % elastic->desc.lane_stride /
+		                       elastic->desc.chunk_bytes);
+		bool is_sealed = *step_out < elastic->desc.n_steps && elastic->sealed[*step_out];
+		elastic->n_users += is_sealed;
+		elastic = is_sealed ? elastic : NULL;
+	}
+	glake__unlock();
+	return elastic;
+}
+
+int glake__elastic_named(glake_ptr address, uint64_t n_bytes)
+{
+	const glake_ptr end = address + n_bytes;
+	int r = 0;
+	while (r == 0 && address < end) {
+		uint32_t step;
+		struct glake_elastic *elastic = use_sealed(address, &step, &address);
+		if (elastic) {
+			r = unseal(elastic, step);
+			glake__lock();
+			elastic->n_users--;
+			glake__unlock();
+		}
+	}
+	return r;
+}
+
+/* ---- heirs ------------------------------------------------------------------------------------- */
 
 static int adopt(struct glake_elastic *elastic, uint32_t step, struct glake__adopted *adopted)
 {

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Elastic ranges of programs under the shim: tests/shim/elastic.c, beside a real glaked. */
+#include <signal.h>
+#include <sys/wait.h>
+
 #include "tests/check_glake.h"
 #include "tests/harness/run.h"
 #include "tests/harness/world.h"
@@ -17,6 +20,16 @@ static void run_scenario(const char *scenario)
 	run_start(&run, NULL, run_in_build("tests/shim/elastic"), scenario, NULL);
 	run_end_well(&run);
 }
+
+START_TEST(what_others_know_is_not_kept_for_an_heir)
+{
+	struct run run;
+	run_start(&run, NULL, run_in_build("tests/shim/elastic"), "what_others_know_is_not_kept",
+	          NULL);
+	ck_assert_int_eq(WTERMSIG(run_end(&run)), SIGKILL);
+	run_scenario("what_nobody_knows_is_kept");
+}
+END_TEST
 
 START_TEST(what_others_know_is_not_given)
 {

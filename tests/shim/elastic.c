@@ -7,6 +7,8 @@
  * It ends with 0, or with 1 and a line on stderr.
  */
 #include <cuda.h>
+#include <errno.h>
+#include <signal.h>
 #include <stdint.h>
 #include <string.h>
 #include <unistd.h>
@@ -38,6 +40,8 @@ static void start(uint32_t flags)
 		.chunk_bytes = CHUNK,
 		.n_steps = N_STEPS,
 		.flags = flags,
+		.key = "key",
+		.n_key = 3,
 	};
 	CUcontext context;
 	must_ok(cuInit(0));
@@ -160,7 +164,45 @@ static void nobody_is_given_a_guard(void)
 	glake_disconnect(session);
 }
 
+/* Steps 1 and 2 are others', who may write to them behind the end of this process. */
+static void what_others_know_is_not_kept(void)
+{
+	start(0);
+	must(glake_elastic_commit(elastic, 0, 4, NULL) == 0);
+	for (uint32_t i = 0; i < 4; i++) {
+		set(i, (uint8_t)(i + 1));
+		must(glake_elastic_seal(elastic, i, &i, sizeof(i)) == 0);
+	}
+	name_some();
+	must(glake_elastic_seal(elastic, 1, NULL, 0) == -EBUSY);
+	kill(getpid(), SIGKILL);
+}
+
+/* The next one. */
+static void what_nobody_knows_is_kept(void)
+{
+	static uint32_t record[GLAKE_ELASTIC_RECORD_BYTES / sizeof(uint32_t)];
+	size_t n_record;
+	uint32_t n_living;
+	start(0);
+	for (uint32_t i = 0; i < 2; i++) {
+		int r = -ENOENT;
+		for (int k = 0; r == -ENOENT && k < 500; k++) {
+			r = glake_elastic_adopt(elastic, i, record, &n_record, &n_living);
+			usleep(r == -ENOENT ? 10000 : 0);
+		}
+		must(r == 0);
+		must(record[0] == 3 - 3 * i);
+		expect(i, (uint8_t)(record[0] + 1));
+	}
+	must(glake_elastic_adopt(elastic, 2, record, &n_record, &n_living) == -ENOENT);
+	must(n_living == 2);
+	glake_disconnect(session);
+}
+
 static const struct scenario scenarios[] = {
+	{"what_others_know_is_not_kept", what_others_know_is_not_kept},
+	{"what_nobody_knows_is_kept", what_nobody_knows_is_kept},
 	{"what_others_know_is_not_given", what_others_know_is_not_given},
 	{"what_others_know_is_not_given_for_a_guard", what_others_know_is_not_given_for_a_guard},
 	{"nobody_is_given_a_guard", nobody_is_given_a_guard},
