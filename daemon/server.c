@@ -535,6 +535,7 @@ static void open_rpc(struct server *server)
 	             &server->store, first_id());
 	rpc->holders.refused.events = &server->events;
 	rpc->holders.kept = &server->kept;
+	server->kept.holders = &rpc->holders;
 	list_init(&rpc->sessions.list);
 	list_init(&rpc->asks);
 	rpc->looks = &server->looks;

@@ -9,6 +9,7 @@
 
 #include "daemon/base/text.h"
 #include "daemon/books/kinds.h"
+#include "daemon/holders/kept_step.h"
 #include "proto/cleanup.h"
 #include "proto/limits.h"
 #include "proto/state.pb-c.h"
@@ -789,6 +790,99 @@ static void adopt_sleeper(struct adoption *adoption, struct journal_entry *entry
 	}
 }
 
+/* ---- what outlived its process ----------------------------------------------------------------- */
+
+/* A step whose record is being read. */
+struct found_step {
+	uint64_t id;
+	struct location *at;
+	struct chunk chunks[GLAKE_MAX_PACKET_FDS];
+	size_t n_chunks; /* so many of them are there */
+};
+
+static void release_step(const struct books_parts *parts, struct found_step *step, size_t n_all)
+{
+	char name[HOLDER_PARKED_BYTES];
+	for (size_t i = 0; i < step->n_chunks; i++) {
+		holder_parked_name(step->id - n_all + 1 + i, name);
+		release_adopted(parts, &step->chunks[i], name);
+	}
+}
+
+/* False: one of them was not kept. */
+static bool find_step_chunks(const struct books_parts *parts, struct found_step *step,
+                             const Glake__State__KeptStep *body)
+{
+	char name[HOLDER_PARKED_BYTES];
+	while (step->n_chunks < body->n_chunks) {
+		holder_parked_name(step->id - body->n_chunks + 1 + step->n_chunks, name);
+		int fd = fdstore_take(parts->fdstore, name);
+		if (fd < 0) {
+			return false;
+		}
+		struct charge charge = tenant_charge_adopted(payer_alone(parts->store->cache),
+		                                             step->at->slot, body->bytes, 1, 0);
+		chunk_adopt(&step->chunks[step->n_chunks++], step->at, parts->chunk_books,
+		            body->bytes, fd, CHUNK_KEPT, &charge);
+	}
+	return true;
+}
+
+static int restore_step(struct adoption *adoption, struct found_step *step,
+                        const Glake__State__KeptStep *body)
+{
+	const struct will_words words = {.key = body->key.data,
+	                                 .n_key = body->key.len,
+	                                 .record = body->record.data,
+	                                 .n_record = body->record.len};
+	struct kept_adopted as = {.id = step->id,
+	                          .user = user_ref(user_get(body->user)),
+	                          .realm = realm_of(adoption, body->realm),
+	                          .since_ms = body->since_ms};
+	struct will *will = as.user && as.realm ? will_new(body->n_chunks, &words) : NULL;
+	int r = will ? 0 : -ENOMEM;
+	if (will) {
+		const struct payer payer = {.tenant = tenant_of(adoption, body->payer),
+		                            .user = as.user};
+		will->cost = tenant_charge_adopted(payer, 0, 0, 0, will_bytes(will));
+		r = kept_steps_restore(adoption->parts->holders->kept, &as, will, step->chunks);
+	}
+	if (will && r < 0) {
+		will_free(will);
+	}
+	realm_unref(as.realm);
+	user_unref(as.user);
+	return r;
+}
+
+static bool is_step(const struct adoption *adoption, uint64_t id,
+                    const Glake__State__KeptStep *body)
+{
+	return adoption->parts->holders->kept && body->n_chunks > 0 &&
+	       body->n_chunks <= GLAKE_MAX_PACKET_FDS && body->n_chunks <= id &&
+	       is_chunk_size(body->bytes) && body->key.len > 0 &&
+	       body->key.len <= GLAKE_MAX_WILL_KEY_BYTES &&
+	       body->record.len <= GLAKE_MAX_RECORD_BYTES;
+}
+
+static void adopt_kept_step(struct adoption *adoption, struct journal_entry *entry)
+{
+	cleanup_message Glake__State__KeptStep *body = unpack(&glake__state__kept_step__descriptor,
+	                                                      entry);
+	const struct books_parts *parts = adoption->parts;
+	struct found_step step = {.id = entry->key.id};
+	step.at = body ? location_of(adoption, body->device, 0) : NULL;
+	if (!step.at || !is_step(adoption, entry->key.id, body)) {
+		return;
+	}
+	if (find_step_chunks(parts, &step, body) && restore_step(adoption, &step, body) == 0) {
+		entry->user = &is_adopted;
+		count(&adoption->report->kept, body->bytes * body->n_chunks);
+	} else {
+		release_step(parts, &step, body->n_chunks);
+	}
+}
+
 /* ---- all ------------------------------------------------------------------------------------- */
 
 static uint64_t max_id(const struct journal_image *image, uint64_t last, enum books_kind kind)
@@ -806,6 +900,7 @@ static void adopt_ids(const struct books_parts *parts, const struct journal_imag
 	holders->last_id = max_id(image, holders->last_id, BOOKS_SLEPT);
 	holders->last_id = max_id(image, holders->last_id, BOOKS_SLEPT_MODEL);
 	holders->mistakes.last_id = max_id(image, holders->mistakes.last_id, BOOKS_MISTAKE);
+	holders->last_id = max_id(image, holders->last_id, BOOKS_KEPT_STEP);
 	store->last_id = max_id(image, store->last_id, BOOKS_BLOCK);
 	store->last_id = max_id(image, store->last_id, BOOKS_MODEL);
 	store->last_id = max_id(image, store->last_id, BOOKS_MANIFEST);
@@ -855,6 +950,7 @@ void adopt_all(const struct books_parts *parts, struct journal_image *image,
 	adopt_kind(&adoption, BOOKS_MODEL, adopt_model);
 	adopt_kind(&adoption, BOOKS_HOLDER, adopt_holder);
 	adopt_kind(&adoption, BOOKS_HELD, adopt_held);
+	adopt_kind(&adoption, BOOKS_KEPT_STEP, adopt_kept_step);
 	if (parts->sleep) {
 		adopt_kind(&adoption, BOOKS_SLEPT, adopt_slept);
 		adopt_kind(&adoption, BOOKS_SLEPT_MODEL, adopt_slept_model);

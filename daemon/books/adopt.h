@@ -52,6 +52,7 @@ struct adopt_report {
 	struct adopt_count lost_chunks; /* private ones, at a location that is gone */
 	uint64_t n_ended;               /* holders whose process has ended */
 	struct adopt_count ended_chunks; /* their private ones */
+	struct adopt_count kept;         /* steps that outlived their processes */
 	bool is_renumbered; /* what was adopted names its devices by numbers of others now */
 };
 

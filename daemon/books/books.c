@@ -11,6 +11,7 @@
 #include "daemon/base/log.h"
 #include "daemon/books/adopt.h"
 #include "daemon/books/write.h"
+#include "daemon/holders/kept_step.h"
 #include "daemon/keep/journal.h"
 #include "daemon/keep/parking.h"
 #include "proto/cleanup.h"
@@ -60,6 +61,11 @@ static void log_adopted(const char *path, const struct adopt_report *report, boo
 		log_info("adopted from host memory: %" PRIu64 " chunks and blocks of programs "
 		         "that sleep (%" PRIu64 " bytes)",
 		         report->slept.n, report->slept.bytes);
+	}
+	if (report->kept.n > 0) {
+		log_info("adopted: %" PRIu64 " steps that outlived their processes (%" PRIu64
+		         " bytes)",
+		         report->kept.n, report->kept.bytes);
 	}
 	if (report->lost_slept.n > 0) {
 		log_error("lost: %" PRIu64 " chunks and blocks of programs that sleep (%" PRIu64
@@ -164,6 +170,9 @@ static void write_all(void *user)
 	}
 	store_note_all(books->parts.store);
 	holders_note_all(books->parts.holders);
+	if (books->parts.holders->kept) {
+		kept_steps_note_all(books->parts.holders->kept);
+	}
 }
 
 void books_tick(struct books *books, const struct config *config)

@@ -17,6 +17,7 @@ enum books_kind {
 	BOOKS_SLEEPER,
 	BOOKS_SLEPT_MODEL,
 	BOOKS_MISTAKE,
+	BOOKS_KEPT_STEP,
 };
 
 enum books_limit {

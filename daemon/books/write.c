@@ -5,8 +5,10 @@
 #include <string.h>
 
 #include "daemon/base/log.h"
+#include "daemon/holders/kept_step.h"
 #include "daemon/holders/sleeper.h"
 #include "proto/cleanup.h"
+#include "proto/limits.h"
 #include "proto/state.pb-c.h"
 
 static uint8_t buffer[JOURNAL_MAX_BODY];
@@ -454,6 +456,34 @@ static void delete_mistake(void *user, const struct mistake *mistake)
 	journal_delete(user, BOOKS_MISTAKE, mistake->id);
 }
 
+/* ---- what outlived its process ----------------------------------------------------------------- */
+
+_Static_assert(GLAKE_MAX_RECORD_BYTES + GLAKE_MAX_WILL_KEY_BYTES + 1024 < JOURNAL_MAX_BODY,
+               "a step");
+
+static void write_kept(void *user, const struct kept_step *step)
+{
+	Glake__State__KeptStep body = GLAKE__STATE__KEPT_STEP__INIT;
+	const struct will *will = step->will;
+	body.realm = step->realm->name;
+	body.user = step->user->uid;
+	body.device = step->chunks[0].at->number;
+	body.bytes = step->chunks[0].bytes;
+	body.n_chunks = (uint32_t)will->n_chunks;
+	body.key.data = (uint8_t *)will->key;
+	body.key.len = will->n_key;
+	body.record.data = will->record;
+	body.record.len = will->n_record;
+	body.payer = will->cost.tenant->name;
+	body.since_ms = step->since_ms;
+	put(user, BOOKS_KEPT_STEP, step->id, &body.base);
+}
+
+static void delete_kept(void *user, const struct kept_step *step)
+{
+	journal_delete(user, BOOKS_KEPT_STEP, step->id);
+}
+
 const struct holder_watch write_holder_watch = {
 	.holder = write_holder,
 	.holder_gone = delete_holder,
@@ -465,6 +495,8 @@ const struct holder_watch write_holder_watch = {
 	.sleeper_gone = delete_sleeper,
 	.mistake = write_mistake,
 	.mistake_gone = delete_mistake,
+	.kept = write_kept,
+	.kept_gone = delete_kept,
 };
 
 /* ---- devices and limits ---------------------------------------------------------------------- */

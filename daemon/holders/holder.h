@@ -200,7 +200,6 @@ struct holder_sleep {
 };
 
 struct holder;
-struct kept_steps;
 struct slept;
 struct sleeper;
 
@@ -208,6 +207,9 @@ struct sleeper;
  * Somebody who wants to know of all holders that have greeted, of what they hold, drafts aside, and of each change of
  * what holder_adopt*() takes. A block that is being parked is still known as the chunk that it was.
  */
+struct kept_step;
+struct kept_steps;
+
 struct holder_watch {
 	/* New, or changed. */
 	void (*holder)(void *user, const struct holder *holder);
@@ -222,6 +224,9 @@ struct holder_watch {
 	void (*sleeper_gone)(void *user, const struct sleeper *sleeper);
 	void (*mistake)(void *user, const struct mistake *mistake);
 	void (*mistake_gone)(void *user, const struct mistake *mistake);
+	/* It outlived its process, and its chunks are parked. */
+	void (*kept)(void *user, const struct kept_step *step);
+	void (*kept_gone)(void *user, const struct kept_step *step);
 };
 
 /* All holders of the node, and what they need. */

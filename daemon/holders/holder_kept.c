@@ -2,6 +2,7 @@
 #include "daemon/holders/kept_step.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <stdlib.h>
 
 #include "daemon/holders/holder.h"
@@ -39,10 +40,119 @@ static void step_free(struct kept_step *step)
 	free(step);
 }
 
+/* ---- parked ------------------------------------------------------------------------------------ */
+
+/* So much of the fd store is for cache that nobody may ever ask for. */
+#define PARKED_PART 4u
+
+static struct parking *parking_of(const struct kept_steps *kept)
+{
+	return kept->holders ? kept->holders->store->parking : NULL;
+}
+
+static uint64_t chunk_id(const struct kept_step *step, size_t i)
+{
+	return step->id - step->will->n_chunks + 1 + i;
+}
+
+static void count_orders(struct kept_steps *kept, const struct kept_step *step, uint64_t last,
+                         uint64_t n)
+{
+	orders_count(&kept->holders->orders, parking_of(kept), step->user, last, n);
+}
+
+/* The first @n chunks are no longer parked. Their memory is free when that has passed. */
+static void remove_parked(struct kept_steps *kept, struct kept_step *step, size_t n)
+{
+	char name[HOLDER_PARKED_BYTES];
+	struct parking *parking = parking_of(kept);
+	uint64_t last = 0;
+	for (size_t i = 0; parking && i < n; i++) {
+		holder_parked_name(chunk_id(step, i), name);
+		step->chunks[i].removed = parking_remove(parking, name);
+		last = step->chunks[i].removed ? step->chunks[i].removed : last;
+	}
+	if (parking) {
+		count_orders(kept, step, last, n);
+	}
+}
+
+/* Its chunks are about to be somebody's, or nobody's. */
+static void unpark(struct kept_steps *kept, struct kept_step *step)
+{
+	const struct holders *holders = kept->holders;
+	if (step->id == 0) {
+		return;
+	}
+	if (holders->watch) {
+		holders->watch->kept_gone(holders->watcher, step);
+	}
+	remove_parked(kept, step, step->will->n_chunks);
+	user_refund_all(&step->places);
+	kept->n_parked -= step->will->n_chunks;
+	step->id = 0;
+	if (parking_of(kept)) {
+		store_use_room(holders->store);
+	}
+}
+
+/* All chunks, or none. */
+static bool park_chunks(struct kept_steps *kept, struct kept_step *step)
+{
+	char name[HOLDER_PARKED_BYTES];
+	size_t n = step->will->n_chunks;
+	uint64_t last = 0;
+	size_t i = 0;
+	for (uint64_t number = 1; number && i < n; i += number != 0) {
+		holder_parked_name(chunk_id(step, i), name);
+		number = parking_put(parking_of(kept), name, step->chunks[i].fd);
+		last = number ? number : last;
+	}
+	count_orders(kept, step, last, i);
+	if (i < n) {
+		remove_parked(kept, step, i);
+	}
+	return i == n;
+}
+
+/* What has no room is kept all the same, until glaked ends. */
+static void park(struct kept_steps *kept, struct kept_step *step)
+{
+	struct holders *holders = kept->holders;
+	struct parking *parking = parking_of(kept);
+	size_t n = step->will->n_chunks;
+	if (!parking || !holders->watch ||
+	    kept->n_parked + n > parking_max(parking) / PARKED_PART ||
+	    !orders_may(&holders->orders, step->user, n) ||
+	    !user_charge(&step->places, &holders->store->places, step->user, n)) {
+		return;
+	}
+	holders->last_id += n;
+	step->id = holders->last_id;
+	if (!park_chunks(kept, step)) {
+		user_refund_all(&step->places);
+		step->id = 0;
+		return;
+	}
+	kept->n_parked += n;
+	holders->watch->kept(holders->watcher, step);
+}
+
+void kept_steps_note_all(const struct kept_steps *kept)
+{
+	const struct kept_step *step;
+	list_for_each (step, &kept->list, link) {
+		if (step->id) {
+			kept->holders->watch->kept(kept->holders->watcher, step);
+		}
+	}
+}
+
 /* Returns the bytes that become free. */
 static uint64_t release(struct kept_steps *kept, struct kept_step *step)
 {
 	uint64_t bytes = bytes_of(step);
+	unpark(kept, step);
 	chunk_release_all(step->chunks, step->will->n_chunks);
 	will_free(step->will);
 	step_free(step);
@@ -142,7 +252,33 @@ void kept_steps_keep(struct kept_steps *kept, struct holder *holder, struct will
 		chunk_set_use(chunk, CHUNK_KEPT);
 	}
 	list_insert(&kept->list, &step->link);
+	park(kept, step);
 	kept->stats->steps_kept++;
+}
+
+int kept_steps_restore(struct kept_steps *kept, const struct kept_adopted *as, struct will *will,
+                       struct chunk *chunks)
+{
+	size_t n = will->n_chunks;
+	struct kept_step *step = calloc(1, sizeof(*step) + n * sizeof(step->chunks[0]));
+	if (!step) {
+		return -ENOMEM;
+	}
+	list_init(&step->link);
+	step->will = will;
+	step->user = user_ref(as->user);
+	step->realm = realm_ref(as->realm);
+	step->since_ms = as->since_ms;
+	step->id = as->id;
+	for (size_t i = 0; i < n; i++) {
+		chunk_move(&step->chunks[i], &chunks[i]);
+	}
+	user_charge_anyway(&step->bytes, &kept->bytes, step->user, bytes_of(step));
+	user_charge_anyway(&step->fds, &kept->fds, step->user, n);
+	user_charge_anyway(&step->places, &kept->holders->store->places, step->user, n);
+	kept->n_parked += n;
+	list_insert(&kept->list, &step->link);
+	return 0;
 }
 
 void kept_steps_inherit(struct kept_steps *kept, struct holder *holder)
@@ -191,8 +327,9 @@ static void refund_all(struct charge *charges, size_t n)
 }
 
 /* What was taken from a promise is reserved again when the caller draws no more. */
-static enum status move(struct kept_step *step, struct holder *holder, struct promise *promise,
-                        uint64_t request, struct held **held_out, struct refusal *refusal_out)
+static enum status move(struct kept_steps *kept, struct kept_step *step, struct holder *holder,
+                        struct promise *promise, uint64_t request, struct held **held_out,
+                        struct refusal *refusal_out)
 {
 	struct charge charges[GLAKE_MAX_PACKET_FDS];
 	struct will *will = step->will;
@@ -212,6 +349,7 @@ static enum status move(struct kept_step *step, struct holder *holder, struct pr
 		                                   will->cost.manifest_bytes);
 		return refusal_status(refusal_out);
 	}
+	unpark(kept, step);
 	if (holder_add_chunks(holder, request, step->chunks, n, held_out) < 0) {
 		refund_all(charges, n);
 		return STATUS_NO_HOST_MEMORY;
@@ -238,7 +376,7 @@ enum status kept_step_adopt(struct kept_steps *kept, struct kept_step *step, str
 		*refusal_out = refusal_of_promise(promise, holder->tenant, bytes);
 		return refusal_status(refusal_out);
 	}
-	enum status status = move(step, holder, promise, request, held_out, refusal_out);
+	enum status status = move(kept, step, holder, promise, request, held_out, refusal_out);
 	if (promise) {
 		promise_undraw(promise, bytes);
 	}

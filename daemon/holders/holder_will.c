@@ -29,8 +29,7 @@ enum status will_check(const struct held *held, const char **why_out)
 	return STATUS_OK;
 }
 
-/* NULL: no memory. */
-static struct will *will_new(size_t n_chunks, const struct will_words *words)
+struct will *will_new(size_t n_chunks, const struct will_words *words)
 {
 	struct will *will = calloc(1, sizeof(*will) + n_chunks * sizeof(will->chunks[0]));
 	if (!will) {
@@ -59,8 +58,7 @@ void will_free(struct will *will)
 	free(will);
 }
 
-/* With what it will be when it is kept. */
-static uint64_t cost_of(const struct will *will)
+uint64_t will_bytes(const struct will *will)
 {
 	return sizeof(*will) + will->n_record +
 	       will->n_chunks * (sizeof(struct chunk) + sizeof(will->chunks[0]));
@@ -83,7 +81,7 @@ int will_set(struct holder *holder, struct held *const *chunks, size_t n_chunks,
 		return -ENOMEM;
 	}
 	will->cost = tenant_charge_manifest(holder_payer(holder));
-	int r = charge_grow_manifest(&will->cost, cost_of(will));
+	int r = charge_grow_manifest(&will->cost, will_bytes(will));
 	if (r != 0) {
 		will_free(will);
 		return r;

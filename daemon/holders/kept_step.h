@@ -13,6 +13,9 @@
  * The built-in tenant pays for the memory, so it is cache: the first that goes under pressure, before what is made
  * ahead, a whole step at a time, the oldest first. The record is paid by whose it was.
  *
+ * With books (books/books.h) it outlives glaked as well: its chunks are parked, if they fit into a quarter of what there is room for, and
+ * it has a record. A restart loses what is not parked.
+ *
  * Owner: the server. Threads: loop thread.
  */
 #ifndef GLAKE_DAEMON_KEPT_STEP_H
@@ -34,7 +37,9 @@ struct kept_step {
 	struct user *user; /* a reference, as the next */
 	struct realm *realm;
 	uint64_t since_ms;
+	uint64_t id; /* its last chunk's; 0: it is not parked, and in no book */
 	struct user_charge bytes;
+	struct user_charge places; /* in the fd store */
 	struct user_charge fds;
 	struct chunk chunks[]; /* will->n_chunks */
 };
@@ -44,8 +49,10 @@ struct kept_steps {
 	uv_loop_t *loop;  /* borrowed, as the next two */
 	struct tenant *cache;
 	struct stats *stats;
-	uint64_t keep_ms; /* 0: nothing is kept */
-	struct pot bytes; /* of users */
+	uint64_t keep_ms;        /* 0: nothing is kept */
+	struct holders *holders; /* borrowed: their watch and store; NULL: nothing is parked */
+	uint64_t n_parked;       /* chunks */
+	struct pot bytes;        /* of users */
 	struct pot fds;
 };
 
@@ -62,6 +69,22 @@ void kept_steps_deinit(struct kept_steps *kept);
 void kept_steps_keep(struct kept_steps *kept, struct holder *holder, struct will *will);
 /* The same for all wills: the holder's process has ended. */
 void kept_steps_inherit(struct kept_steps *kept, struct holder *holder);
+
+/* Tell the watch of all that are parked. */
+void kept_steps_note_all(const struct kept_steps *kept);
+
+struct kept_adopted {
+	uint64_t id;
+	struct user *user; /* borrowed, as the next */
+	struct realm *realm;
+	uint64_t since_ms;
+};
+/*
+ * At the start: what an earlier glaked kept, in the order of time. The chunks are empty afterwards. Takes over @will, of that many, which has its
+ * charge. Returns 0 or -ENOMEM: nothing has changed.
+ */
+int kept_steps_restore(struct kept_steps *kept, const struct kept_adopted *as, struct will *will,
+                       struct chunk *chunks);
 
 /* The youngest for an heir like @holder; NULL: there is none. */
 struct kept_step *kept_steps_find(struct kept_steps *kept, const struct holder *holder,

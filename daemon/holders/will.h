@@ -70,6 +70,10 @@ struct will_wanted {
 bool will_has_key(const struct will *will, const struct will_wanted *wanted);
 bool will_is_for(const struct will *will, const struct will_wanted *wanted);
 
+/* With a copy of the words, of nobody's chunks yet, and nobody pays. NULL: no memory. */
+struct will *will_new(size_t n_chunks, const struct will_words *words);
+/* What it costs, with what it will be when it is kept. */
+uint64_t will_bytes(const struct will *will);
 /* Of the holder @to from now on, with these chunks. Of the kept step alone. */
 void will_move(struct will *will, struct holder *to, struct held *const *chunks);
 /* It has no chunks any more. */

@@ -22,6 +22,7 @@
 #include "daemon/config/config.h"
 #include "daemon/keep/parking.h"
 #include "daemon/net/peer.h"
+#include "daemon/holders/kept_step.h"
 #include "daemon/holders/sleeper.h"
 #include "proto/cleanup.h"
 #include "proto/limits.h"
@@ -487,6 +488,24 @@ static void sleeper_record(struct input *input)
 	put(BOOKS_SLEEPER, id, &body.base);
 }
 
+static void kept_step_record(struct input *input)
+{
+	Glake__State__KeptStep body = GLAKE__STATE__KEPT_STEP__INIT;
+	uint8_t text[GLAKE_MAX_WILL_KEY_BYTES + 1] = {1};
+	uint64_t id = take_id(input);
+	body.realm = take_name(input);
+	body.user = take_byte(input);
+	body.device = take_device(input);
+	body.bytes = take_size(input);
+	body.n_chunks = take_byte(input) < 240 ? take_byte(input) % 5 : (uint32_t)take_raw(input);
+	body.key.data = body.record.data = text;
+	body.key.len = take_byte(input) % (sizeof(text) + 1);
+	body.record.len = take_byte(input) % sizeof(text);
+	body.payer = take_name(input);
+	body.since_ms = take_id(input);
+	put(BOOKS_KEPT_STEP, id, &body.base);
+}
+
 static void raw_record(struct input *input)
 {
 	unsigned kind = take_byte(input) % (JOURNAL_MAX_KINDS - 1) + 1;
@@ -507,11 +526,12 @@ static void raw_record(struct input *input)
 static void write_records(struct input *input)
 {
 	static void (*const records[])(struct input *) = {
-		device_record,         block_record,  block_record,      model_record,
-		manifest_record,       holder_record, held_record,       held_record,
-		quota_record,          raw_record,    host_chunk_record, copy_record,
-		copy_record,           slept_record,  sleeper_record,    slept_model_record,
-		promised_holder_record};
+		device_record,      block_record,      block_record,
+		model_record,       manifest_record,   holder_record,
+		held_record,        held_record,       quota_record,
+		raw_record,         host_chunk_record, copy_record,
+		copy_record,        slept_record,      sleeper_record,
+		slept_model_record, kept_step_record,  promised_holder_record};
 	image = (struct journal_image){.state = JOURNAL_GOOD};
 	n_arena = 0;
 	for (unsigned i = 0; input->at < input->end && i < MAX_RECORDS; i++) {
@@ -527,6 +547,7 @@ static struct tenant_table *tenants;
 static struct stats stats;
 static struct store store;
 static struct holders holders;
+static struct kept_steps kept_steps;
 static struct chunk_books chunk_books;
 static struct mover_link mover;    /* none runs */
 static struct allocator allocator; /* nothing is new */
@@ -569,6 +590,9 @@ static void begin(void)
 	must(copies_init(&copies, &store, &mover, &allocator, &node, 1) == 0);
 	store.copies = &copies;
 	holders_init(&holders, &loop, locations, N_LOCATIONS, &store, 0);
+	kept_steps_init(&kept_steps, &loop, store.cache, &stats, UINT64_MAX, UINT64_MAX);
+	kept_steps.holders = &holders;
+	holders.kept = &kept_steps;
 	list_init(&promises.all);
 	parking = parking_new(&loop, NULL);
 	must(parking != NULL);
@@ -590,6 +614,8 @@ static void end(void)
 		holder_end(list_first(&holders.list, struct holder, link));
 	}
 	must(list_is_empty(&promises.all));
+	kept_steps_deinit(&kept_steps);
+	must(kept_steps.n_parked == 0);
 	store_deinit(&store);
 	copies_close(&copies);
 	copies_deinit(&copies);
@@ -632,6 +658,7 @@ static size_t check_chunks(uint64_t *n_bytes)
 	size_t n = 0;
 	struct block *block;
 	struct holder *holder;
+	struct kept_step *step;
 	list_for_each (block, &store.block_list, link) {
 		*n_bytes += block->chunk.bytes;
 		must((block->state == BLOCK_LOST) == block->chunk.is_unparked);
@@ -644,6 +671,14 @@ static size_t check_chunks(uint64_t *n_bytes)
 		}
 		must(block->id < N_IDS && is_in_use(&kept_blocks[block->id]));
 		n++;
+	}
+	list_for_each (step, &kept_steps.list, link) {
+		for (size_t i = 0; i < step->will->n_chunks; i++) {
+			uint64_t id = step->id - step->will->n_chunks + 1 + i;
+			*n_bytes += step->chunks[i].bytes;
+			must(id < N_IDS && is_in_use(&kept_chunks[id]));
+			n++;
+		}
 	}
 	list_for_each (holder, &holders.list, link) {
 		for (const struct held *held = holder->held; held; held = held->hh.next) {

@@ -511,6 +511,23 @@ START_TEST_WITH(what_cannot_be_mapped_is_gone, .n = 2)
 }
 END_TEST
 
+/* The bytes are the first engine's, though glaked was killed meanwhile. */
+START_TEST(what_was_kept_outlives_glaked)
+{
+	world_begin(.config = WORLD_CONFIG "warm_bytes = 0;", .devices = "1x96MiB",
+	            .has_keeper = true);
+	run_and_kill(die_sealed);
+	world_wait_metric("steps_kept", 3);
+	harness_kill(&harness);
+	world_restart();
+	run(find_three);
+	/* What there is in the end is nothing. */
+	harness_kill(&harness);
+	world_restart();
+	ck_assert_uint_eq(books_before.private_bytes, 0);
+}
+END_TEST
+
 static void ask_with_others(void *user)
 {
 	struct glake_elastic_desc desc = desc_of(0, 0);

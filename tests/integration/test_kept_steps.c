@@ -167,6 +167,65 @@ START_TEST(the_step_of_a_killed_process_goes_to_one_heir)
 }
 END_TEST
 
+/* In the end there is what there was before all, but for the eye's sessions. */
+static void kill_glaked(void)
+{
+	struct books before = books_before;
+	harness_kill(&harness);
+	world_restart();
+	before.n_sessions = books_before.n_sessions;
+	books_before = before;
+}
+
+static void adopt_and_end(void *record)
+{
+	int connection = connection_hello(&harness);
+	adopt(connection, record, 0);
+	ck_assert_int_eq(unkeep(connection), GLAKE__WIRE__STATUS__OK);
+	wait_to_be_killed();
+}
+
+/* With all that waits: a kill loses none, in none of three, and what has gone stays away. */
+START_TEST(kept_steps_outlive_glaked)
+{
+	world_begin(.config = WORLD_CONFIG, .devices = "1x64MiB", .has_keeper = true);
+	run_and_kill(leave, "older");
+	await_kept(STEP);
+	run_and_kill(leave, "younger");
+	await_kept(2 * STEP);
+	for (int i = 0; i < 3; i++) {
+		kill_glaked();
+		await_kept(2 * STEP);
+	}
+	ck_assert_uint_gt(harness_n_log_lines(&harness, "2 steps that outlived their processes"),
+	                  0);
+	/* What an heir got is its own; the other one waits still. */
+	run_and_kill(adopt_and_end, "younger");
+	await_kept(STEP);
+	kill_glaked();
+	await_kept(STEP);
+	run_and_kill(adopt_and_end, "older");
+	kill_glaked();
+	await_kept(0);
+}
+END_TEST
+
+/* Memory that somebody needed is free, and its record is gone with it. */
+START_TEST(what_went_does_not_come_back)
+{
+	world_begin(.config = WORLD_CONFIG, .devices = "1x64MiB", .has_keeper = true);
+	run_and_kill(leave, "x");
+	await_kept(STEP);
+	kill_glaked();
+	await_kept(STEP);
+	world_evict_until(&books_before);
+	ck_assert_uint_eq(kept_bytes(), 0);
+	kill_glaked();
+	ck_assert_uint_eq(kept_bytes(), 0);
+	world_wait_books(&books_before);
+}
+END_TEST
+
 START_TEST(the_youngest_comes_first)
 {
 	begin();
