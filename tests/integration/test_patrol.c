@@ -73,9 +73,13 @@ struct seen {
 	char text[512];
 };
 
+/* The last one, of those that are not the test's own doing. */
 static int note_event(void *user, const struct glake_event_row *row)
 {
 	struct seen *seen = user;
+	if (strcmp(row->kind, "config") == 0) {
+		return 0;
+	}
 	seen->n++;
 	snprintf(seen->kind, sizeof(seen->kind), "%s", row->kind);
 	snprintf(seen->realm, sizeof(seen->realm), "%s", row->realm);

@@ -939,6 +939,41 @@ class Kept(Case):
     def test_a_reset_ends_it(self):
         self.each(leave_after_reset, find_nothing)
 
+    def test_glaked_does_not_answer_for_a_while(self):
+        """What may be written to meanwhile is in no record as soon as it does."""
+        from glake._vllm_blocks import Layout
+        from glake._vllm_kept import Kept, unpack
+        from glake.errors import GoneError
+        calls, is_gone = [], [False]
+
+        def call(name):
+            def ask(step, record=b""):
+                calls.append((name, step, record))
+                if is_gone[0]:
+                    raise GoneError("it is away", 0)
+            return ask
+        elastic = types.SimpleNamespace(seal=call("seal"), unseal=call("unseal"))
+        blocks = [types.SimpleNamespace(block_id=i, block_hash=bytes([i]) * 36, block_hash_num_tokens=16, is_null=False)
+                  for i in range(8)]
+        kept = Kept(elastic, Layout(8, CHUNK // 4, CHUNK), None, b"w" * 8)
+        kept.cached(blocks, 1)
+        kept.settle(1)
+        kept.to_seal()()
+        self.assertEqual([(name, step) for name, step, _ in calls], [("seal", 0), ("seal", 1)])
+        is_gone[0] = True
+        kept.lost(1)
+        for block in range(4, 8):
+            kept.lost(block)
+        kept.flush()
+        kept.to_seal()()
+        is_gone[0] = False
+        del calls[:]
+        kept.to_seal()()
+        told = {step: (name, unpack(record, b"w" * 8)) for name, step, record in calls}
+        self.assertEqual((told[0][0], sorted(told[0][1])), ("seal", [0, 2, 3]))
+        self.assertEqual(told[1][0], "unseal")
+        self.assertIsNone(kept.to_seal())
+
     def test_killed_at_random(self):
         self.each(*[leave_at_random] * 8, find_no_other)
 

@@ -282,10 +282,10 @@ END_TEST
 
 START_TEST(every_code_has_a_text)
 {
-	for (int code = GLAKE_E_FORKED; code <= GLAKE_E_GONE; code++) {
+	for (int code = GLAKE_E_DRAINED; code <= GLAKE_E_GONE; code++) {
 		ck_assert_str_ne(glake_strerror(code), "unknown error");
 	}
-	ck_assert_str_eq(glake_strerror(GLAKE_E_FORKED - 1), "unknown error");
+	ck_assert_str_eq(glake_strerror(GLAKE_E_DRAINED - 1), "unknown error");
 	ck_assert_str_eq(glake_strerror(-ENOENT), strerror(ENOENT));
 	ck_assert_str_eq(glake_strerror(0), "success");
 	ck_assert_ptr_nonnull(glake_strerror(-3999));

@@ -89,6 +89,8 @@ class Kept:
         #: with the lock: what is to be sealed, and which steps are
         self._pending: Dict[int, Entries] = {}
         self._is_sealed = [False] * n_steps
+        #: with the lock: steps that may have a record that is not true, since glaked did not answer
+        self._late: Set[int] = set()
         self.is_off = False
 
     # ---- what the pool tells ----
@@ -128,7 +130,9 @@ class Kept:
                 self._elastic.unseal(step)
                 break
             except GoneError:
-                break  # so are its seals
+                # Its next one has no seals of ours. If it comes back itself, it is told by the thread.
+                self._late.add(step)
+                break
             except (Error, OSError):
                 if left == 0:
                     raise
@@ -161,7 +165,7 @@ class Kept:
     def to_seal(self, steps: Optional[Iterable[int]] = None, is_working: bool = False) -> Optional[Callable[[], None]]:
         """What a thread has to call when the work that is queued now has ended: it seals those of these steps that need it, or
         all, but not too often while the engine works."""
-        if self.is_off or not self._dirty:
+        if (self.is_off or not self._dirty) and not self._late:
             return None
         if steps is None:
             now = time.monotonic()
@@ -170,11 +174,12 @@ class Kept:
             self._next_seal = now + _SEAL_S
         chosen = self._dirty - self._void if steps is None else self._dirty.intersection(steps) - self._void
         self._dirty -= chosen
-        snapshots = {step: dict(self._ready[step]) for step in chosen if self._ready[step]}
+        with self._lock:
+            snapshots = {step: {} if self.is_off else dict(self._ready[step]) for step in chosen | self._late
+                         if self._ready[step] or step in self._late}
+            self._pending.update(snapshots)
         if not snapshots:
             return None
-        with self._lock:
-            self._pending.update(snapshots)
         return lambda: self._seal_all(snapshots)
 
     def _seal_all(self, snapshots: Dict[int, Entries]) -> None:
@@ -186,8 +191,12 @@ class Kept:
                 del self._pending[step]
                 try:
                     # From before the call on: after an error it may have one.
-                    self._is_sealed[step] = True
-                    self._elastic.seal(step, record)
+                    self._is_sealed[step] = bool(entries)
+                    if entries:
+                        self._elastic.seal(step, record)
+                    else:
+                        self._elastic.unseal(step)
+                    self._late.discard(step)
                 except (Error, OSError, ValueError, RuntimeError) as error:
                     logger.debug("glake: KV step %d is not kept: %s", step, error)
 
