@@ -14,6 +14,7 @@
 #include "libclient/link/error.h"
 #include "libclient/link/rpc.h"
 #include "libclient/space/grant.h"
+#include "libclient/space/look.h"
 #include "libclient/space/space.h"
 #include "proto/cleanup.h"
 #include "proto/limits.h"
@@ -131,16 +132,14 @@ int glake_elastic_unseal(struct glake_elastic *elastic, uint32_t first, uint32_t
 
 /* ---- memory that others get -------------------------------------------------------------------- */
 
-/* The range and the sealed step that @address is in, to be used without the lock; NULL: none. *@end_out is behind it. */
-static struct glake_elastic *use_sealed(glake_ptr address, uint32_t *step_out, glake_ptr *end_out)
+/* The range and the sealed step that *@at_inout is in, to be used without the lock; NULL: none. Moves behind it, to @end at most. */
+static struct glake_elastic *use_sealed(glake_ptr *at_inout, glake_ptr end, uint32_t *step_out)
 {
 	struct glake_elastic *elastic = NULL;
-	*end_out = (address / GLAKE__PAGE_BYTES + 1) * GLAKE__PAGE_BYTES;
 	glake__lock();
-	const struct glake__piece *piece = glake__piece_at_locked(address);
-	if (piece) {
-		*end_out = piece->range->ptr + piece->offset + piece->n_bytes;
-	}
+	const struct glake__piece *piece = glake__piece_at_locked(*at_inout);
+	*at_inout = piece ? piece->range->ptr + piece->offset + piece->n_bytes
+	                  : glake__next_place_locked(*at_inout, end);
 	if (piece && (piece->range->use == &glake__use_elastic ||
 	              piece->range->use == &glake__use_elastic_guarded)) {
 		elastic = piece->range->user;
@@ -162,7 +161,7 @@ int glake__elastic_named(glake_ptr address, uint64_t n_bytes)
 	int r = 0;
 	while (r == 0 && address < end) {
 		uint32_t step;
-		struct glake_elastic *elastic = use_sealed(address, &step, &address);
+		struct glake_elastic *elastic = use_sealed(&address, end, &step);
 		if (elastic) {
 			r = unseal(elastic, step);
 			glake__lock();

@@ -42,8 +42,7 @@ enum glake__pin glake__pin_at(glake_ptr address)
 	return pin;
 }
 
-/* Where something of ours may begin behind @address, which nothing has; at most @end. */
-static glake_ptr next_locked(glake_ptr address, glake_ptr end)
+glake_ptr glake__next_place_locked(glake_ptr address, glake_ptr end)
 {
 	glake_ptr next = (address / GLAKE__PAGE_BYTES + 1) * GLAKE__PAGE_BYTES;
 	if (glake__window_has(address)) {
@@ -70,7 +69,7 @@ bool glake__has_guard(glake_ptr address, uint64_t n_bytes)
 		const struct glake__piece *piece = glake__piece_at_locked(address);
 		has_guard = is_guard(piece);
 		address = piece ? piece->range->ptr + piece->offset + piece->n_bytes
-		                : next_locked(address, end);
+		                : glake__next_place_locked(address, end);
 	}
 	glake__unlock();
 	return has_guard;
@@ -96,7 +95,7 @@ bool glake__pin_range(glake_ptr address, uint64_t n_bytes, enum glake__pin pin, 
 			glake__chunk_note_pin_locked(piece->chunk, pin, is_pinned);
 		}
 		address = piece ? piece->range->ptr + piece->offset + piece->n_bytes
-		                : next_locked(address, end);
+		                : glake__next_place_locked(address, end);
 	}
 	glake__unlock();
 	return was_pinned;

@@ -28,6 +28,9 @@ void glake__opened_set_user(glake_ptr address, void *user);
 /* Of the memory at @address; GLAKE__PIN_NONE also for memory that is not ours. */
 enum glake__pin glake__pin_at(glake_ptr address);
 
+/* Where something of ours may begin behind @address, which nothing has; at most @end, however far that is. */
+glake_ptr glake__next_place_locked(glake_ptr address, glake_ptr end);
+
 /* Does a guard stand somewhere in [address, address + n_bytes)? To whoever gives memory another name it is a hole. */
 bool glake__has_guard(glake_ptr address, uint64_t n_bytes);
 
