@@ -70,22 +70,12 @@ CONFIG_SHOW(on_pressure)
 
 CONFIG_SHOW(dedup)
 {
-	static const char *const names[] = {
-		[CONFIG_DEDUP_OFF] = "off",
-		[CONFIG_DEDUP_AUTO] = "auto",
-		[CONFIG_DEDUP_OBSERVED] = "observed",
-	};
-	fputs(names[*(const enum config_dedup *)field], out);
+	fputs(config_dedup_words[*(const enum config_dedup *)field], out);
 }
 
 CONFIG_SHOW(verify)
 {
-	static const char *const names[] = {
-		[CONFIG_VERIFY_OFF] = "off",
-		[CONFIG_VERIFY_SAMPLE] = "sample",
-		[CONFIG_VERIFY_ALWAYS] = "always",
-	};
-	fputs(names[*(const enum config_verify *)field], out);
+	fputs(config_verify_words[*(const enum config_verify *)field], out);
 }
 
 CONFIG_SHOW(flag)

@@ -24,7 +24,9 @@ enum config_dedup {
 	CONFIG_DEDUP_OFF,
 	CONFIG_DEDUP_AUTO,
 	CONFIG_DEDUP_OBSERVED,
+	N_CONFIG_DEDUP,
 };
+extern const char *const config_dedup_words[N_CONFIG_DEDUP];
 
 enum config_pressure {
 	CONFIG_PRESSURE_REFUSE, /* a request that does not fit is refused: see alloc.h */
@@ -36,7 +38,9 @@ enum config_verify {
 	CONFIG_VERIFY_OFF,
 	CONFIG_VERIFY_SAMPLE,
 	CONFIG_VERIFY_ALWAYS,
+	N_CONFIG_VERIFY,
 };
+extern const char *const config_verify_words[N_CONFIG_VERIFY];
 
 /* A peer is a member if its uid is in uids, or one of its gids in gids. Names are resolved. */
 struct config_members {

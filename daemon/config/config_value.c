@@ -254,24 +254,28 @@ static int read_word(struct config_file *file, const config_setting_t *at, const
 	                                      label_of(at).text, words, name);
 }
 
+const char *const config_dedup_words[N_CONFIG_DEDUP] = {
+	[CONFIG_DEDUP_OFF] = "off",
+	[CONFIG_DEDUP_AUTO] = "auto",
+	[CONFIG_DEDUP_OBSERVED] = "observed",
+};
+
 CONFIG_VALUE(dedup)
 {
-	static const char *const names[] = {
-		[CONFIG_DEDUP_OFF] = "off",
-		[CONFIG_DEDUP_AUTO] = "auto",
-		[CONFIG_DEDUP_OBSERVED] = "observed",
-	};
-	return read_word(file, at, names, n_elements(names), "off, auto or observed", field);
+	return read_word(file, at, config_dedup_words, N_CONFIG_DEDUP, "off, auto or observed",
+	                 field);
 }
+
+const char *const config_verify_words[N_CONFIG_VERIFY] = {
+	[CONFIG_VERIFY_OFF] = "off",
+	[CONFIG_VERIFY_SAMPLE] = "sample",
+	[CONFIG_VERIFY_ALWAYS] = "always",
+};
 
 CONFIG_VALUE(verify)
 {
-	static const char *const names[] = {
-		[CONFIG_VERIFY_OFF] = "off",
-		[CONFIG_VERIFY_SAMPLE] = "sample",
-		[CONFIG_VERIFY_ALWAYS] = "always",
-	};
-	return read_word(file, at, names, n_elements(names), "off, sample or always", field);
+	return read_word(file, at, config_verify_words, N_CONFIG_VERIFY, "off, sample or always",
+	                 field);
 }
 
 /* ---- numbers ---- */

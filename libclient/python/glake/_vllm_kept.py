@@ -67,7 +67,7 @@ def unpack(record: bytes, where: bytes) -> Optional[Entries]:
 
 
 class Kept:
-    """The records of one engine's steps. The scheduler's thread calls all but seal()."""
+    """The records of one engine's steps. The scheduler's thread calls all but what to_seal() returns."""
 
     def __init__(self, elastic: Elastic, layout: Layout, pool: Any, where: bytes) -> None:
         """`where`: 8 bytes, a digest of how layers use a block."""

@@ -6,7 +6,8 @@
 
 Under ``glake run`` a sleep of level 1 puts the whole process to sleep; from 0.33 on it is asked for with
 ``--sleep-mode-backend glake``. With ``GLAKE_VLLM_KV=elastic`` KV memory comes and goes as it is needed;
-with ``kept`` the next engine finds the prefixes of one that crashed, too. ``VLLM_PLUGINS`` leaves the plugin out, as any other. docs/engines.md has the rest.
+with ``kept`` the next engine finds the prefixes of one that crashed, too. ``VLLM_PLUGINS`` leaves the plugin out, as
+any other. docs/engines.md has the rest.
 """
 from __future__ import annotations
 
