@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# glaked.conf(5) of the section "Configuration" of docs/operations.md, which has all that there is to say, and which
-# tests hold against the code: awk -v version=VERSION -f deploy/glaked.conf.5.awk docs/operations.md
-# It knows what that section has: paragraphs, some with a bold headline, lists, one table, and code.
+# glaked.conf(5) of docs/configuration.md, which has all that there is to say, and which tests hold against the code:
+# awk -v version=VERSION -f deploy/glaked.conf.5.awk docs/configuration.md
+# It knows what that page has: paragraphs, some with a bold headline, lists, one table, and code.
 
 # Markdown within a line. Links lead nowhere here: of "([page](link))" nothing stays, else the text.
 function plain(text)
@@ -45,11 +45,7 @@ BEGIN {
 	print ".SH NAME\nglaked.conf \\- configuration of glaked, the owner of the GPU memory of one node"
 	print ".SH SYNOPSIS\n.I /etc/glake/glaked.conf\n.SH DESCRIPTION"
 }
-/^## / {
-	is_in = $0 == "## Configuration"
-	next
-}
-!is_in {
+/^# / {
 	next
 }
 /^```/ {

@@ -756,7 +756,7 @@ GLAKE_API int glake_sleep(struct glake_session *session, uint32_t timeout_ms,
                           struct glake_slept *slept_out);
 
 /*
- * Get all of it back, at the same addresses. Blocks until glaked has room for it: see wake_wait_ms in operations.md. Does nothing if
+ * Get all of it back, at the same addresses. Blocks until glaked has room for it: see wake_wait_ms in docs/configuration.md. Does nothing if
  * the session is awake. Under the shim all sessions of the process wake, or none.
  * Errors: session errors; request errors; -EINVAL (*slept_out); GLAKE_E_NO_DEVICE_MEMORY, GLAKE_E_OVER_QUOTA, GLAKE_E_NO_FDS (it has waited
  * in vain); GLAKE_E_MOVER (what came back was something else); GLAKE_E_BUSY; GLAKE_E_CUDA; -EMFILE; -ENOMEM. Then it sleeps on, and the next

@@ -3,7 +3,7 @@
  * libglake-client: looking at glaked and steering it. glakectl is built on these calls.
  *
  * An admin (root, or a member of the configured group) sees everything; other sessions see their
- * own realm. The words for numbers are those of docs/operations.md: physical, logical, live,
+ * own realm. The words for numbers are those of docs/status.md: physical, logical, live,
  * reserved, warm.
  *
  * Lists. A list function calls @row once per row, on the calling thread, with no lock held. The row

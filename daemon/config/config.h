@@ -4,7 +4,7 @@
  *
  * Every key is optional, and no file means the defaults. A mistake (syntax, an unknown key, a wrong
  * type, a value out of range, a duplicate name, a user that does not exist) is refused with
- * "FILE:LINE: text". docs/operations.md has the table of keys, and a test holds it
+ * "FILE:LINE: text". docs/configuration.md has the table of keys, and a test holds it
  * against config_keys(). Files are not included: @include is refused.
  *
  * A reload loads a second config and drops the first; nothing changes inside one.

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The memory map: who holds what on each GPU now, who shares it, and what it was used for over time; what host memory is used
- * for, and who has his memory there. One JSON document (docs/operations.md says what is in it), which a page shows.
+ * for, and who has his memory there. One JSON document (docs/status.md says what is in it), which a page shows.
  *
  * Owner: whoever has the struct. Lifetime: {0} is empty; map_deinit(). Threads: one at a time.
  */

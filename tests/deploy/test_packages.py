@@ -478,8 +478,8 @@ except glake.QuotaError as error:
         self.assert_nothing_left()
 
     def check_metrics_with_a_token(self):
-        """The drop-in of docs/operations.md."""
-        with open("docs/operations.md", encoding="utf-8") as file:
+        """The drop-in of docs/monitoring.md."""
+        with open("docs/monitoring.md", encoding="utf-8") as file:
             (drop_in,) = re.findall(r"(?s)```\n(  \[Service\]\n  LoadCredential=token:.*?)```", file.read())
         folder, token = (self.debian.root + path for path in ("/etc/systemd/system/glake-metrics.service.d",
                                                                "/etc/glake/metrics.token"))

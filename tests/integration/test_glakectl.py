@@ -206,7 +206,7 @@ class Glakectl(WithGlaked):
         with open("deploy/grafana-glake.json", encoding="utf-8") as file:
             asked = " ".join(target["expr"] for panel in json.load(file)["panels"]
                              for target in panel["targets"])
-        with open("docs/operations.md", encoding="utf-8") as file:
+        with open("docs/monitoring.md", encoding="utf-8") as file:
             asked += file.read().split("## Metrics")[1].split("\n## ")[0]
         names = set(re.findall(r"\bglake_[a-z_]*[a-z]\b", asked))
         self.assertGreater(len(names), 25)

@@ -27,7 +27,7 @@ def manual(program):
 
 def config_manual():
     return subprocess.run(["awk", "-v", "version=1.2.3", "-f", "deploy/glaked.conf.5.awk",
-                           "docs/operations.md"], capture_output=True, text=True, check=True).stdout
+                           "docs/configuration.md"], capture_output=True, text=True, check=True).stdout
 
 
 class Docs(unittest.TestCase):

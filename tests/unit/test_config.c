@@ -643,11 +643,11 @@ START_TEST(docs_have_every_key_and_no_other)
 {
 	size_t n_keys;
 	const struct config_key *keys = config_keys(&n_keys);
-	const char *docs = read_text("docs/operations.md");
+	const char *docs = read_text("docs/configuration.md");
 	for (size_t i = 0; i < n_keys; i++) {
 		char row[256];
 		row_of(&keys[i], row, sizeof(row));
-		ck_assert_msg(strstr(docs, row), "docs/operations.md lacks the row%s", row);
+		ck_assert_msg(strstr(docs, row), "docs/configuration.md lacks the row%s", row);
 	}
 	const char *table = strstr(docs, "| Key | Default | Meaning |");
 	ck_assert_ptr_nonnull(table);

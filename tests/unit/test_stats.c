@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The counters: one list makes struct, names and help, and docs/operations.md has them all. */
+/* The counters: one list makes struct, names and help, and docs/monitoring.md has them all. */
 #include "daemon/base/stats.h"
 
 #include <stddef.h>
@@ -62,7 +62,7 @@ static void find_in_docs(void *user, const char *name, uint64_t value, const cha
 {
 	char row[512];
 	snprintf(row, sizeof(row), "| `%s` | %s |", name, help);
-	ck_assert_msg(strstr(user, row), "docs/operations.md lacks the row\n%s", row);
+	ck_assert_msg(strstr(user, row), "docs/monitoring.md lacks the row\n%s", row);
 }
 
 static void find_time_in_docs(void *user, const char *name, const struct histogram *histogram,
@@ -93,7 +93,7 @@ END_TEST
 START_TEST(docs_have_every_counter)
 {
 	static char docs[256 * 1024];
-	FILE *file = fopen("docs/operations.md", "r");
+	FILE *file = fopen("docs/monitoring.md", "r");
 	ck_assert_msg(file, "run from the top of the tree");
 	size_t n_bytes = fread(docs, 1, sizeof(docs) - 1, file);
 	fclose(file);
