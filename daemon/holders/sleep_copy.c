@@ -3,7 +3,7 @@
  * The copies that a sleeper needs. A batch is what one request names: all of it gets copies, or none. When the last is there
  * they are parked, and nobody hears of them before.
  *
- * What is being copied is a bed, with a place for each copy: a model has one of each block. The mover may have the memory for
+ * What is being copied is a bed, with a transfer for each copy: a model has one of each block. The mover may have the memory for
  * longer than anybody wants the copy; until then the bed keeps it, also when its holder has ended.
  */
 #include "daemon/holders/sleeper.h"
@@ -24,12 +24,12 @@ struct bed {
 	struct held *held;    /* NULL: its holder has given it up */
 	struct chunk chunk;   /* then: taken over */
 	struct charge record; /* of a model: for glaked's memory */
-	size_t first;         /* of its places */
-	size_t n_places;
+	size_t first;         /* of its transfers */
+	size_t n_transfers;
 	size_t n_left; /* that the mover may have */
 };
 
-struct place {
+struct transfer {
 	struct copy_order order;
 	struct sleep_batch *batch;
 	struct bed *bed;
@@ -45,12 +45,12 @@ struct sleep_batch {
 	uint64_t began_ns;
 	struct parking_wait parking; /* all are there: until all are parked */
 	size_t n_copied;
-	size_t n_left;  /* places that the mover may have */
+	size_t n_left;  /* transfers that the mover may have */
 	size_t n_stays; /* functions under way that use it */
 	size_t n_beds;
-	size_t n_places;
-	struct place *places; /* owned, as the next: by bed */
-	struct copy **copies; /* by place: held, until the batch is over; or NULL */
+	size_t n_transfers;
+	struct transfer *transfers; /* owned, as the next: by bed */
+	struct copy **copies;       /* by transfer: held, until the batch is over; or NULL */
 	struct bed beds[];
 };
 
@@ -63,7 +63,7 @@ static void keep(struct sleep_batch *batch)
 
 static void free_batch(struct sleep_batch *batch)
 {
-	free(batch->places);
+	free(batch->transfers);
 	free(batch->copies);
 	free(batch);
 }
@@ -83,9 +83,9 @@ static void leave(struct sleep_batch *batch)
 	if (batch->self) {
 		*batch->self = NULL;
 	}
-	for (size_t i = 0; i < batch->n_places; i++) {
+	for (size_t i = 0; i < batch->n_transfers; i++) {
 		struct copy *copy = ptr_steal(batch->copies[i]);
-		if (copy && batch->places[i].is_parked) {
+		if (copy && batch->transfers[i].is_parked) {
 			copies_unpark(batch->context->copies, copy);
 		}
 		if (copy) {
@@ -99,8 +99,8 @@ static void leave(struct sleep_batch *batch)
 
 static void cancel_orders(struct sleep_batch *batch)
 {
-	for (size_t i = 0; i < batch->n_places; i++) {
-		copies_cancel(batch->context->copies, &batch->places[i].order);
+	for (size_t i = 0; i < batch->n_transfers; i++) {
+		copies_cancel(batch->context->copies, &batch->transfers[i].order);
 	}
 }
 
@@ -143,12 +143,12 @@ static bool hand_over_bed(struct sleep_batch *batch, struct bed *bed, struct sle
 	                                .name = is_model ? held->model->name : NULL,
 	                                .record = bed->record,
 	                                .copies = &batch->copies[bed->first],
-	                                .n_copies = bed->n_places};
+	                                .n_copies = bed->n_transfers};
 	if (!sleeper_add(sleeper, bed->held, &from)) {
 		return false;
 	}
 	bed->record = (struct charge){.tenant = NULL};
-	memset(&batch->copies[bed->first], 0, bed->n_places * sizeof(batch->copies[0]));
+	memset(&batch->copies[bed->first], 0, bed->n_transfers * sizeof(batch->copies[0]));
 	return true;
 }
 
@@ -198,21 +198,21 @@ static void on_parked(struct parking_wait *wait)
 static uint64_t last_number(const struct sleep_batch *batch)
 {
 	uint64_t last = 0;
-	for (size_t i = 0; i < batch->n_places; i++) {
+	for (size_t i = 0; i < batch->n_transfers; i++) {
 		uint64_t number = batch->copies[i] ? copies_unparked(batch->copies[i]) : 0;
 		last = number > last ? number : last;
 	}
 	return last;
 }
 
-/* False: the fd store has no place for some. */
+/* False: the fd store has no transfer for some. */
 static bool park_all(struct sleep_batch *batch)
 {
-	for (size_t i = 0; i < batch->n_places; i++) {
-		struct place *place = &batch->places[i];
-		place->is_parked = copies_park(batch->context->copies, batch->copies[i],
-		                               batch->holder->user) == 0;
-		if (!place->is_parked) {
+	for (size_t i = 0; i < batch->n_transfers; i++) {
+		struct transfer *transfer = &batch->transfers[i];
+		transfer->is_parked = copies_park(batch->context->copies, batch->copies[i],
+		                                  batch->holder->user) == 0;
+		if (!transfer->is_parked) {
 			return false;
 		}
 	}
@@ -243,21 +243,21 @@ static void park(struct sleep_batch *batch)
 static void on_copied(struct copy_order *order, struct copy *copy, enum status status,
                       const char *error)
 {
-	struct place *place = container_of(order, struct place, order);
-	struct sleep_batch *batch = place->batch;
-	batch->copies[place - batch->places] = copy;
+	struct transfer *transfer = container_of(order, struct transfer, order);
+	struct sleep_batch *batch = transfer->batch;
+	batch->copies[transfer - batch->transfers] = copy;
 	if (!copy) {
 		fail(batch, status, error);
-	} else if (++batch->n_copied == batch->n_places) {
+	} else if (++batch->n_copied == batch->n_transfers) {
 		park(batch);
 	}
 }
 
 static void on_gone(struct copy_order *order)
 {
-	struct place *place = container_of(order, struct place, order);
-	struct bed *bed = place->bed;
-	struct sleep_batch *batch = place->batch;
+	struct transfer *transfer = container_of(order, struct transfer, order);
+	struct bed *bed = transfer->bed;
+	struct sleep_batch *batch = transfer->batch;
 	copies_forget(&order->chunk.past);
 	if (--bed->n_left == 0) {
 		if (bed->held) {
@@ -356,35 +356,35 @@ static void order_chunk(struct copy_order *order, const struct holder *holder,
 }
 
 /* Number @i of @bed's. */
-static void set_place(struct sleep_batch *batch, struct bed *bed, size_t i)
+static void set_transfer(struct sleep_batch *batch, struct bed *bed, size_t i)
 {
-	struct place *place = &batch->places[bed->first + i];
+	struct transfer *transfer = &batch->transfers[bed->first + i];
 	const struct held *held = bed->held;
-	place->batch = batch;
-	place->bed = bed;
-	place->order.tenant = batch->holder->tenant;
-	place->order.done = on_copied;
-	place->order.gone = on_gone;
+	transfer->batch = batch;
+	transfer->bed = bed;
+	transfer->order.tenant = batch->holder->tenant;
+	transfer->order.done = on_copied;
+	transfer->order.gone = on_gone;
 	if (held->kind == HELD_CHUNK) {
-		order_chunk(&place->order, batch->holder, &held->chunk, held->past);
+		order_chunk(&transfer->order, batch->holder, &held->chunk, held->past);
 	} else {
-		place->order.block = held->kind == HELD_MODEL ? held->model->blocks[i].block
-		                                              : held->block;
+		transfer->order.block = held->kind == HELD_MODEL ? held->model->blocks[i].block
+		                                                 : held->block;
 	}
 }
 
 /* False: no memory. */
-static bool set_places(struct sleep_batch *batch)
+static bool set_transfers(struct sleep_batch *batch)
 {
-	batch->n_left = batch->n_places;
-	batch->places = calloc(batch->n_places, sizeof(batch->places[0]));
-	batch->copies = calloc(batch->n_places, sizeof(batch->copies[0]));
-	for (size_t i = 0; batch->places && batch->copies && i < batch->n_beds; i++) {
-		for (size_t k = 0; k < batch->beds[i].n_places; k++) {
-			set_place(batch, &batch->beds[i], k);
+	batch->n_left = batch->n_transfers;
+	batch->transfers = calloc(batch->n_transfers, sizeof(batch->transfers[0]));
+	batch->copies = calloc(batch->n_transfers, sizeof(batch->copies[0]));
+	for (size_t i = 0; batch->transfers && batch->copies && i < batch->n_beds; i++) {
+		for (size_t k = 0; k < batch->beds[i].n_transfers; k++) {
+			set_transfer(batch, &batch->beds[i], k);
 		}
 	}
-	return batch->places && batch->copies;
+	return batch->transfers && batch->copies;
 }
 
 /* What glaked needs for a model costs its holder something, since the model may have many blocks, and be open often. */
@@ -394,7 +394,7 @@ static bool pay_record(struct bed *bed, const struct holder *holder)
 		return true;
 	}
 	bed->record = tenant_charge_manifest(holder_payer(holder));
-	return charge_grow_manifest(&bed->record, bed->n_places * HOLDER_RECORD_BYTES) == 0;
+	return charge_grow_manifest(&bed->record, bed->n_transfers * HOLDER_RECORD_BYTES) == 0;
 }
 
 /* One more. STATUS_OK, or *error_out says why not. */
@@ -411,10 +411,10 @@ static enum status add_bed(struct sleep_batch *batch, struct holder *holder, uin
 	struct bed *bed = &batch->beds[batch->n_beds++];
 	bed->held = held;
 	held->bed = bed;
-	bed->first = batch->n_places;
-	bed->n_places = held->kind == HELD_MODEL ? held->model->n_blocks : 1;
-	bed->n_left = bed->n_places;
-	batch->n_places += bed->n_places;
+	bed->first = batch->n_transfers;
+	bed->n_transfers = held->kind == HELD_MODEL ? held->model->n_blocks : 1;
+	bed->n_left = bed->n_transfers;
+	batch->n_transfers += bed->n_transfers;
 	if (!pay_record(bed, holder)) {
 		snprintf(error_out, SLEEP_ERROR_BYTES,
 		         "the copies of model %" PRIu64
@@ -438,11 +438,11 @@ static void drop_beds(struct sleep_batch *batch)
 static void start(struct sleep_batch *batch)
 {
 	keep(batch);
-	for (size_t i = 0; i < batch->n_places; i++) {
+	for (size_t i = 0; i < batch->n_transfers; i++) {
 		if (batch->holder) {
-			copies_order(batch->context->copies, &batch->places[i].order);
+			copies_order(batch->context->copies, &batch->transfers[i].order);
 		} else {
-			on_gone(&batch->places[i].order);
+			on_gone(&batch->transfers[i].order);
 		}
 	}
 	let(batch);
@@ -480,7 +480,7 @@ enum status sleeper_copy(struct holder *holder, const struct sleep_context *cont
 			return status;
 		}
 	}
-	if (!set_places(batch)) {
+	if (!set_transfers(batch)) {
 		drop_beds(batch);
 		snprintf(error_out, SLEEP_ERROR_BYTES, "glaked is out of host memory");
 		return STATUS_NO_HOST_MEMORY;

@@ -28,23 +28,23 @@
 /* An operator learns of a program that could not wake for so long. */
 #define LONG_REFUSED_MS 60000u
 
-enum place_state {
-	PLACE_LACKING, /* memory */
-	PLACE_GRANTED,
-	PLACE_COPYING,
-	PLACE_ADMITTING,
-	PLACE_READY,
+enum transfer_state {
+	TRANSFER_LACKING, /* memory */
+	TRANSFER_GRANTED,
+	TRANSFER_COPYING,
+	TRANSFER_ADMITTING,
+	TRANSFER_READY,
 };
 
-struct place {
+struct transfer {
 	struct sleep_wake *wake;
 	struct slept *slept; /* borrowed; NULL: its holder has given it up */
 	struct copy
-		*copy; /* borrowed, with slept: of a model, those of one place after the other */
-	enum place_state state;
+		*copy; /* borrowed, with slept: of a model, those of one transfer after the other */
+	enum transfer_state state;
 	struct chunk chunk;
 	struct block *block; /* READY: used */
-	struct model *model; /* held, and all blocks with it: at the first place of a model */
+	struct model *model; /* held, and all blocks with it: at the first transfer of a model */
 	struct digest digest;
 	uint64_t content_bytes;
 	struct digest_job job;
@@ -76,8 +76,8 @@ struct sleep_wake {
 	size_t n_out;   /* copies and admissions under way */
 	size_t n_stays; /* functions under way that use it */
 	size_t next;    /* to be copied */
-	size_t n_places;
-	struct place places[];
+	size_t n_transfers;
+	struct transfer transfers[];
 };
 
 /* ---- the end ---------------------------------------------------------------------------------- */
@@ -94,13 +94,13 @@ static void let(struct sleep_wake *wake)
 	}
 }
 
-static void drop_place(struct sleep_wake *wake, struct place *place)
+static void drop_transfer(struct sleep_wake *wake, struct transfer *transfer)
 {
 	struct store *store = wake->context->admit->store;
-	struct block *block = ptr_steal(place->block);
-	struct model *model = ptr_steal(place->model);
-	if (place->state != PLACE_COPYING && place->state != PLACE_ADMITTING) {
-		chunk_release(&place->chunk);
+	struct block *block = ptr_steal(transfer->block);
+	struct model *model = ptr_steal(transfer->model);
+	if (transfer->state != TRANSFER_COPYING && transfer->state != TRANSFER_ADMITTING) {
+		chunk_release(&transfer->chunk);
 	}
 	if (block) {
 		store_unuse_block(store, block, 0);
@@ -110,12 +110,12 @@ static void drop_place(struct sleep_wake *wake, struct place *place)
 	}
 }
 
-static void cancel_place(struct sleep_wake *wake, struct place *place)
+static void cancel_transfer(struct sleep_wake *wake, struct transfer *transfer)
 {
-	if (place->state == PLACE_COPYING) {
-		mover_cancel(wake->context->admit->mover, &place->job.job);
-	} else if (place->state == PLACE_ADMITTING) {
-		admit_cancel(&place->admit);
+	if (transfer->state == TRANSFER_COPYING) {
+		mover_cancel(wake->context->admit->mover, &transfer->job.job);
+	} else if (transfer->state == TRANSFER_ADMITTING) {
+		admit_cancel(&transfer->admit);
 	}
 }
 
@@ -144,9 +144,9 @@ static void leave(struct sleep_wake *wake, bool is_awake)
 	for (uint32_t i = 0; !is_awake && i < all->n_locations; i++) {
 		promise_lend(sleeper->holder->at[i].promise);
 	}
-	for (size_t i = 0; i < wake->n_places; i++) {
-		cancel_place(wake, &wake->places[i]);
-		drop_place(wake, &wake->places[i]);
+	for (size_t i = 0; i < wake->n_transfers; i++) {
+		cancel_transfer(wake, &wake->transfers[i]);
+		drop_transfer(wake, &wake->transfers[i]);
 	}
 	sleeper_free_if_over(sleeper);
 	pass_turn(wake, all);
@@ -172,17 +172,17 @@ void sleep_wake_cancel(struct sleep_wake *wake)
 	}
 }
 
-/* The places of a model have become those of the model. */
-static void commit_place(struct sleep_wake *wake, struct place *place)
+/* The transfers of a model have become those of the model. */
+static void commit_transfer(struct sleep_wake *wake, struct transfer *transfer)
 {
 	struct holder *holder = wake->sleeper->holder;
-	struct held *held = place->slept->held;
-	if (place->model) {
-		holder_wake_model(holder, held, ptr_steal(place->model));
-	} else if (place->block) {
-		holder_wake_block(holder, held, ptr_steal(place->block));
-	} else if (place->slept->kind == HELD_CHUNK) {
-		holder_wake_chunk(holder, held, &place->chunk);
+	struct held *held = transfer->slept->held;
+	if (transfer->model) {
+		holder_wake_model(holder, held, ptr_steal(transfer->model));
+	} else if (transfer->block) {
+		holder_wake_block(holder, held, ptr_steal(transfer->block));
+	} else if (transfer->slept->kind == HELD_CHUNK) {
+		holder_wake_chunk(holder, held, &transfer->chunk);
 	}
 }
 
@@ -194,9 +194,9 @@ static void commit(struct sleep_wake *wake)
 	keep(wake);
 	stats->wakes++;
 	stats->woken_bytes += sleeper->private_bytes + sleeper->shared_bytes;
-	for (size_t i = 0; i < wake->n_places; i++) {
-		if (wake->places[i].slept) {
-			commit_place(wake, &wake->places[i]);
+	for (size_t i = 0; i < wake->n_transfers; i++) {
+		if (wake->transfers[i].slept) {
+			commit_transfer(wake, &wake->transfers[i]);
 		}
 	}
 	holder->sleep.woke_ns = uv_hrtime() - wake->began_ns;
@@ -226,16 +226,16 @@ static void on_parked(struct parking_wait *wait)
 static uint64_t unparked(const struct sleep_wake *wake)
 {
 	uint64_t last = 0;
-	for (size_t i = 0; i < wake->n_places; i++) {
-		const struct block *block = wake->places[i].block;
+	for (size_t i = 0; i < wake->n_transfers; i++) {
+		const struct block *block = wake->transfers[i].block;
 		uint64_t number = block ? store_unparked_block(block) : 0;
 		last = number > last ? number : last;
 	}
 	return last;
 }
 
-/* @first is the first place of a model. Returns what store_return_model() does. */
-static int return_model(struct sleep_wake *wake, struct place *first)
+/* @first is the first transfer of a model. Returns what store_return_model() does. */
+static int return_model(struct sleep_wake *wake, struct transfer *first)
 {
 	const struct slept *slept = first->slept;
 	const struct returning returning = {.model = slept->model,
@@ -259,11 +259,11 @@ static int return_model(struct sleep_wake *wake, struct place *first)
 static void return_models(struct sleep_wake *wake)
 {
 	int r = 0;
-	for (size_t i = 0; r == 0 && i < wake->n_places; i++) {
-		struct place *place = &wake->places[i];
-		if (place->slept && place->slept->kind == HELD_MODEL &&
-		    place->copy == place->slept->copies[0] && place->block) {
-			r = return_model(wake, place);
+	for (size_t i = 0; r == 0 && i < wake->n_transfers; i++) {
+		struct transfer *transfer = &wake->transfers[i];
+		if (transfer->slept && transfer->slept->kind == HELD_MODEL &&
+		    transfer->copy == transfer->slept->copies[0] && transfer->block) {
+			r = return_model(wake, transfer);
 		}
 	}
 	if (r == 0) {
@@ -291,34 +291,34 @@ static void succeed(struct sleep_wake *wake)
 
 static void copy_more(struct sleep_wake *wake);
 
-static void set_ready(struct place *place)
+static void set_ready(struct transfer *transfer)
 {
-	place->state = PLACE_READY;
-	place->wake->n_ready++;
+	transfer->state = TRANSFER_READY;
+	transfer->wake->n_ready++;
 }
 
 static void on_admitted(struct admit *admit, const struct admit_result *result)
 {
-	struct place *place = container_of(admit, struct place, admit);
-	struct sleep_wake *wake = place->wake;
-	place->state = PLACE_GRANTED;
+	struct transfer *transfer = container_of(admit, struct transfer, admit);
+	struct sleep_wake *wake = transfer->wake;
+	transfer->state = TRANSFER_GRANTED;
 	if (!result->block) {
 		fail(wake, result->status, result->error);
 		return;
 	}
-	place->block = result->block;
+	transfer->block = result->block;
 	/* Else it is cache as long as its model is. */
-	bool is_alone = place->slept && place->slept->kind == HELD_BLOCK;
-	if (is_alone && place->block->state == BLOCK_SHARED) {
-		store_set_published(wake->context->admit->store, place->block, true);
+	bool is_alone = transfer->slept && transfer->slept->kind == HELD_BLOCK;
+	if (is_alone && transfer->block->state == BLOCK_SHARED) {
+		store_set_published(wake->context->admit->store, transfer->block, true);
 	}
-	set_ready(place);
+	set_ready(transfer);
 }
 
 static void on_admit_gone(struct admit *admit)
 {
-	struct place *place = container_of(admit, struct place, admit);
-	struct sleep_wake *wake = place->wake;
+	struct transfer *transfer = container_of(admit, struct transfer, admit);
+	struct sleep_wake *wake = transfer->wake;
 	keep(wake);
 	wake->n_out--;
 	copy_more(wake);
@@ -337,7 +337,7 @@ static struct event_subject subject_of(const struct holder *holder)
 }
 
 /* Its program may try again and again: an operator learns of it once. */
-static void fail_damaged(struct sleep_wake *wake, struct place *place)
+static void fail_damaged(struct sleep_wake *wake, struct transfer *transfer)
 {
 	struct holder *holder = wake->sleeper->holder;
 	const struct event_subject subject = subject_of(holder);
@@ -347,50 +347,50 @@ static void fail_damaged(struct sleep_wake *wake, struct place *place)
 			"memory of session %llu (pid %d) is damaged in host memory: it cannot wake",
 			(unsigned long long)holder->id, (int)holder->peer.pid);
 	}
-	copies_drop(wake->context->copies, place->copy);
+	copies_drop(wake->context->copies, transfer->copy);
 	fail(wake, STATUS_MOVER_FAILED, "what was copied to host memory was damaged there");
 }
 
 static void on_copied(struct digest_job *job, const struct digest *digest)
 {
-	struct place *place = container_of(job, struct place, job);
-	struct sleep_wake *wake = place->wake;
+	struct transfer *transfer = container_of(job, struct transfer, job);
+	struct sleep_wake *wake = transfer->wake;
 	keep(wake);
 	wake->n_out--;
-	place->state = PLACE_GRANTED;
-	if (!wake->sleeper || !place->slept) {
-		chunk_release(&place->chunk);
-		set_ready(place);
-	} else if (!digest_equal(digest, &place->digest)) {
-		fail_damaged(wake, place);
-	} else if (place->slept->kind != HELD_CHUNK) {
-		place->state = PLACE_ADMITTING;
+	transfer->state = TRANSFER_GRANTED;
+	if (!wake->sleeper || !transfer->slept) {
+		chunk_release(&transfer->chunk);
+		set_ready(transfer);
+	} else if (!digest_equal(digest, &transfer->digest)) {
+		fail_damaged(wake, transfer);
+	} else if (transfer->slept->kind != HELD_CHUNK) {
+		transfer->state = TRANSFER_ADMITTING;
 		wake->n_out++;
-		admit_start(&place->admit, wake->context->admit, wake->sleeper->holder->realm,
-		            wake->sleeper->holder->user, &place->chunk, place->content_bytes,
+		admit_start(&transfer->admit, wake->context->admit, wake->sleeper->holder->realm,
+		            wake->sleeper->holder->user, &transfer->chunk, transfer->content_bytes,
 		            digest, &admit_ops);
 	} else {
-		set_ready(place);
+		set_ready(transfer);
 	}
 	copy_more(wake);
 	let(wake);
 }
 
 /* The mover has the chunk no more, and nobody wants it. */
-static void end_copy(struct place *place)
+static void end_copy(struct transfer *transfer)
 {
-	place->wake->n_out--;
-	place->state = PLACE_GRANTED;
-	chunk_release(&place->chunk);
+	transfer->wake->n_out--;
+	transfer->state = TRANSFER_GRANTED;
+	chunk_release(&transfer->chunk);
 }
 
 static void on_not_copied(struct mover_job *job, enum status status, const char *error)
 {
-	struct place *place = container_of(job, struct place, job.job);
-	struct sleep_wake *wake = place->wake;
+	struct transfer *transfer = container_of(job, struct transfer, job.job);
+	struct sleep_wake *wake = transfer->wake;
 	keep(wake);
 	if (job->id == 0) {
-		end_copy(place);
+		end_copy(transfer);
 	}
 	if (wake->sleeper) {
 		fail(wake, status, error);
@@ -400,23 +400,23 @@ static void on_not_copied(struct mover_job *job, enum status status, const char 
 
 static void on_copy_gone(struct mover_job *job)
 {
-	struct place *place = container_of(job, struct place, job.job);
-	struct sleep_wake *wake = place->wake;
+	struct transfer *transfer = container_of(job, struct transfer, job.job);
+	struct sleep_wake *wake = transfer->wake;
 	keep(wake);
-	end_copy(place);
+	end_copy(transfer);
 	let(wake);
 }
 
 /* Returns what copies_read() does. */
-static int copy(struct sleep_wake *wake, struct place *place)
+static int copy(struct sleep_wake *wake, struct transfer *transfer)
 {
-	place->job.job.on_failed = on_not_copied;
-	place->job.job.on_gone = on_copy_gone;
-	place->job.on_digested = on_copied;
-	int r = copies_read(wake->context->copies, place->copy, &place->job,
-	                    location_device(place->chunk.at), place->chunk.fd);
+	transfer->job.job.on_failed = on_not_copied;
+	transfer->job.job.on_gone = on_copy_gone;
+	transfer->job.on_digested = on_copied;
+	int r = copies_read(wake->context->copies, transfer->copy, &transfer->job,
+	                    location_device(transfer->chunk.at), transfer->chunk.fd);
 	if (r == 0) {
-		place->state = PLACE_COPYING;
+		transfer->state = TRANSFER_COPYING;
 		wake->n_out++;
 	}
 	return r;
@@ -433,10 +433,10 @@ static int copy(struct sleep_wake *wake, struct place *place)
 static uint64_t links_of(const struct sleep_wake *wake)
 {
 	uint64_t links = 0;
-	for (size_t i = 0; i < wake->n_places; i++) {
-		const struct place *place = &wake->places[i];
-		if (place->state == PLACE_GRANTED && place->slept) {
-			links |= 1ull << place->slept->at->slot % 64;
+	for (size_t i = 0; i < wake->n_transfers; i++) {
+		const struct transfer *transfer = &wake->transfers[i];
+		if (transfer->state == TRANSFER_GRANTED && transfer->slept) {
+			links |= 1ull << transfer->slept->at->slot % 64;
 		}
 	}
 	return links;
@@ -489,12 +489,12 @@ static void copy_more(struct sleep_wake *wake)
 {
 	int r = 0;
 	while (r == 0 && wake->sleeper && wake->n_out < MAX_COPYING &&
-	       wake->next < wake->n_places) {
-		struct place *place = &wake->places[wake->next];
-		if (place->state == PLACE_GRANTED && place->slept) {
-			r = copy(wake, place);
-		} else if (place->state == PLACE_GRANTED) {
-			set_ready(place);
+	       wake->next < wake->n_transfers) {
+		struct transfer *transfer = &wake->transfers[wake->next];
+		if (transfer->state == TRANSFER_GRANTED && transfer->slept) {
+			r = copy(wake, transfer);
+		} else if (transfer->state == TRANSFER_GRANTED) {
+			set_ready(transfer);
 		}
 		wake->next += r == 0;
 	}
@@ -504,10 +504,10 @@ static void copy_more(struct sleep_wake *wake)
 		     "glake-mover cannot copy from host memory now");
 		return;
 	}
-	if (wake->sleeper && wake->next == wake->n_places && wake->n_out <= LAST_COPYING) {
+	if (wake->sleeper && wake->next == wake->n_transfers && wake->n_out <= LAST_COPYING) {
 		pass_turn(wake, wake->sleeper->holder->all);
 	}
-	if (wake->sleeper && wake->n_out == 0 && wake->n_ready == wake->n_places) {
+	if (wake->sleeper && wake->n_out == 0 && wake->n_ready == wake->n_transfers) {
 		succeed(wake);
 	}
 }
@@ -521,10 +521,11 @@ static struct location *at_of(const struct sleep_wake *wake)
 	return wake->sleeper->holder->all->locations[wake->step / 2];
 }
 
-static bool lacks_there(const struct sleep_wake *wake, const struct place *place)
+static bool lacks_there(const struct sleep_wake *wake, const struct transfer *transfer)
 {
-	return place->state == PLACE_LACKING && place->slept && place->slept->at == at_of(wake) &&
-	       (place->slept->kind != HELD_CHUNK) == (wake->step % 2 == 1);
+	return transfer->state == TRANSFER_LACKING && transfer->slept &&
+	       transfer->slept->at == at_of(wake) &&
+	       (transfer->slept->kind != HELD_CHUNK) == (wake->step % 2 == 1);
 }
 
 /* The program asks again and again; an operator learns of it once. */
@@ -556,7 +557,7 @@ static void refuse(struct sleep_wake *wake, enum status status)
 }
 
 /*
- * The chunks come in the order of the places. These may be fewer by now: their holder has given some up. What is not taken is
+ * The chunks come in the order of the transfers. These may be fewer by now: their holder has given some up. What is not taken is
  * released.
  */
 static void on_chunks(void *user, enum status status, struct chunk *chunks, size_t n_chunks)
@@ -568,17 +569,17 @@ static void on_chunks(void *user, enum status status, struct chunk *chunks, size
 		refuse(wake, status);
 		return;
 	}
-	for (size_t i = 0; i < wake->n_places; i++) {
-		struct place *place = &wake->places[i];
-		if (!lacks_there(wake, place)) {
+	for (size_t i = 0; i < wake->n_transfers; i++) {
+		struct transfer *transfer = &wake->transfers[i];
+		if (!lacks_there(wake, transfer)) {
 			continue;
 		}
-		while (k < n_chunks && chunks[k].bytes != place->copy->bytes) {
+		while (k < n_chunks && chunks[k].bytes != transfer->copy->bytes) {
 			k++;
 		}
 		assert(k < n_chunks);
-		chunk_move(&place->chunk, &chunks[k++]);
-		place->state = PLACE_GRANTED;
+		chunk_move(&transfer->chunk, &chunks[k++]);
+		transfer->state = TRANSFER_GRANTED;
 	}
 	wake->step++;
 	keep(wake);
@@ -636,7 +637,7 @@ static enum status ask(struct sleep_wake *wake, bool *is_asked_out)
 	struct holder *holder = wake->sleeper->holder;
 	size_t n = 0;
 	*is_asked_out = false;
-	cleanup_free uint64_t *sizes = calloc(wake->n_places + 1, sizeof(sizes[0]));
+	cleanup_free uint64_t *sizes = calloc(wake->n_transfers + 1, sizeof(sizes[0]));
 	if (!sizes) {
 		return STATUS_NO_HOST_MEMORY;
 	}
@@ -644,9 +645,9 @@ static enum status ask(struct sleep_wake *wake, bool *is_asked_out)
 	if (*is_asked_out || promised != STATUS_OK) {
 		return promised;
 	}
-	for (size_t i = 0; i < wake->n_places; i++) {
-		if (lacks_there(wake, &wake->places[i])) {
-			sizes[n++] = wake->places[i].copy->bytes;
+	for (size_t i = 0; i < wake->n_transfers; i++) {
+		if (lacks_there(wake, &wake->transfers[i])) {
+			sizes[n++] = wake->transfers[i].copy->bytes;
 		}
 	}
 	if (n == 0) {
@@ -703,21 +704,23 @@ uint32_t sleep_wake_place(const struct sleep_wake *wake)
 {
 	const struct holders *all = wake->sleeper->holder->all;
 	uint64_t waited_ms = sleep_wake_waited_ms(wake);
-	uint32_t place = 1;
+	uint32_t transfer = 1;
 	const struct sleeper *other;
 	list_for_each (other, &all->sleepers, link) {
-		place += other->wake && other->wake != wake &&
-		         sleep_wake_waited_ms(other->wake) > waited_ms;
+		transfer += other->wake && other->wake != wake &&
+		            sleep_wake_waited_ms(other->wake) > waited_ms;
 	}
-	return place;
+	return transfer;
 }
 
 uint64_t sleep_wake_done_bytes(const struct sleep_wake *wake)
 {
 	uint64_t bytes = 0;
-	for (size_t i = 0; i < wake->n_places; i++) {
-		const struct place *place = &wake->places[i];
-		bytes += place->state == PLACE_READY && place->slept ? place->copy->bytes : 0;
+	for (size_t i = 0; i < wake->n_transfers; i++) {
+		const struct transfer *transfer = &wake->transfers[i];
+		bytes += transfer->state == TRANSFER_READY && transfer->slept
+		                 ? transfer->copy->bytes
+		                 : 0;
 	}
 	return bytes;
 }
@@ -725,19 +728,19 @@ uint64_t sleep_wake_done_bytes(const struct sleep_wake *wake)
 /* ---- the beginning ---------------------------------------------------------------------------- */
 
 /* The store has its content. Returns 0, or TENANT_E_*. */
-static int find_block(struct sleep_wake *wake, struct place *place)
+static int find_block(struct sleep_wake *wake, struct transfer *transfer)
 {
 	struct store *store = wake->context->admit->store;
 	const struct holder *holder = wake->sleeper->holder;
-	struct block *block = store_find_block(store, holder->realm, place->slept->at,
-	                                       &place->digest);
-	if (!block || block->chunk.fd < 0 || block->chunk.bytes != place->copy->bytes) {
+	struct block *block = store_find_block(store, holder->realm, transfer->slept->at,
+	                                       &transfer->digest);
+	if (!block || block->chunk.fd < 0 || block->chunk.bytes != transfer->copy->bytes) {
 		return 0;
 	}
 	int r = store_use_block(store, block, holder->tenant);
 	if (r == 0) {
-		place->block = block;
-		set_ready(place);
+		transfer->block = block;
+		set_ready(transfer);
 	}
 	return r;
 }
@@ -745,13 +748,13 @@ static int find_block(struct sleep_wake *wake, struct place *place)
 /* Returns what find_block() does. */
 static int add_place(struct sleep_wake *wake, struct slept *slept, struct copy *copy)
 {
-	struct place *place = &wake->places[wake->n_places++];
-	place->wake = wake;
-	place->slept = slept;
-	place->copy = copy;
-	place->digest = copy->key.digest;
-	place->content_bytes = copy->content_bytes;
-	return slept->kind != HELD_CHUNK ? find_block(wake, place) : 0;
+	struct transfer *transfer = &wake->transfers[wake->n_transfers++];
+	transfer->wake = wake;
+	transfer->slept = slept;
+	transfer->copy = copy;
+	transfer->digest = copy->key.digest;
+	transfer->content_bytes = copy->content_bytes;
+	return slept->kind != HELD_CHUNK ? find_block(wake, transfer) : 0;
 }
 
 static void begin(struct sleep_wake *wake)
@@ -775,13 +778,13 @@ static void begin(struct sleep_wake *wake)
 
 void sleep_wake_forget(struct sleep_wake *wake, const struct slept *slept)
 {
-	for (size_t i = 0; i < wake->n_places; i++) {
-		struct place *place = &wake->places[i];
-		if (place->slept == slept) {
-			place->slept = NULL;
-			place->copy = NULL;
-			if (place->state == PLACE_LACKING) {
-				set_ready(place);
+	for (size_t i = 0; i < wake->n_transfers; i++) {
+		struct transfer *transfer = &wake->transfers[i];
+		if (transfer->slept == slept) {
+			transfer->slept = NULL;
+			transfer->copy = NULL;
+			if (transfer->state == TRANSFER_LACKING) {
+				set_ready(transfer);
 			}
 		}
 	}
@@ -796,7 +799,7 @@ void sleeper_wake(struct sleeper *sleeper, bool keeps_copies, uint64_t patience_
 	list_for_each (slept, &sleeper->slept, link) {
 		n += slept->n_copies;
 	}
-	struct sleep_wake *wake = calloc(1, sizeof(*wake) + n * sizeof(wake->places[0]));
+	struct sleep_wake *wake = calloc(1, sizeof(*wake) + n * sizeof(wake->transfers[0]));
 	if (!wake) {
 		done(user, STATUS_NO_HOST_MEMORY, "glaked is out of host memory");
 		return;

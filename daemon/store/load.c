@@ -20,17 +20,17 @@
 /* Tensors noted at a time. */
 #define BATCH_TENSORS 256
 
-enum place_state {
-	PLACE_PLANNED,
-	PLACE_GRANTED,
-	PLACE_ADMITTING,
-	PLACE_DONE,
+enum transfer_state {
+	TRANSFER_PLANNED,
+	TRANSFER_GRANTED,
+	TRANSFER_ADMITTING,
+	TRANSFER_DONE,
 };
 
 /* One block of the plan on its way into the store. */
-struct place {
+struct transfer {
 	struct load *load;
-	enum place_state state;
+	enum transfer_state state;
 	struct chunk chunk;     /* while GRANTED */
 	struct admit admit;     /* while ADMITTING */
 	struct digest_job copy; /* while GRANTED, if it comes from host memory */
@@ -53,8 +53,8 @@ struct load {
 	bool is_from_host;
 	bool is_granting; /* in grant_more(), which on_chunks() need not call then */
 	struct list waiters;
-	struct place *places; /* owned, one per block */
-	size_t n_granted;     /* blocks granted so far: a prefix of the plan */
+	struct transfer *transfers; /* owned, one per block */
+	size_t n_granted;           /* blocks granted so far: a prefix of the plan */
 	size_t n_done;
 	size_t n_admitting;
 	size_t n_copying; /* copies from host memory that the mover has */
@@ -108,17 +108,17 @@ static int32_t priority_of(const struct load *load)
 
 static void load_free(struct load *load)
 {
-	free(load->places);
+	free(load->transfers);
 	free(load);
 }
 
 /* ---- the end of a load without a model ------------------------------------------------------- */
 
 /* The mover has nothing of it any more. */
-static void drop_place(struct place *place)
+static void drop_transfer(struct transfer *transfer)
 {
-	chunk_release(&place->chunk);
-	place->state = PLACE_DONE;
+	chunk_release(&transfer->chunk);
+	transfer->state = TRANSFER_DONE;
 }
 
 /* Of a load that has failed. */
@@ -149,25 +149,25 @@ static void let(struct load *load)
  * The mover has nothing of a load that has failed, but for what is compared. The load may be gone
  * afterwards.
  */
-static void drop_places(struct load *load)
+static void drop_transfers(struct load *load)
 {
 	for (size_t i = 0; i < load->n_granted; i++) {
-		struct place *place = &load->places[i];
-		if (place->state == PLACE_GRANTED && !place->copy.job.id) {
-			drop_place(place);
+		struct transfer *transfer = &load->transfers[i];
+		if (transfer->state == TRANSFER_GRANTED && !transfer->copy.job.id) {
+			drop_transfer(transfer);
 		}
 	}
 	free_if_gone(load);
 }
 
-static void cancel_places(struct load *load)
+static void cancel_transfers(struct load *load)
 {
 	for (size_t i = 0; i < load->n_granted; i++) {
-		struct place *place = &load->places[i];
-		if (place->state == PLACE_ADMITTING) {
-			admit_cancel(&place->admit);
-		} else if (place->state == PLACE_GRANTED) {
-			mover_cancel(load->context->admit->mover, &place->copy.job);
+		struct transfer *transfer = &load->transfers[i];
+		if (transfer->state == TRANSFER_ADMITTING) {
+			admit_cancel(&transfer->admit);
+		} else if (transfer->state == TRANSFER_GRANTED) {
+			mover_cancel(load->context->admit->mover, &transfer->copy.job);
 		}
 	}
 }
@@ -216,7 +216,7 @@ static void fail(struct load *load, enum status status, const char *error)
 	}
 	list_remove(&load->parking.link);
 	load_set_state(load, LOAD_FAILED);
-	cancel_places(load);
+	cancel_transfers(load);
 	mover_cancel(load->context->admit->mover, &load->job.job);
 	load->model = NULL;
 	model->load = NULL;
@@ -237,7 +237,7 @@ static void fail(struct load *load, enum status status, const char *error)
 		list_insert(&waiters, &waiter->link);
 	}
 	if (load->job.job.id == 0) {
-		drop_places(load);
+		drop_transfers(load);
 	}
 	while (!list_is_empty(&waiters)) {
 		struct load_waiter *waiter = list_first(&waiters, struct load_waiter, link);
@@ -320,7 +320,7 @@ static void check_end(struct load *load)
 /* ---- from host memory ------------------------------------------------------------------------ */
 
 static void grant_more(struct load *load);
-static void on_filled(struct load *load, struct place *place, const struct digest *digest);
+static void on_filled(struct load *load, struct transfer *transfer, const struct digest *digest);
 
 static void fail_damaged(struct load *load, struct copy *copy)
 {
@@ -331,16 +331,16 @@ static void fail_damaged(struct load *load, struct copy *copy)
 }
 
 /* The load may be gone afterwards. */
-static void take_copied(struct load *load, struct place *place, const struct digest *digest)
+static void take_copied(struct load *load, struct transfer *transfer, const struct digest *digest)
 {
-	struct copy *copy = load->model->blocks[place - load->places].copy;
+	struct copy *copy = load->model->blocks[transfer - load->transfers].copy;
 	if (!digest_equal(digest, &copy->key.digest)) {
 		fail_damaged(load, copy);
 		return;
 	}
 	load->n_copied++;
 	keep(load);
-	on_filled(load, place, digest);
+	on_filled(load, transfer, digest);
 	if (load->state == LOAD_FILLING && load->n_copied == load->model->n_blocks) {
 		load_set_state(load, LOAD_SETTLING);
 	}
@@ -353,50 +353,50 @@ static void take_copied(struct load *load, struct place *place, const struct dig
 
 static void on_copied(struct digest_job *job, const struct digest *digest)
 {
-	struct place *place = container_of(job, struct place, copy);
-	struct load *load = place->load;
+	struct transfer *transfer = container_of(job, struct transfer, copy);
+	struct load *load = transfer->load;
 	load->n_copying--;
 	if (load->state == LOAD_FAILED) {
-		drop_place(place);
+		drop_transfer(transfer);
 		free_if_gone(load);
 	} else {
-		take_copied(load, place, digest);
+		take_copied(load, transfer, digest);
 	}
 }
 
 static void on_not_copied(struct mover_job *job, enum status status, const char *error)
 {
-	struct place *place = container_of(job, struct place, copy.job);
-	struct load *load = place->load;
+	struct transfer *transfer = container_of(job, struct transfer, copy.job);
+	struct load *load = transfer->load;
 	load->n_copying -= job->id == 0;
 	keep(load);
 	if (load->state != LOAD_FAILED) {
 		fail(load, status, error);
 	} else if (job->id == 0) {
-		drop_place(place);
+		drop_transfer(transfer);
 	}
 	let(load);
 }
 
 static void on_copy_gone(struct mover_job *job)
 {
-	struct place *place = container_of(job, struct place, copy.job);
-	struct load *load = place->load;
+	struct transfer *transfer = container_of(job, struct transfer, copy.job);
+	struct load *load = transfer->load;
 	load->n_copying--;
-	drop_place(place);
+	drop_transfer(transfer);
 	free_if_gone(load);
 }
 
 /* The load may be gone afterwards. */
-static void copy_places(struct load *load, size_t first, size_t n)
+static void copy_transfers(struct load *load, size_t first, size_t n)
 {
 	for (size_t i = first; i < first + n && load->state == LOAD_FILLING; i++) {
-		struct place *place = &load->places[i];
-		place->copy.job.on_failed = on_not_copied;
-		place->copy.job.on_gone = on_copy_gone;
-		place->copy.on_digested = on_copied;
+		struct transfer *transfer = &load->transfers[i];
+		transfer->copy.job.on_failed = on_not_copied;
+		transfer->copy.job.on_gone = on_copy_gone;
+		transfer->copy.on_digested = on_copied;
 		int r = copies_read(load->context->copies, load->model->blocks[i].copy,
-		                    &place->copy, load->model->device, place->chunk.fd);
+		                    &transfer->copy, load->model->device, transfer->chunk.fd);
 		load->n_copying += r == 0;
 		if (r < 0) {
 			fail(load, r == -EBUSY ? STATUS_BUSY : STATUS_MOVER_FAILED,
@@ -426,17 +426,17 @@ static void on_chunks(void *user, enum status status, struct chunk *chunks, size
 		return;
 	}
 	for (size_t i = 0; i < n_chunks; i++) {
-		struct place *place = &load->places[load->n_granted + i];
-		place->load = load;
-		place->state = PLACE_GRANTED;
+		struct transfer *transfer = &load->transfers[load->n_granted + i];
+		transfer->load = load;
+		transfer->state = TRANSFER_GRANTED;
 		fds[i] = chunks[i].fd;
-		chunk_move(&place->chunk, &chunks[i]);
+		chunk_move(&transfer->chunk, &chunks[i]);
 	}
 	uint64_t first = load->n_granted;
 	load->n_granted += n_chunks;
 	keep(load);
 	if (load->is_from_host) {
-		copy_places(load, first, n_chunks);
+		copy_transfers(load, first, n_chunks);
 	} else {
 		mover_grant(load->context->admit->mover, &load->job, first, fds, n_chunks);
 	}
@@ -617,8 +617,8 @@ static int on_plan_end(struct load_job *job, const char *reload_reason)
 		fail(load, STATUS_NO_HOST_MEMORY, "glaked is out of host memory");
 		return 0;
 	}
-	load->places = calloc(model->n_blocks ? model->n_blocks : 1, sizeof(load->places[0]));
-	if (!load->places) {
+	load->transfers = calloc(model->n_blocks ? model->n_blocks : 1, sizeof(load->transfers[0]));
+	if (!load->transfers) {
 		fail(load, STATUS_NO_HOST_MEMORY, "glaked is out of host memory");
 		return 0;
 	}
@@ -627,9 +627,9 @@ static int on_plan_end(struct load_job *job, const char *reload_reason)
 	return 0;
 }
 
-static void place_block(struct load *load, struct place *place, struct block *block)
+static void place_block(struct load *load, struct transfer *transfer, struct block *block)
 {
-	size_t i = (size_t)(place - load->places);
+	size_t i = (size_t)(transfer - load->transfers);
 	store_place_block(load->context->admit->store, load->model, i, block);
 	load->n_done++;
 	load->done_bytes += block->chunk.bytes;
@@ -638,9 +638,9 @@ static void place_block(struct load *load, struct place *place, struct block *bl
 
 static void on_admitted(struct admit *admit, const struct admit_result *result)
 {
-	struct place *place = container_of(admit, struct place, admit);
-	struct load *load = place->load;
-	place->state = PLACE_DONE;
+	struct transfer *transfer = container_of(admit, struct transfer, admit);
+	struct load *load = transfer->load;
+	transfer->state = TRANSFER_DONE;
 	if (!result->block) {
 		fail(load, result->status, result->error);
 		return;
@@ -648,14 +648,14 @@ static void on_admitted(struct admit *admit, const struct admit_result *result)
 	if (result->was_known) {
 		load->deduplicated_bytes += result->block->chunk.bytes;
 	}
-	place_block(load, place, result->block);
+	place_block(load, transfer, result->block);
 }
 
 /* The load may be gone afterwards. */
 static void on_admit_gone(struct admit *admit)
 {
-	struct place *place = container_of(admit, struct place, admit);
-	struct load *load = place->load;
+	struct transfer *transfer = container_of(admit, struct transfer, admit);
+	struct load *load = transfer->load;
 	load->n_admitting--;
 	if (load->state == LOAD_FAILED) {
 		free_if_gone(load);
@@ -667,17 +667,17 @@ static void on_admit_gone(struct admit *admit)
 static const struct admit_ops admit_ops = {.done = on_admitted, .gone = on_admit_gone};
 
 /* The mover has filled it. */
-static void on_filled(struct load *load, struct place *place, const struct digest *digest)
+static void on_filled(struct load *load, struct transfer *transfer, const struct digest *digest)
 {
-	const struct model_block *of = &load->model->blocks[place - load->places];
+	const struct model_block *of = &load->model->blocks[transfer - load->transfers];
 	/* A published model says of each block that all of it is content. */
 	uint64_t content_bytes = of->copy ? of->copy->content_bytes : of->content_bytes;
-	load->window_used_bytes -= place->chunk.bytes;
-	place->state = PLACE_ADMITTING;
+	load->window_used_bytes -= transfer->chunk.bytes;
+	transfer->state = TRANSFER_ADMITTING;
 	load->n_admitting++;
 	/* It stays: the mover has a job of it, or the caller keeps it. */
-	admit_start(&place->admit, load->context->admit, load->model->realm, load->job.user,
-	            &place->chunk, content_bytes, digest, &admit_ops);
+	admit_start(&transfer->admit, load->context->admit, load->model->realm, load->job.user,
+	            &transfer->chunk, content_bytes, digest, &admit_ops);
 	if (load->state == LOAD_FILLING) {
 		grant_more(load);
 	}
@@ -686,15 +686,15 @@ static void on_filled(struct load *load, struct place *place, const struct diges
 static int on_block_loaded(struct load_job *job, uint64_t i, const struct digest *digest)
 {
 	struct load *load = load_of(job);
-	if (i >= load->n_granted || load->places[i].state != PLACE_GRANTED) {
+	if (i >= load->n_granted || load->transfers[i].state != TRANSFER_GRANTED) {
 		return -EPROTO;
 	}
-	struct place *place = &load->places[i];
+	struct transfer *transfer = &load->transfers[i];
 	if (load->state == LOAD_FAILED) {
-		drop_place(place);
+		drop_transfer(transfer);
 		return 0;
 	}
-	on_filled(load, place, digest);
+	on_filled(load, transfer, digest);
 	return 0;
 }
 
@@ -702,7 +702,7 @@ static void on_done(struct load_job *job, uint64_t read_bytes, uint64_t direct_b
 {
 	struct load *load = load_of(job);
 	if (load->state == LOAD_FAILED) {
-		drop_places(load);
+		drop_transfers(load);
 		return;
 	}
 	load->read_bytes = read_bytes;
@@ -712,7 +712,7 @@ static void on_done(struct load_job *job, uint64_t read_bytes, uint64_t direct_b
 		return;
 	}
 	for (size_t i = 0; i < load->model->n_blocks; i++) {
-		if (load->places[i].state == PLACE_GRANTED) {
+		if (load->transfers[i].state == TRANSFER_GRANTED) {
 			fail(load, STATUS_INTERNAL, "glake-mover left blocks out");
 			return;
 		}
@@ -725,7 +725,7 @@ static void on_failed(struct mover_job *job, enum status status, const char *err
 {
 	struct load *load = container_of(job, struct load, job.job);
 	if (load->state == LOAD_FAILED) {
-		drop_places(load);
+		drop_transfers(load);
 	} else {
 		fail(load, status, error);
 	}
@@ -733,7 +733,7 @@ static void on_failed(struct mover_job *job, enum status status, const char *err
 
 static void on_gone(struct mover_job *job)
 {
-	drop_places(container_of(job, struct load, job.job));
+	drop_transfers(container_of(job, struct load, job.job));
 }
 
 static const struct load_job_ops load_ops = {
@@ -791,8 +791,8 @@ static struct load *new_promotion(const struct load_context *context, struct mod
 	load->started_ns = uv_hrtime();
 	list_init(&load->waiters);
 	list_init(&load->parking.link);
-	load->places = calloc(model->n_blocks, sizeof(load->places[0]));
-	if (!load->job.user || !load->places) {
+	load->transfers = calloc(model->n_blocks, sizeof(load->transfers[0]));
+	if (!load->job.user || !load->transfers) {
 		load_free(load);
 		return NULL;
 	}
