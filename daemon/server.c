@@ -252,7 +252,7 @@ static void on_int_signal(uv_signal_t *handle, int signal)
 static void want_pools(struct server *server)
 {
 	for (uint32_t i = 0; i < server->n_devices; i++) {
-		for (size_t k = 0; k < server->config->n_pool; k++) {
+		for (size_t k = 0; k < server->config->n_stock; k++) {
 			stock_want(&server->allocator.stocks[i],
 			           server->config->pool[k].chunk_bytes,
 			           server->config->pool[k].n_chunks);

@@ -154,19 +154,19 @@ static CONFIG_VALUE(devices)
 static CONFIG_VALUE(pool)
 {
 	struct config *config = container_of(field, struct config, pool);
-	struct config_pool *pool;
+	struct config_stock *pool;
 	int result = open_list(file, at, sizeof(*pool), &pool);
 	if (result < 0) {
 		return result;
 	}
-	if (config_setting_length(at) > (int)CONFIG_MAX_POOL_SIZES) {
+	if (config_setting_length(at) > (int)CONFIG_MAX_STOCK_SIZES) {
 		free(pool);
 		return config_file_wrong(file, at, "pool has more than %u entries",
-		                         CONFIG_MAX_POOL_SIZES);
+		                         CONFIG_MAX_STOCK_SIZES);
 	}
 	free(config->pool);
 	config->pool = pool;
-	config->n_pool = 0;
+	config->n_stock = 0;
 	for (unsigned i = 0; i < (unsigned)config_setting_length(at); i++) {
 		const config_setting_t *entry = config_setting_get_elem(at, i);
 		result = require(file, entry, "chunk_bytes");
@@ -186,7 +186,7 @@ static CONFIG_VALUE(pool)
 					"two entries of pool have the same chunk_bytes");
 			}
 		}
-		config->n_pool++;
+		config->n_stock++;
 	}
 	return 0;
 }

@@ -32,8 +32,8 @@
 #define CONFIG_CACHE_TENANT "cache"
 
 /* Limits of a pool on each device: sizes, and chunks of each size. */
-#define CONFIG_MAX_POOL_SIZES 8u
-#define CONFIG_MAX_POOL_CHUNKS 64u
+#define CONFIG_MAX_STOCK_SIZES 8u
+#define CONFIG_MAX_STOCK_CHUNKS 64u
 
 /* Some GPU hosts allow a process no more fds. Only fd_budget exceeds it. */
 #define CONFIG_MAX_FDS 20000u
@@ -42,7 +42,7 @@
 #define CONFIG_RESERVED_FDS 512u
 
 /* Chunks to keep made ahead, on each device. */
-struct config_pool {
+struct config_stock {
 	uint64_t chunk_bytes; /* a multiple of GLAKE_CHUNK_GRANULARITY */
 	uint32_t n_chunks;
 };
@@ -96,8 +96,8 @@ struct config {
 	uint32_t max_requests_in_flight; /* per session */
 	uint32_t fd_budget;              /* as written; ask config_fd_budget() */
 
-	struct config_pool *pool;
-	size_t n_pool;
+	struct config_stock *pool;
+	size_t n_stock;
 	uint64_t warm_bytes; /* per session and device */
 	uint64_t load_window_bytes;
 	bool trust_file_times; /* also if the files' times may miss a change */

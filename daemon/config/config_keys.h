@@ -49,9 +49,9 @@
 	KEY("", config, min_awake_ms, "5000", u64, min_awake_ms, 0, CONFIG_DAY_MS) \
 	KEY("", config, realms, "()", realms, realms, 0, 0) \
 	KEY("", config, tenants, "()", tenants, tenants, 0, 0) \
-	KEY("pool", config_pool, chunk_bytes, "", chunk_size, chunk_bytes, \
+	KEY("pool", config_stock, chunk_bytes, "", chunk_size, chunk_bytes, \
 	    GLAKE_CHUNK_GRANULARITY, GLAKE_MAX_CHUNK_BYTES) \
-	KEY("pool", config_pool, n_chunks, "", u32, n_chunks, 1, CONFIG_MAX_POOL_CHUNKS) \
+	KEY("pool", config_stock, n_chunks, "", u32, n_chunks, 1, CONFIG_MAX_STOCK_CHUNKS) \
 	KEY("realms", config_realm, name, "", name, name, 0, 0) \
 	KEY("realms", config_realm, uids, "", uids, members, 0, 0) \
 	KEY("realms", config_realm, users, "", users, members, 0, 0) \

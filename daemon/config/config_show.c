@@ -147,10 +147,10 @@ CONFIG_SHOW(devices)
 CONFIG_SHOW(pool)
 {
 	const struct config *config = container_of(field, const struct config, pool);
-	if (config->n_pool == 0) {
+	if (config->n_stock == 0) {
 		fputs("()", out);
 	}
-	for (size_t i = 0; i < config->n_pool; i++) {
+	for (size_t i = 0; i < config->n_stock; i++) {
 		fprintf(out, "%s%" PRIu32 " x ", i > 0 ? ", " : "", config->pool[i].n_chunks);
 		show_bytes(config->pool[i].chunk_bytes, out);
 	}

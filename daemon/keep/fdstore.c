@@ -24,8 +24,8 @@
 #define NAME_KEY "\nFDNAME="
 
 /* A message that waits. */
-struct order {
-	struct list link;  /* link: fdstore.orders */
+struct message {
+	struct list link;  /* link: fdstore.messages */
 	UT_hash_handle hh; /* fdstore.stores, by name, if it is to store */
 	const char *name;  /* in the text; NULL: it is not */
 	int fd;            /* owned; -1: none goes with it */
@@ -56,8 +56,8 @@ struct fdstore {
 	uint32_t n_kept;
 	uint32_t name_bytes; /* of the kept */
 	bool is_near_full;   /* and the log says so */
-	struct list orders;
-	struct order *stores; /* of the orders */
+	struct list messages;
+	struct message *stores; /* of the messages */
 	struct list barriers;
 	int listener; /* owned; of a socket unit; -1: none, or taken */
 	struct passed *passed;
@@ -66,14 +66,14 @@ struct fdstore {
 
 /* ---- sending --------------------------------------------------------------------------------- */
 
-static void drop(struct fdstore *store, struct order *order)
+static void drop(struct fdstore *store, struct message *message)
 {
-	list_remove(&order->link);
-	if (order->name) {
-		HASH_DEL(store->stores, order);
+	list_remove(&message->link);
+	if (message->name) {
+		HASH_DEL(store->stores, message);
 	}
-	fd_close(&order->fd);
-	free(order);
+	fd_close(&message->fd);
+	free(message);
 }
 
 static int send_now(const struct fdstore *store, const char *text, int fd)
@@ -100,9 +100,9 @@ static void on_retry(uv_timer_t *timer)
 
 static void send_orders(struct fdstore *store)
 {
-	while (!list_is_empty(&store->orders)) {
-		struct order *order = list_first(&store->orders, struct order, link);
-		int r = send_now(store, order->text, order->fd);
+	while (!list_is_empty(&store->messages)) {
+		struct message *message = list_first(&store->messages, struct message, link);
+		int r = send_now(store, message->text, message->fd);
 		if (r == -EAGAIN) {
 			uv_poll_start(&store->poll, UV_WRITABLE, on_writable);
 			return;
@@ -116,41 +116,41 @@ static void send_orders(struct fdstore *store)
 			log_error("the service manager does not take fds any more: %s",
 			          r > 0 ? "it is gone" : strerror(-r));
 		}
-		drop(store, order);
+		drop(store, message);
 	}
 }
 
 /* False: no memory. */
-static bool enter_store(struct fdstore *store, struct order *order)
+static bool enter_store(struct fdstore *store, struct message *message)
 {
-	order->name = strstr(order->text, NAME_KEY) + strlen(NAME_KEY);
-	HASH_ADD_KEYPTR(hh, store->stores, order->name, strlen(order->name), order);
-	if (!hash_has(order)) {
-		order->name = NULL;
+	message->name = strstr(message->text, NAME_KEY) + strlen(NAME_KEY);
+	HASH_ADD_KEYPTR(hh, store->stores, message->name, strlen(message->name), message);
+	if (!hash_has(message)) {
+		message->name = NULL;
 	}
-	return order->name;
+	return message->name;
 }
 
-/* @fd -1: none. The order has a duplicate of it. */
+/* @fd -1: none. The message has a duplicate of it. */
 static int queue_order(struct fdstore *store, const char *text, int fd, bool is_store)
 {
-	struct order *order = calloc(1, sizeof(*order) + strlen(text) + 1);
-	if (!order) {
+	struct message *message = calloc(1, sizeof(*message) + strlen(text) + 1);
+	if (!message) {
 		return -ENOMEM;
 	}
-	order->fd = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0);
-	if (fd >= 0 && order->fd < 0) {
+	message->fd = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	if (fd >= 0 && message->fd < 0) {
 		int error = errno;
-		free(order);
+		free(message);
 		return -error;
 	}
-	strcpy(order->text, text);
-	list_insert(&store->orders, &order->link);
-	if (is_store && !enter_store(store, order)) {
-		drop(store, order);
+	strcpy(message->text, text);
+	list_insert(&store->messages, &message->link);
+	if (is_store && !enter_store(store, message)) {
+		drop(store, message);
 		return -ENOMEM;
 	}
-	if (store->orders.next == &order->link) {
+	if (store->messages.next == &message->link) {
 		send_orders(store);
 	}
 	return 0;
@@ -158,7 +158,7 @@ static int queue_order(struct fdstore *store, const char *text, int fd, bool is_
 
 static int give_order(struct fdstore *store, const char *text, int fd, bool is_store)
 {
-	if (list_is_empty(&store->orders) && send_now(store, text, fd) == 0) {
+	if (list_is_empty(&store->messages) && send_now(store, text, fd) == 0) {
 		return 0;
 	}
 	return queue_order(store, text, fd, is_store);
@@ -265,12 +265,12 @@ int fdstore_put(struct fdstore *store, const char *name, int fd)
 /* It has not been sent: the manager need not hear of it. */
 static bool take_back(struct fdstore *store, const char *name)
 {
-	struct order *order = NULL;
-	HASH_FIND(hh, store->stores, name, strlen(name), order);
-	if (order) {
-		drop(store, order);
+	struct message *message = NULL;
+	HASH_FIND(hh, store->stores, name, strlen(name), message);
+	if (message) {
+		drop(store, message);
 	}
-	return order;
+	return message;
 }
 
 bool fdstore_remove(struct fdstore *store, const char *name)
@@ -458,7 +458,7 @@ static bool wait_for_end(struct fdstore *store, int pipe, uint64_t patience_ms)
 	struct pollfd ready[] = {{.fd = pipe, .events = POLLIN},
 	                         {.fd = store->socket, .events = POLLOUT}};
 	while (uv_hrtime() < end_ns) {
-		bool is_sent = list_is_empty(&store->orders);
+		bool is_sent = list_is_empty(&store->messages);
 		poll(ready, is_sent ? 1 : 2, RETRY_MS);
 		if (ready[0].revents) {
 			return true;
@@ -527,7 +527,7 @@ int fdstore_open(uv_loop_t *loop, struct fdstore **store_out)
 	store->loop = loop;
 	store->socket = -1;
 	store->listener = -1;
-	list_init(&store->orders);
+	list_init(&store->messages);
 	list_init(&store->barriers);
 	int r = take_passed(store);
 	if (r == 0) {
@@ -567,8 +567,8 @@ void fdstore_close(struct fdstore *store)
 	while (!list_is_empty(&store->barriers)) {
 		end_barrier(list_first(&store->barriers, struct barrier, link));
 	}
-	while (!list_is_empty(&store->orders)) {
-		drop(store, list_first(&store->orders, struct order, link));
+	while (!list_is_empty(&store->messages)) {
+		drop(store, list_first(&store->messages, struct message, link));
 	}
 	if (fdstore_is_kept(store)) {
 		store->n_handles++;

@@ -7,9 +7,9 @@
 #include "proto/cleanup.h"
 
 /* WORKER_MAX_LAZY such jobs are fewer fds than the reserve, CONFIG_RESERVED_FDS. */
-#define MAX_LAZY_HOLDS 1
+#define MAX_LAZY_LEAVING 1
 
-struct hold {
+struct leaving {
 	int fd;
 	CUmemGenericAllocationHandle handle;
 	uint64_t bytes; /* of leaving_bytes; 0: the chunk stays */
@@ -26,9 +26,9 @@ struct release {
 	struct work work;
 	struct location *at;
 	struct parking *parking;
-	size_t n_holds;
+	size_t n_leaving;
 	size_t n_closed;
-	struct hold holds[];
+	struct leaving leaving[];
 };
 
 void chunk_init(struct chunk *chunk, struct location *at, struct chunk_books *books, uint64_t bytes,
@@ -84,28 +84,28 @@ void chunk_set_use(struct chunk *chunk, enum chunk_use use)
 }
 
 /* @parking NULL: not to be waited for. */
-static void close_holds(struct location *at, struct parking *parking, const struct hold *holds,
-                        size_t n_holds)
+static void close_leaving(struct location *at, struct parking *parking,
+                          const struct leaving *leaving, size_t n_leaving)
 {
-	for (size_t i = 0; i < n_holds; i++) {
-		int fd = holds[i].fd;
+	for (size_t i = 0; i < n_leaving; i++) {
+		int fd = leaving[i].fd;
 		fd_close(&fd);
-		if (holds[i].handle) {
-			at->drv->cuMemRelease(holds[i].handle);
+		if (leaving[i].handle) {
+			at->drv->cuMemRelease(leaving[i].handle);
 		}
-		if (parking && holds[i].removed) {
-			parking_block(parking, holds[i].removed);
+		if (parking && leaving[i].removed) {
+			parking_block(parking, leaving[i].removed);
 		}
-		at->leaving_bytes -= holds[i].bytes;
+		at->leaving_bytes -= leaving[i].bytes;
 	}
 }
 
 static bool run_release(struct work *work)
 {
 	struct release *release = container_of(work, struct release, work);
-	size_t n_left = release->n_holds - release->n_closed;
+	size_t n_left = release->n_leaving - release->n_closed;
 	size_t n = n_left < PIECE_HOLDS ? n_left : PIECE_HOLDS;
-	close_holds(release->at, release->parking, &release->holds[release->n_closed], n);
+	close_leaving(release->at, release->parking, &release->leaving[release->n_closed], n);
 	release->n_closed += n;
 	return n == n_left;
 }
@@ -116,46 +116,46 @@ static void free_release(struct work *work)
 }
 
 /* Remove it from the books. The caller closes what is returned. */
-static struct hold forget(struct chunk *chunk)
+static struct leaving forget(struct chunk *chunk)
 {
 	struct location *at = chunk->at;
-	struct hold hold = {.fd = fd_steal(&chunk->fd),
-	                    .handle = chunk->handle,
-	                    .bytes = chunk->bytes,
-	                    .removed = chunk->removed};
+	struct leaving left = {.fd = fd_steal(&chunk->fd),
+	                       .handle = chunk->handle,
+	                       .bytes = chunk->bytes,
+	                       .removed = chunk->removed};
 	assert(at->use_bytes[chunk->use] >= chunk->bytes);
 	at->use_bytes[chunk->use] -= chunk->bytes;
 	at->leaving_bytes += chunk->bytes;
 	chunk->books->stats->chunks_released++;
 	if (chunk->is_unparked) {
 		chunk->books->unparked_bytes -= chunk->bytes;
-	} else if (!hold.handle) {
+	} else if (!left.handle) {
 		chunk->books->n_fds--;
 	}
 	charge_refund(&chunk->charge);
 	chunk_hand_over(chunk);
 	*chunk = (struct chunk){.fd = -1};
-	return hold;
+	return left;
 }
 
-static void submit(struct location *at, struct parking *parking, const struct hold *holds,
-                   size_t n_holds)
+static void submit(struct location *at, struct parking *parking, const struct leaving *leaving,
+                   size_t n_leaving)
 {
-	struct release *release = malloc(sizeof(*release) + n_holds * sizeof(holds[0]));
+	struct release *release = malloc(sizeof(*release) + n_leaving * sizeof(leaving[0]));
 	if (!release) {
 		/* Slow is better than leaked: close them here. */
-		close_holds(at, NULL, holds, n_holds);
+		close_leaving(at, NULL, leaving, n_leaving);
 		return;
 	}
 	release->at = at;
 	release->parking = parking;
-	release->n_holds = n_holds;
+	release->n_leaving = n_leaving;
 	release->n_closed = 0;
-	for (size_t i = 0; i < n_holds; i++) {
-		release->holds[i] = holds[i];
+	for (size_t i = 0; i < n_leaving; i++) {
+		release->leaving[i] = leaving[i];
 	}
 	/* A large release does not wait, because its fds would. */
-	if (n_holds > MAX_LAZY_HOLDS) {
+	if (n_leaving > MAX_LAZY_LEAVING) {
 		worker_submit_release(&at->worker, &release->work, run_release, free_release);
 	} else {
 		worker_submit_lazy(&at->worker, &release->work, run_release, free_release);
@@ -165,9 +165,9 @@ static void submit(struct location *at, struct parking *parking, const struct ho
 void chunk_drop_fd(struct chunk *chunk)
 {
 	assert(chunk->handle);
-	struct hold hold = {.fd = fd_steal(&chunk->fd)};
-	if (hold.fd >= 0) {
-		submit(chunk->at, NULL, &hold, 1);
+	struct leaving left = {.fd = fd_steal(&chunk->fd)};
+	if (left.fd >= 0) {
+		submit(chunk->at, NULL, &left, 1);
 	}
 }
 
@@ -179,10 +179,10 @@ void chunk_release(struct chunk *chunk)
 void chunk_release_all(struct chunk *chunks, size_t n_chunks)
 {
 	enum { BATCH = 256 };
-	struct hold holds[BATCH];
+	struct leaving leaving[BATCH];
 	struct location *at = NULL;
 	struct parking *parking = NULL;
-	size_t n_holds = 0;
+	size_t n_leaving = 0;
 	for (size_t i = 0; i < n_chunks; i++) {
 		if (!chunks[i].at) {
 			continue;
@@ -190,13 +190,13 @@ void chunk_release_all(struct chunk *chunks, size_t n_chunks)
 		assert(!at || chunks[i].at == at);
 		at = chunks[i].at;
 		parking = chunks[i].books->parking;
-		holds[n_holds++] = forget(&chunks[i]);
-		if (n_holds == BATCH) {
-			submit(at, parking, holds, n_holds);
-			n_holds = 0;
+		leaving[n_leaving++] = forget(&chunks[i]);
+		if (n_leaving == BATCH) {
+			submit(at, parking, leaving, n_leaving);
+			n_leaving = 0;
 		}
 	}
-	if (n_holds > 0) {
-		submit(at, parking, holds, n_holds);
+	if (n_leaving > 0) {
+		submit(at, parking, leaving, n_leaving);
 	}
 }

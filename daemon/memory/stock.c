@@ -7,7 +7,7 @@
 #include "proto/cleanup.h"
 
 /* A chunk that is being made for the stock. */
-struct order {
+struct making {
 	struct work work;
 	struct stock *stock;
 	struct stock_size *size;
@@ -24,7 +24,7 @@ void stock_init(struct stock *stock, struct location *at, struct chunk_books *bo
 
 void stock_want(struct stock *stock, uint64_t chunk_bytes, unsigned n_wanted)
 {
-	assert(stock->n_sizes < CONFIG_MAX_POOL_SIZES && n_wanted <= CONFIG_MAX_POOL_CHUNKS);
+	assert(stock->n_sizes < CONFIG_MAX_STOCK_SIZES && n_wanted <= CONFIG_MAX_STOCK_CHUNKS);
 	stock->sizes[STOCK_FOLLOWED_SIZES + stock->n_sizes++] = (struct stock_size){
 		.chunk_bytes = chunk_bytes,
 		.n_wanted = n_wanted,
@@ -55,32 +55,32 @@ static struct stock_size *find(struct stock *stock, uint64_t bytes)
 
 static bool make(struct work *work)
 {
-	struct order *order = container_of(work, struct order, work);
-	order->result = location_make_chunk(order->stock->at, order->size->chunk_bytes, &order->fd,
-	                                    NULL);
+	struct making *making = container_of(work, struct making, work);
+	making->result = location_make_chunk(making->stock->at, making->size->chunk_bytes,
+	                                     &making->fd, NULL);
 	return true;
 }
 
 static void keep(struct work *work)
 {
-	struct order *order = container_of(work, struct order, work);
-	struct stock *stock = order->stock;
-	struct stock_size *size = order->size;
+	struct making *making = container_of(work, struct making, work);
+	struct stock *stock = making->stock;
+	struct stock_size *size = making->size;
 	size->n_coming--;
 	stock->n_followed_bytes -= is_followed(stock, size) ? size->chunk_bytes : 0;
 	stock->at->coming_bytes -= size->chunk_bytes;
 	stock->books->n_fds--;
-	if (order->result != CUDA_SUCCESS) {
+	if (making->result != CUDA_SUCCESS) {
 		/* Not an error: the GPU may be full, and requests work without the stock. */
 		stock->is_paused = true;
-		charge_refund(&order->charge);
-		free(order);
+		charge_refund(&making->charge);
+		free(making);
 		return;
 	}
 	struct chunk chunk;
-	chunk_init(&chunk, stock->at, stock->books, size->chunk_bytes, order->fd, 0, CHUNK_STOCK,
-	           &order->charge);
-	free(order);
+	chunk_init(&chunk, stock->at, stock->books, size->chunk_bytes, making->fd, 0, CHUNK_STOCK,
+	           &making->charge);
+	free(making);
 	if (stock->is_paused || size->n_chunks >= size->n_wanted) {
 		chunk_release(&chunk);
 		return;
@@ -91,21 +91,21 @@ static void keep(struct work *work)
 
 static bool order_one(struct stock *stock, struct stock_size *size)
 {
-	struct order *order = calloc(1, sizeof(*order));
-	if (!order) {
+	struct making *making = calloc(1, sizeof(*making));
+	if (!making) {
 		return false;
 	}
-	order->stock = stock;
-	order->size = size;
-	if (tenant_charge(stock->payer, stock->at->slot, size->chunk_bytes, 1, &order->charge)) {
-		free(order);
+	making->stock = stock;
+	making->size = size;
+	if (tenant_charge(stock->payer, stock->at->slot, size->chunk_bytes, 1, &making->charge)) {
+		free(making);
 		return false;
 	}
 	size->n_coming++;
 	stock->n_followed_bytes += is_followed(stock, size) ? size->chunk_bytes : 0;
 	stock->at->coming_bytes += size->chunk_bytes;
 	stock->books->n_fds++;
-	worker_submit(&stock->at->worker, &order->work, WORKER_NOBODY, make, keep);
+	worker_submit(&stock->at->worker, &making->work, WORKER_NOBODY, make, keep);
 	return true;
 }
 

@@ -29,7 +29,7 @@ struct stock_size {
 	unsigned n_coming; /* that the worker is making */
 	unsigned n_chunks;
 	bool was_asked; /* since the last stock_resume(), if it is followed */
-	struct chunk chunks[CONFIG_MAX_POOL_CHUNKS];
+	struct chunk chunks[CONFIG_MAX_STOCK_CHUNKS];
 };
 
 struct stock {
@@ -40,13 +40,13 @@ struct stock {
 	unsigned n_sizes;          /* configured; 0: nothing is made ahead */
 	uint64_t n_followed_bytes; /* ready or coming */
 	/* The first STOCK_FOLLOWED_SIZES are followed. */
-	struct stock_size sizes[STOCK_FOLLOWED_SIZES + CONFIG_MAX_POOL_SIZES];
+	struct stock_size sizes[STOCK_FOLLOWED_SIZES + CONFIG_MAX_STOCK_SIZES];
 };
 
 void stock_init(struct stock *stock, struct location *at, struct chunk_books *books,
                 struct tenant *payer);
 
-/* Keep 1 .. CONFIG_MAX_POOL_CHUNKS of @chunk_bytes ready. For CONFIG_MAX_POOL_SIZES sizes at most. */
+/* Keep 1 .. CONFIG_MAX_STOCK_CHUNKS of @chunk_bytes ready. For CONFIG_MAX_STOCK_SIZES sizes at most. */
 void stock_want(struct stock *stock, uint64_t chunk_bytes, unsigned n_wanted);
 
 /* Order missing chunks. Cheap if there are none. */

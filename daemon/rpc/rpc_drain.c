@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An order to drain, or to end that (drain.h): the file first, in another thread, then the answer. */
+/* An drain_work to drain, or to end that (drain.h): the file first, in another thread, then the answer. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 #include "daemon/rpc/rpc_handlers.h"
 #include "proto/cleanup.h"
 
-struct order {
+struct drain_work {
 	uv_work_t work;
 	struct pending pending;
 	bool is_wanted; /* the session is there still */
@@ -23,48 +23,48 @@ struct order {
 
 static void cancel(struct pending *pending)
 {
-	container_of(pending, struct order, pending)->is_wanted = false;
+	container_of(pending, struct drain_work, pending)->is_wanted = false;
 }
 
 static void write_mark(uv_work_t *work)
 {
-	struct order *order = container_of(work, struct order, work);
-	order->result = drained_write(order->rpc->drain.path, &order->mark);
+	struct drain_work *drain_work = container_of(work, struct drain_work, work);
+	drain_work->result = drained_write(drain_work->rpc->drain.path, &drain_work->mark);
 }
 
-static void tell(const struct order *order)
+static void tell(const struct drain_work *drain_work)
 {
 	static const struct event_subject nobody = {.realm = NULL};
-	const char *reason = order->mark.reason;
-	if (order->mark.is_on && !order->before.is_on) {
+	const char *reason = drain_work->mark.reason;
+	if (drain_work->mark.is_on && !drain_work->before.is_on) {
 		events_add(
-			order->rpc->events, EVENT_DRAIN, &nobody,
+			drain_work->rpc->events, EVENT_DRAIN, &nobody,
 			"glaked is drained: no new program is let in, %u are left; by uid %u%s%s",
-			holders_n_programs(&order->rpc->holders), order->uid, *reason ? ": " : "",
-			reason);
-	} else if (!order->mark.is_on && order->before.is_on) {
-		events_add(order->rpc->events, EVENT_DRAIN, &nobody,
-		           "glaked is not drained any more; by uid %u", order->uid);
+			holders_n_programs(&drain_work->rpc->holders), drain_work->uid,
+			*reason ? ": " : "", reason);
+	} else if (!drain_work->mark.is_on && drain_work->before.is_on) {
+		events_add(drain_work->rpc->events, EVENT_DRAIN, &nobody,
+		           "glaked is not drained any more; by uid %u", drain_work->uid);
 	}
 }
 
 static void on_written(uv_work_t *work, int status)
 {
-	struct order *order = container_of(work, struct order, work);
-	struct drain *drain = &order->rpc->drain;
-	int r = status < 0 ? status : order->result;
+	struct drain_work *drain_work = container_of(work, struct drain_work, work);
+	struct drain *drain = &drain_work->rpc->drain;
+	int r = status < 0 ? status : drain_work->result;
 	drain->is_busy = false;
-	drain->mark = r == 0 ? order->mark : order->before;
+	drain->mark = r == 0 ? drain_work->mark : drain_work->before;
 	if (r == 0) {
-		tell(order);
+		tell(drain_work);
 	} else {
 		log_error("cannot keep that glaked is %sdrained: %s: %s",
-		          order->mark.is_on ? "" : "not ", drain->path, strerror(-r));
+		          drain_work->mark.is_on ? "" : "not ", drain->path, strerror(-r));
 	}
-	if (order->is_wanted) {
-		struct session *session = order->pending.session;
-		uint64_t id = order->pending.request;
-		session_end(&order->pending);
+	if (drain_work->is_wanted) {
+		struct session *session = drain_work->pending.session;
+		uint64_t id = drain_work->pending.request;
+		session_end(&drain_work->pending);
 		if (r == 0) {
 			rpc_answer_ok(session, id);
 		} else {
@@ -72,7 +72,7 @@ static void on_written(uv_work_t *work, int status)
 			           strerror(-r));
 		}
 	}
-	free(order);
+	free(drain_work);
 }
 
 static uint64_t now_ms(void)
@@ -82,24 +82,26 @@ static uint64_t now_ms(void)
 	return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
-static void fill(struct order *order, const struct session *session, const Glake__Wire__Drain *body)
+static void fill(struct drain_work *drain_work, const struct session *session,
+                 const Glake__Wire__Drain *body)
 {
 	const struct drained *before = &rpc_of(session)->drain.mark;
-	order->is_wanted = true;
-	order->rpc = rpc_of(session);
-	order->before = *before;
-	order->uid = session->holder->peer.uid;
+	drain_work->is_wanted = true;
+	drain_work->rpc = rpc_of(session);
+	drain_work->before = *before;
+	drain_work->uid = session->holder->peer.uid;
 	if (body->undo) {
 		return;
 	}
-	order->mark = *before;
+	drain_work->mark = *before;
 	if (!before->is_on) {
-		order->mark = (struct drained){
-			.is_on = true, .since_ms = now_ms(), .uid = order->uid};
+		drain_work->mark = (struct drained){
+			.is_on = true, .since_ms = now_ms(), .uid = drain_work->uid};
 	}
 	if (body->reason[0]) {
-		snprintf(order->mark.reason, sizeof(order->mark.reason), "%s", body->reason);
-		text_clean(order->mark.reason);
+		snprintf(drain_work->mark.reason, sizeof(drain_work->mark.reason), "%s",
+		         body->reason);
+		text_clean(drain_work->mark.reason);
 	}
 }
 
@@ -118,24 +120,24 @@ void rpc_drain(struct session *session, const request_t *request, struct fdlist 
 	}
 	if (rpc->drain.is_busy) {
 		rpc_refuse(session, request->id, STATUS_BUSY,
-		           "another order to drain, or to end that, is being written");
+		           "another drain_work to drain, or to end that, is being written");
 		return;
 	}
-	cleanup_free struct order *order = calloc(1, sizeof(*order));
-	if (!order) {
+	cleanup_free struct drain_work *drain_work = calloc(1, sizeof(*drain_work));
+	if (!drain_work) {
 		rpc_refuse(session, request->id, STATUS_NO_HOST_MEMORY, "no memory in glaked");
 		return;
 	}
-	fill(order, session, request->drain);
-	if (!session_begin(session, &order->pending, request->id, cancel)) {
+	fill(drain_work, session, request->drain);
+	if (!session_begin(session, &drain_work->pending, request->id, cancel)) {
 		rpc_refuse(session, request->id, STATUS_BUSY, "too many requests under way");
 		return;
 	}
 	rpc->drain.is_busy = true;
-	if (order->mark.is_on) {
+	if (drain_work->mark.is_on) {
 		/* Who comes meanwhile is not let in. */
-		rpc->drain.mark = order->mark;
+		rpc->drain.mark = drain_work->mark;
 	}
-	uv_queue_work(rpc->sessions.loop, &order->work, write_mark, on_written);
-	ptr_steal(order);
+	uv_queue_work(rpc->sessions.loop, &drain_work->work, write_mark, on_written);
+	ptr_steal(drain_work);
 }

@@ -259,7 +259,7 @@ void rpc_stats_get(struct session *session, const request_t *request, struct fdl
 #define PAGE_HELD 16384
 
 /* The place for what a row has lists of: room for RPC_MAX_DEVICES and GLAKE_N_UNSEALED. */
-struct row_place {
+struct row_lists {
 	Glake__Wire__SessionDevice *devices;
 	Glake__Wire__SessionDevice **device_list;
 	Glake__Wire__Unsealed *unsealed;
@@ -327,21 +327,21 @@ static bool describe_pool(const struct holder *holder, uint32_t index, Glake__Wi
 	return pool->n_allocs > 0 || pool->reserved_bytes > 0;
 }
 
-static void describe_seals(const struct holder *holder, const struct row_place *place,
+static void describe_seals(const struct holder *holder, const struct row_lists *lists,
                            Glake__Wire__SessionInfo *row)
 {
 	const struct holder_usage *usage = &holder->usage;
 	row->n_seals = usage->n_seals;
 	row->seal_ns = usage->seal_ns;
 	row->held_ns = usage->held_ns;
-	row->unsealed = place->unsealed_list;
+	row->unsealed = lists->unsealed_list;
 	for (unsigned i = 0; i < GLAKE_N_UNSEALED; i++) {
 		if (usage->unsealed_bytes[i] > 0) {
-			Glake__Wire__Unsealed *unsealed = &place->unsealed[row->n_unsealed];
+			Glake__Wire__Unsealed *unsealed = &lists->unsealed[row->n_unsealed];
 			glake__wire__unsealed__init(unsealed);
 			unsealed->why = (Glake__Wire__UnsealedWhy)i;
 			unsealed->bytes = usage->unsealed_bytes[i];
-			place->unsealed_list[row->n_unsealed++] = unsealed;
+			lists->unsealed_list[row->n_unsealed++] = unsealed;
 		}
 	}
 }
@@ -366,24 +366,24 @@ static void describe_process(const struct session *asker, const struct holder *h
 	}
 }
 
-static void describe_alone(struct holder *holder, const struct row_place *place,
+static void describe_alone(struct holder *holder, const struct row_lists *lists,
                            Glake__Wire__SessionInfo *row)
 {
 	struct holder_alone *alone = &holder->usage.alone;
 	if (!alone->is_told) {
 		return;
 	}
-	glake__wire__alone__init(place->alone);
-	place->alone->filling_bytes = alone->filling_bytes;
-	place->alone->quiet_bytes = alone->quiet_bytes;
-	place->alone->sealed_bytes = alone->sealed_bytes;
-	place->alone->refused_bytes = alone->refused_bytes;
-	place->alone->why = alone->why;
-	row->alone = place->alone;
+	glake__wire__alone__init(lists->alone);
+	lists->alone->filling_bytes = alone->filling_bytes;
+	lists->alone->quiet_bytes = alone->quiet_bytes;
+	lists->alone->sealed_bytes = alone->sealed_bytes;
+	lists->alone->refused_bytes = alone->refused_bytes;
+	lists->alone->why = alone->why;
+	row->alone = lists->alone;
 }
 
 static void describe_holder(const struct session *asker, struct holder *holder,
-                            const struct row_place *place, Glake__Wire__SessionInfo *row)
+                            const struct row_lists *lists, Glake__Wire__SessionInfo *row)
 {
 	const struct rpc_context *rpc = rpc_of(asker);
 	const struct holder_sharing *sharing = &holder->sharing;
@@ -407,8 +407,8 @@ static void describe_holder(const struct session *asker, struct holder *holder,
 	row->sealed_bytes = sharing->sealed_bytes;
 	row->sealed_common_bytes = sharing->sealed_common_bytes;
 	row->part_bytes = (uint64_t)(sharing->part_bytes + 0.5);
-	describe_seals(holder, place, row);
-	describe_alone(holder, place, row);
+	describe_seals(holder, lists, row);
+	describe_alone(holder, lists, row);
 	for (uint32_t i = rpc->n_devices; i < rpc->n_locations; i++) {
 		row->host_bytes += holder->at[i].reserved_bytes;
 	}
@@ -416,18 +416,18 @@ static void describe_holder(const struct session *asker, struct holder *holder,
 	row->wait_bound = (char *)bound_name(holder->wait.bound);
 	row->wait_bytes = holder->wait.bytes;
 	row->wait_ms = holder->wait.ms;
-	row->devices = place->device_list;
-	row->pools = place->pool_list;
+	row->devices = lists->device_list;
+	row->pools = lists->pool_list;
 	for (uint32_t i = 0; i < rpc->n_devices; i++) {
-		Glake__Wire__SessionDevice *device = &place->devices[row->n_devices];
+		Glake__Wire__SessionDevice *device = &lists->devices[row->n_devices];
 		row->reserved_bytes += holder->at[i].reserved_bytes;
 		row->shared_bytes += holder->at[i].shared_bytes;
 		if (row->n_devices < RPC_MAX_DEVICES && describe_share(rpc, holder, i, device)) {
-			place->device_list[row->n_devices++] = device;
+			lists->device_list[row->n_devices++] = device;
 		}
-		Glake__Wire__PoolReport *pool = &place->pools[row->n_pools];
+		Glake__Wire__PoolReport *pool = &lists->pools[row->n_pools];
 		if (row->n_pools < RPC_MAX_DEVICES && describe_pool(holder, i, pool)) {
-			place->pool_list[row->n_pools++] = pool;
+			lists->pool_list[row->n_pools++] = pool;
 		}
 	}
 }
@@ -492,7 +492,7 @@ void rpc_session_list(struct session *session, const request_t *request, struct 
 			continue;
 		}
 		Glake__Wire__SessionInfo next;
-		const struct row_place place = {&devices[n_devices],   &device_list[n_devices],
+		const struct row_lists lists = {&devices[n_devices],   &device_list[n_devices],
 		                                unsealed[page.n_rows], unsealed_list[page.n_rows],
 		                                &pools[n_pools],       &pool_list[n_pools],
 		                                &alone[page.n_rows]};
@@ -502,7 +502,7 @@ void rpc_session_list(struct session *session, const request_t *request, struct 
 			page.next = page.last;
 			break;
 		}
-		describe_holder(session, holder, &place, &next);
+		describe_holder(session, holder, &lists, &next);
 		if (!rpc_page_add(&page, holder->id, &next.base)) {
 			break;
 		}
@@ -573,23 +573,23 @@ void rpc_use_list(struct session *session, const request_t *request, struct fdli
 	rpc_answer(session, request->id, &answer, NULL, 0);
 }
 
-/* Of a location of a tenant; places by slot. */
-struct refused_place {
+/* Of a location of a tenant; lists by slot. */
+struct refused_lists {
 	Glake__Wire__Refused rows[N_BOUNDS];
 	Glake__Wire__Refused *list[N_BOUNDS];
 };
 
-static void describe_refused(const struct tenant_location *tenant, struct refused_place *place,
+static void describe_refused(const struct tenant_location *tenant, struct refused_lists *lists,
                              Glake__Wire__TenantDevice *row)
 {
-	row->refused = place->list;
+	row->refused = lists->list;
 	for (int bound = BOUND_NONE + 1; bound < N_BOUNDS; bound++) {
 		if (tenant->n_refused[bound] > 0) {
-			Glake__Wire__Refused *refused = &place->rows[row->n_refused];
+			Glake__Wire__Refused *refused = &lists->rows[row->n_refused];
 			glake__wire__refused__init(refused);
 			refused->bound = (char *)bound_name((enum bound)bound);
 			refused->n = tenant->n_refused[bound];
-			place->list[row->n_refused++] = refused;
+			lists->list[row->n_refused++] = refused;
 		}
 	}
 }
@@ -598,15 +598,15 @@ static void describe_refused(const struct tenant_location *tenant, struct refuse
 static void describe_tenant(const struct tenant *tenant, const struct location *at,
                             Glake__Wire__TenantDevice *row)
 {
-	static struct refused_place places[RPC_MAX_DEVICES + NODE_MAX];
+	static struct refused_lists lists[RPC_MAX_DEVICES + NODE_MAX];
 	const struct tenant_location *there = &tenant->at[at->slot];
 	glake__wire__tenant_device__init(row);
 	row->device = at->number;
 	row->used_bytes = there->used_bytes;
 	row->quota_bytes = there->quota_bytes;
 	row->peak_bytes = there->peak_bytes;
-	if (at->slot < n_elements(places)) {
-		describe_refused(there, &places[at->slot], row);
+	if (at->slot < n_elements(lists)) {
+		describe_refused(there, &lists[at->slot], row);
 	}
 }
 

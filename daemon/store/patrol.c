@@ -6,7 +6,7 @@
 #include "proto/cleanup.h"
 
 /* A block in the mover. If that has died and cannot end, the look outlives patrol.look. */
-struct look {
+struct visit {
 	struct digest_job job;
 	struct patrol *patrol;
 	struct block *block; /* the store keeps it: store_begin_compare() */
@@ -14,58 +14,58 @@ struct look {
 
 /* ---- the result ------------------------------------------------------------------------------ */
 
-static void leave(struct look *look)
+static void leave(struct visit *visit)
 {
-	if (look->patrol->look == look) {
-		look->patrol->look = NULL;
+	if (visit->patrol->visit == visit) {
+		visit->patrol->visit = NULL;
 	}
 }
 
-static void end(struct look *look)
+static void end(struct visit *visit)
 {
-	leave(look);
-	store_end_compare(look->patrol->store, look->block);
-	free(look);
+	leave(visit);
+	store_end_compare(visit->patrol->store, visit->block);
+	free(visit);
 }
 
-static void find_damaged(struct look *look)
+static void find_damaged(struct visit *visit)
 {
-	struct patrol *patrol = look->patrol;
+	struct patrol *patrol = visit->patrol;
 	patrol->store->stats->blocks_damaged++;
-	patrol->on_damaged(patrol->user, look->block);
+	patrol->on_damaged(patrol->user, visit->block);
 }
 
 static void on_digested(struct digest_job *job, const struct digest *digest)
 {
-	struct look *look = container_of(job, struct look, job);
-	look->patrol->store->stats->blocks_verified++;
-	if (!digest_equal(digest, &look->block->key.digest)) {
-		find_damaged(look);
+	struct visit *visit = container_of(job, struct visit, job);
+	visit->patrol->store->stats->blocks_verified++;
+	if (!digest_equal(digest, &visit->block->key.digest)) {
+		find_damaged(visit);
 	}
-	end(look);
+	end(visit);
 }
 
 static void on_failed(struct mover_job *job, enum status status, const char *error)
 {
-	struct look *look = container_of(job, struct look, job.job);
-	struct patrol *patrol = look->patrol;
+	struct visit *visit = container_of(job, struct visit, job.job);
+	struct patrol *patrol = visit->patrol;
 	/* The order is right, so this is about the chunk: it is not zero behind its content. */
 	if (status == STATUS_BAD_REQUEST) {
 		patrol->store->stats->blocks_verified++;
-		find_damaged(look);
+		find_damaged(visit);
 	} else {
 		patrol->next_ms = uv_now(patrol->timer.loop) + PATROL_RETRY_MS;
 	}
 	if (job->id == 0) {
-		end(look);
+		end(visit);
 	} else {
-		leave(look);
+		leave(visit);
 	}
 }
 
 static void on_gone(struct mover_job *job)
 {
-	end(container_of(job, struct look, job.job));
+	end(container_of(job, struct visit, job.job));
 }
 
 /* ---- what to look at, and when --------------------------------------------------------------- */
@@ -103,7 +103,7 @@ static bool has_room(const struct patrol *patrol)
 
 static bool may_look(struct patrol *patrol, uint64_t now_ms)
 {
-	if (patrol->look || patrol->store->withdrawal.block || now_ms < patrol->next_ms ||
+	if (patrol->visit || patrol->store->withdrawal.block || now_ms < patrol->next_ms ||
 	    mover_is_busy(patrol->mover)) {
 		return false;
 	}
@@ -118,28 +118,28 @@ static bool may_look(struct patrol *patrol, uint64_t now_ms)
 
 static void look_at(struct patrol *patrol, struct block *block)
 {
-	struct look *look = calloc(1, sizeof(*look));
-	if (!look) {
+	struct visit *visit = calloc(1, sizeof(*visit));
+	if (!visit) {
 		return;
 	}
 	const struct chunk *chunk = &block->chunk;
-	look->job = (struct digest_job){
+	visit->job = (struct digest_job){
 		.job.on_failed = on_failed,
 		.job.on_gone = on_gone,
 		.job.is_aside = patrol->mode == CONFIG_VERIFY_SAMPLE,
 		.on_digested = on_digested,
 	};
-	look->patrol = patrol;
-	look->block = block;
-	if (mover_digest(patrol->mover, &look->job, location_device(chunk->at), chunk->fd, -1,
+	visit->patrol = patrol;
+	visit->block = block;
+	if (mover_digest(patrol->mover, &visit->job, location_device(chunk->at), chunk->fd, -1,
 	                 chunk->bytes, block->content_bytes) < 0) {
 		patrol->next_ms = uv_now(patrol->timer.loop) + PATROL_RETRY_MS;
-		free(look);
+		free(visit);
 		return;
 	}
 	store_begin_compare(block);
 	block->is_suspect = false;
-	patrol->look = look;
+	patrol->visit = visit;
 	patrol->last_id = block->id;
 }
 
@@ -191,7 +191,7 @@ void patrol_set_mode(struct patrol *patrol, enum config_verify mode)
 void patrol_close(struct patrol *patrol)
 {
 	uv_close((uv_handle_t *)&patrol->timer, NULL);
-	if (patrol->look) {
-		mover_cancel(patrol->mover, &patrol->look->job.job);
+	if (patrol->visit) {
+		mover_cancel(patrol->mover, &patrol->visit->job.job);
 	}
 }

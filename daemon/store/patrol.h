@@ -37,7 +37,7 @@
 /* What must be free of a device for a mover that nobody needs: its context takes half of it. */
 #define PATROL_FREE_BYTES (1024ull * 1024 * 1024)
 
-struct look;
+struct visit;
 
 struct patrol {
 	struct store *store;          /* borrowed */
@@ -46,10 +46,10 @@ struct patrol {
 	uint32_t n_devices;
 	enum config_verify mode;
 	uv_timer_t timer;
-	struct look *look; /* under way; NULL: none */
-	uint64_t last_id;  /* of the last block that was looked at */
-	uint64_t start_ms; /* not before may the patrol start a mover, */
-	uint64_t next_ms;  /* and look at anything */
+	struct visit *visit; /* under way; NULL: none */
+	uint64_t last_id;    /* of the last block that was looked at */
+	uint64_t start_ms;   /* not before may the patrol start a mover, */
+	uint64_t next_ms;    /* and look at anything */
 	/* @block is damaged: it is to be withdrawn (withdraw.h). Until it is, the patrol waits. */
 	void (*on_damaged)(void *user, struct block *block);
 	void *user;

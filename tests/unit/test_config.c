@@ -79,7 +79,7 @@ static void check_defaults(const struct config *config)
 	ck_assert_uint_eq(config_user_sessions(config), 1024);
 	ck_assert_uint_eq(config->max_requests_in_flight, 16);
 	ck_assert_uint_eq(config->fd_budget, 0);
-	ck_assert_uint_eq(config->n_pool, 2);
+	ck_assert_uint_eq(config->n_stock, 2);
 	ck_assert_uint_eq(config->pool[0].chunk_bytes, 2 * MIB);
 	ck_assert_uint_eq(config->pool[0].n_chunks, 16);
 	ck_assert_uint_eq(config->pool[1].chunk_bytes, 64 * MIB);
@@ -180,7 +180,7 @@ START_TEST(every_scalar_arrives)
 	ck_assert_uint_eq(config_user_sessions(config), 1);
 	ck_assert_uint_eq(config->max_requests_in_flight, 3);
 	ck_assert_uint_eq(config->fd_budget, 100);
-	ck_assert_uint_eq(config->n_pool, 1);
+	ck_assert_uint_eq(config->n_stock, 1);
 	ck_assert_uint_eq(config->pool[0].chunk_bytes, 4 * MIB);
 	ck_assert_uint_eq(config->pool[0].n_chunks, 5);
 	ck_assert_uint_eq(config->warm_bytes, GIB);
@@ -198,7 +198,7 @@ END_TEST
 START_TEST(pool_may_be_empty)
 {
 	struct config *config = load("pool = ();");
-	ck_assert_uint_eq(config->n_pool, 0);
+	ck_assert_uint_eq(config->n_stock, 0);
 	config_free(config);
 }
 END_TEST
