@@ -67,17 +67,17 @@ static int put_back(glake_ptr ptr, struct use *uses)
 static int join(struct glake_session *session, CUstream stream, CUstream later)
 {
 	const struct cudrv *drv = &session->drv;
-	struct glake__async_place place;
+	struct glake__async_target target;
 	CUcontext current = NULL;
 	CUevent event = NULL;
-	int r = glake__async_place(session, stream, 0, &place);
+	int r = glake__async_target(session, stream, 0, &target);
 	if (r < 0) {
 		return r;
 	}
 	/* An event is of the context of the stream that records it. */
 	CUresult result = drv->cuCtxGetCurrent(&current);
 	if (result == CUDA_SUCCESS) {
-		result = drv->cuCtxSetCurrent(place.stream.context);
+		result = drv->cuCtxSetCurrent(target.stream.context);
 	}
 	if (result == CUDA_SUCCESS) {
 		result = drv->cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
@@ -99,10 +99,10 @@ static int join(struct glake_session *session, CUstream stream, CUstream later)
 
 int glake__torch_uses_join(struct glake_session *session, glake_ptr ptr, CUstream stream)
 {
-	struct glake__async_place place;
+	struct glake__async_target target;
 	struct use *uses = n_used > 0 ? take(ptr) : NULL;
 	/* A stream that is captured cannot wait. */
-	int r = uses ? glake__async_place(session, stream, 0, &place) : 0;
+	int r = uses ? glake__async_target(session, stream, 0, &target) : 0;
 	while (uses && r != -EBUSY) {
 		int joined = uses->stream == stream ? 0 : join(session, uses->stream, stream);
 		r = joined < 0 ? joined : r;

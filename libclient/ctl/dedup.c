@@ -18,10 +18,10 @@
 #include "ctl/text.h"
 #include "glake_admin.h"
 
-#define ROW struct place
+#define ROW struct realm_row
 
 /* A realm on a device, or all that one may see of a device. */
-struct place {
+struct realm_row {
 	uint32_t device;
 	const char *realm; /* "all": of the device */
 	uint64_t private_bytes;
@@ -195,8 +195,8 @@ static const struct field mistake_fields[] = {
 
 struct dedup {
 	uint64_t number;        /* of the process or session that it is about; 0: of all */
-	struct rows devices;    /* struct place */
-	struct rows realms;     /* struct place */
+	struct rows devices;    /* struct realm_row */
+	struct rows realms;     /* struct realm_row */
 	struct rows models;     /* struct model */
 	struct rows sessions;   /* struct session */
 	struct rows sealers;    /* struct session: again those that have sealed */
@@ -218,16 +218,16 @@ static const char *keep(struct dedup *dedup, const char *text)
 	return place && *place ? *place : "";
 }
 
-static struct place *place_of(struct dedup *dedup, struct rows *places, uint32_t device,
-                              const char *realm)
+static struct realm_row *place_of(struct dedup *dedup, struct rows *places, uint32_t device,
+                                  const char *realm)
 {
 	for (size_t i = 0; i < places->n; i++) {
-		struct place *place = rows_at(places, i);
+		struct realm_row *place = rows_at(places, i);
 		if (place->device == device && strcmp(place->realm, realm) == 0) {
 			return place;
 		}
 	}
-	struct place *place = rows_add(places, sizeof(*place));
+	struct realm_row *place = rows_add(places, sizeof(*place));
 	if (place) {
 		place->device = device;
 		place->realm = keep(dedup, realm);
@@ -243,7 +243,7 @@ static double ratio_of(uint64_t logical, uint64_t physical)
 static int add_block(void *user, const struct glake_block_row *row)
 {
 	struct dedup *dedup = user;
-	struct place *place = place_of(dedup, &dedup->realms, row->device, row->realm);
+	struct realm_row *place = place_of(dedup, &dedup->realms, row->device, row->realm);
 	if (!place) {
 		return -ENOMEM;
 	}
@@ -281,8 +281,8 @@ static int add_private(struct dedup *dedup, const struct glake_session_row *row)
 	for (uint32_t i = 0; i < row->n_devices; i++) {
 		const struct glake_session_device *device = &row->devices[i];
 		if (device->reserved_bytes > 0) {
-			struct place *place = place_of(dedup, &dedup->realms, device->device,
-			                               row->realm);
+			struct realm_row *place = place_of(dedup, &dedup->realms, device->device,
+			                                   row->realm);
 			if (!place) {
 				return -ENOMEM;
 			}
@@ -435,7 +435,7 @@ static int gather_one(struct ctl *ctl, struct dedup *dedup)
 	return err ? err : gather_candidates(ctl, dedup);
 }
 
-static void add_up(struct place *to, const struct place *from)
+static void add_up(struct realm_row *to, const struct realm_row *from)
 {
 	to->private_bytes += from->private_bytes;
 	to->logical_bytes += from->logical_bytes;
@@ -446,7 +446,7 @@ static void add_up(struct place *to, const struct place *from)
 static void finish(const struct rows *places)
 {
 	for (size_t i = 0; i < places->n; i++) {
-		struct place *place = rows_at(places, i);
+		struct realm_row *place = rows_at(places, i);
 		place->ratio = ratio_of(place->logical_bytes, place->physical_bytes);
 		place->saved_bytes = place->logical_bytes - place->physical_bytes;
 	}
@@ -467,8 +467,8 @@ static int gather(struct ctl *ctl, struct dedup *dedup)
 		err = err == GLAKE_E_BAD_REQUEST ? 0 : err;
 	}
 	for (size_t i = 0; err == 0 && i < dedup->realms.n; i++) {
-		const struct place *realm = rows_at(&dedup->realms, i);
-		struct place *device = place_of(dedup, &dedup->devices, realm->device, "all");
+		const struct realm_row *realm = rows_at(&dedup->realms, i);
+		struct realm_row *device = place_of(dedup, &dedup->devices, realm->device, "all");
 		if (!device) {
 			return -ENOMEM;
 		}

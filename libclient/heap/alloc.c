@@ -39,7 +39,7 @@ int glake_alloc(struct glake_session *session, uint32_t device, uint64_t bytes, 
 int glake_alloc_async(struct glake_session *session, void *stream, uint64_t bytes, unsigned flags,
                       glake_ptr *ptr_out)
 {
-	struct glake__async_place place;
+	struct glake__async_target target;
 	int r = glake__session_awake(session);
 	if (r == 0 && !ptr_out) {
 		r = glake__fail(-EINVAL, "ptr_out is NULL");
@@ -48,26 +48,27 @@ int glake_alloc_async(struct glake_session *session, void *stream, uint64_t byte
 		r = glake__heap_check(bytes, flags, GLAKE_PER_THREAD);
 	}
 	if (r == 0) {
-		r = glake__async_place(session, stream, flags, &place);
+		r = glake__async_target(session, stream, flags, &target);
 	}
 	if (r < 0) {
 		return r;
 	}
-	const struct glake__tag tag = {.stream = place.stream.id + 1};
+	const struct glake__tag tag = {.stream = target.stream.id + 1};
 	struct glake__allocation *allocation = NULL;
-	if (!glake__heap_is_pooled(place.device, bytes, &tag)) {
-		allocation = glake_order_take(place.order, &place.stream, glake__heap_round(bytes));
+	if (!glake__heap_is_pooled(target.device, bytes, &tag)) {
+		allocation = glake_order_take(target.order, &target.stream,
+		                              glake__heap_round(bytes));
 	}
 	if (allocation) {
 		glake__heap_reuse(allocation, bytes, &tag);
 		*ptr_out = allocation->address;
 		return 0;
 	}
-	allocation = glake__heap_take_on(place.device, bytes, &tag);
+	allocation = glake__heap_take_on(target.device, bytes, &tag);
 	if (!allocation) {
-		struct glake__wait wait = {.order = place.order, .stream = stream, .flags = flags};
-		glake_order_collect(place.order, place.stream.context, false);
-		r = glake__supply_get_on(place.device, bytes, false, &tag, &wait, &allocation);
+		struct glake__wait wait = {.order = target.order, .stream = stream, .flags = flags};
+		glake_order_collect(target.order, target.stream.context, false);
+		r = glake__supply_get_on(target.device, bytes, false, &tag, &wait, &allocation);
 	}
 	if (r == 0) {
 		*ptr_out = allocation->address;
@@ -124,7 +125,7 @@ int glake_free(struct glake_session *session, glake_ptr ptr)
 
 int glake_free_async(struct glake_session *session, void *stream, glake_ptr ptr, unsigned flags)
 {
-	struct glake__async_place place;
+	struct glake__async_target target;
 	int r = glake__session_check(session);
 	if (r < 0 || ptr == 0) {
 		return r;
@@ -132,7 +133,7 @@ int glake_free_async(struct glake_session *session, void *stream, glake_ptr ptr,
 	if (flags & ~(unsigned)GLAKE_PER_THREAD) {
 		return glake__fail(-EINVAL, "cannot free with flags 0x%x", flags);
 	}
-	r = glake__async_place(session, stream, flags, &place);
+	r = glake__async_target(session, stream, flags, &target);
 	if (r < 0) {
 		return r;
 	}
@@ -142,7 +143,7 @@ int glake_free_async(struct glake_session *session, void *stream, glake_ptr ptr,
 	if (r < 0) {
 		return r;
 	}
-	if (glake__heap_join(session, ptr, place.stream.id, NULL)) {
+	if (glake__heap_join(session, ptr, target.stream.id, NULL)) {
 		return 0;
 	}
 	struct glake__allocation *allocation = claim(session, ptr);
@@ -150,11 +151,11 @@ int glake_free_async(struct glake_session *session, void *stream, glake_ptr ptr,
 		return -EINVAL;
 	}
 	struct glake__parking parking;
-	if (!glake__heap_park(allocation, place.stream.id, &parking)) {
+	if (!glake__heap_park(allocation, target.stream.id, &parking)) {
 		glake__heap_unclaim(allocation);
 		return glake__fail(-ENOMEM, "out of memory");
 	}
-	r = glake_order_park(place.order, stream, flags, &place.stream, allocation,
+	r = glake_order_park(target.order, stream, flags, &target.stream, allocation,
 	                     allocation->ordinal, parking.n_reusable);
 	if (r == 0) {
 		glake__heap_parked(&parking);
@@ -168,16 +169,16 @@ int glake_free_async(struct glake_session *session, void *stream, glake_ptr ptr,
 
 int glake_stream_ends(struct glake_session *session, void *stream, unsigned flags)
 {
-	struct glake__async_place place;
+	struct glake__async_target target;
 	int r = glake__session_check(session);
 	if (r == 0 && (flags & ~(unsigned)GLAKE_PER_THREAD)) {
 		r = glake__fail(-EINVAL, "flags 0x%x of a stream", flags);
 	}
 	if (r == 0) {
-		r = glake__async_place(session, stream, flags, &place);
+		r = glake__async_target(session, stream, flags, &target);
 	}
 	if (r == 0) {
-		glake_order_stream_ends(place.order, &place.stream);
+		glake_order_stream_ends(target.order, &target.stream);
 	}
 	return r;
 }

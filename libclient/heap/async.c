@@ -42,28 +42,28 @@ static int find_order(struct glake_session *session, struct glake_order **order_
 	return 0;
 }
 
-int glake__async_place(struct glake_session *session, void *handle, unsigned flags,
-                       struct glake__async_place *place_out)
+int glake__async_target(struct glake_session *session, void *handle, unsigned flags,
+                        struct glake__async_target *target_out)
 {
 	if (!session->has_driver) {
 		return glake__fail(GLAKE_E_NO_DRIVER, "the session was made without the driver");
 	}
-	int r = find_order(session, &place_out->order);
+	int r = find_order(session, &target_out->order);
 	if (r < 0) {
 		return r;
 	}
 	/* First, because glake_order_stream() would end the capture. */
-	if (glake__order_is_captured(place_out->order, handle, flags)) {
+	if (glake__order_is_captured(target_out->order, handle, flags)) {
 		return glake__fail(-EBUSY, "the stream is being captured");
 	}
-	r = glake_order_stream(place_out->order, handle, flags, &place_out->stream);
+	r = glake_order_stream(target_out->order, handle, flags, &target_out->stream);
 	if (r < 0) {
 		return r;
 	}
-	place_out->device = glake__session_at_ordinal(session, place_out->stream.ordinal);
-	return place_out->device ? 0
-	                         : glake__fail(-ENOENT, "the daemon does not own CUDA device %d",
-	                                       place_out->stream.ordinal);
+	target_out->device = glake__session_at_ordinal(session, target_out->stream.ordinal);
+	return target_out->device ? 0
+	                          : glake__fail(-ENOENT, "the daemon does not own CUDA device %d",
+	                                        target_out->stream.ordinal);
 }
 
 bool glake__async_collect(struct glake_session *session)

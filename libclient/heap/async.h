@@ -15,15 +15,15 @@
 #include "libclient/link/wait.h"
 #include "libclient/link/session.h"
 
-struct glake__async_place {
+struct glake__async_target {
 	struct glake_order *order;
 	struct glake_stream stream;
 	struct glake__device *device; /* of the stream */
 };
 
 /* Find the stream and device of CUstream @handle. Errors: as glake_alloc_async(). */
-int glake__async_place(struct glake_session *session, void *handle, unsigned flags,
-                       struct glake__async_place *place_out);
+int glake__async_target(struct glake_session *session, void *handle, unsigned flags,
+                        struct glake__async_target *target_out);
 
 /*
  * Make memory warm, or give it back, that streams no longer use. Returns whether there was any. No lock is held.

@@ -157,7 +157,7 @@ bool glake__order_is_own(const struct glake_order *order, void *handle, unsigned
 }
 
 /* A stream that is to get a mark. */
-struct target {
+struct marking {
 	struct glake_stream stream;
 	void *handle;
 	unsigned flags;
@@ -165,32 +165,32 @@ struct target {
 };
 
 /* One that is its threads' own has a mark for each free. */
-static bool is_target(const struct glake__order_line *line, CUcontext ctx)
+static bool is_marking(const struct glake__order_line *line, CUcontext ctx)
 {
 	return line->n_unmarked > 0 && line->of->ctx == ctx && !line->of->is_hidden &&
 	       !line->is_ended;
 }
 
-/* With the lock held. The handle stays until end_target(). */
-static struct target begin_target(struct glake_order *order, struct glake__order_line *line)
+/* With the lock held. The handle stays until end_marking(). */
+static struct marking begin_marking(struct glake_order *order, struct glake__order_line *line)
 {
 	line->n_marking++;
 	tell_unmarked(order, line);
-	return (struct target){line->stream, line->handle, line->flags, order->n_numbers};
+	return (struct marking){line->stream, line->handle, line->flags, order->n_numbers};
 }
 
 /* False: there are no more in this round. */
-static bool next_target(struct glake_order *order, CUcontext ctx, uint64_t round,
-                        struct target *target_out)
+static bool next_marking(struct glake_order *order, CUcontext ctx, uint64_t round,
+                         struct marking *marking_out)
 {
 	pthread_mutex_lock(&order->lock);
 	struct glake__order_line *line = order->lines;
-	while (line && (line->round >= round || !is_target(line, ctx))) {
+	while (line && (line->round >= round || !is_marking(line, ctx))) {
 		line = line->next;
 	}
 	if (line) {
 		line->round = round;
-		*target_out = begin_target(order, line);
+		*marking_out = begin_marking(order, line);
 	}
 	pthread_mutex_unlock(&order->lock);
 	return line != NULL;
@@ -202,17 +202,17 @@ static bool next_target(struct glake_order *order, CUcontext ctx, uint64_t round
  * Behind an event on the legacy default stream all streams that block would wait for those that it waits for, and the
  * program did not ask for that: it is asked whether it has come to its end instead. Also that could end a capture.
  */
-static bool is_idle(const struct glake_order *order, const struct target *target)
+static bool is_idle(const struct glake_order *order, const struct marking *marking)
 {
-	const struct glake__order_calls *calls = glake__order_calls_of(order, target->flags);
+	const struct glake__order_calls *calls = glake__order_calls_of(order, marking->flags);
 	CUstreamCaptureStatus status;
 	if (order->options.is_idle) {
-		return order->options.is_idle(order->options.user, target->handle);
+		return order->options.is_idle(order->options.user, marking->handle);
 	}
 	CUstreamCaptureMode mode = glake__order_relax(order);
-	bool is_idle = calls->is_capturing(target->handle, &status) == CUDA_SUCCESS &&
+	bool is_idle = calls->is_capturing(marking->handle, &status) == CUDA_SUCCESS &&
 	               status == CU_STREAM_CAPTURE_STATUS_NONE &&
-	               calls->query(target->handle) == CUDA_SUCCESS;
+	               calls->query(marking->handle) == CUDA_SUCCESS;
 	glake__order_restore(order, mode);
 	return is_idle;
 }
@@ -223,38 +223,38 @@ enum marked { MARKED, NOT_YET, REFUSED, ENDED };
  * A capture must not have the event. One may begin before it is recorded, in another thread: then the event is of no
  * use, and asking about it would end the capture.
  */
-static enum marked record_on(const struct glake_order *order, const struct target *target,
+static enum marked record_on(const struct glake_order *order, const struct marking *marking,
                              CUevent event)
 {
-	const struct glake__order_calls *calls = glake__order_calls_of(order, target->flags);
+	const struct glake__order_calls *calls = glake__order_calls_of(order, marking->flags);
 	CUstreamCaptureStatus before;
 	CUstreamCaptureStatus behind;
-	if (calls->is_capturing(target->handle, &before) != CUDA_SUCCESS) {
+	if (calls->is_capturing(marking->handle, &before) != CUDA_SUCCESS) {
 		return ENDED;
 	}
 	return before == CU_STREAM_CAPTURE_STATUS_NONE &&
-	                       calls->record(event, target->handle) == CUDA_SUCCESS &&
-	                       calls->is_capturing(target->handle, &behind) == CUDA_SUCCESS &&
+	                       calls->record(event, marking->handle) == CUDA_SUCCESS &&
+	                       calls->is_capturing(marking->handle, &behind) == CUDA_SUCCESS &&
 	                       behind == CU_STREAM_CAPTURE_STATUS_NONE
 	               ? MARKED
 	               : REFUSED;
 }
 
-static enum marked mark_now(const struct glake_order *order, const struct target *target,
+static enum marked mark_now(const struct glake_order *order, const struct marking *marking,
                             struct glake__mark *mark)
 {
-	if (!is_legacy(target->handle, target->flags)) {
-		return record_on(order, target, mark->event);
+	if (!is_legacy(marking->handle, marking->flags)) {
+		return record_on(order, marking, mark->event);
 	}
-	mark->is_done = is_idle(order, target);
+	mark->is_done = is_idle(order, marking);
 	return mark->is_done ? MARKED : NOT_YET;
 }
 
 /* With the lock held. The line is there as long as its context. */
-static void end_target(struct glake_order *order, const struct target *target,
-                       struct glake__mark *mark, enum marked result, uint64_t now_ns)
+static void end_marking(struct glake_order *order, const struct marking *marking,
+                        struct glake__mark *mark, enum marked result, uint64_t now_ns)
 {
-	struct glake__order_line *line = glake__order_find_line(order, target->stream.id);
+	struct glake__order_line *line = glake__order_find_line(order, marking->stream.id);
 	if (!line) {
 		return;
 	}
@@ -262,27 +262,27 @@ static void end_target(struct glake_order *order, const struct target *target,
 	line->is_refused = result == REFUSED;
 	line->is_ended |= result == ENDED;
 	if (result == MARKED && is_marked_by(line, mark)) {
-		glake__order_set_mark(line, mark, target->upto, now_ns);
+		glake__order_set_mark(line, mark, marking->upto, now_ns);
 	}
 }
 
 /* The event, or NULL: there is no new mark. */
-static CUevent mark_target(struct glake_order *order, const struct target *target)
+static CUevent mark_marking(struct glake_order *order, const struct marking *marking)
 {
-	CUcontext ctx = target->stream.context;
+	CUcontext ctx = marking->stream.context;
 	CUcontext popped;
 	struct glake__mark *mark = NULL;
 	enum marked result = NOT_YET;
 	uint64_t now_ns = clock_now_ns();
 	if (order->push(ctx) == CUDA_SUCCESS) {
 		if (take_mark(order, ctx, &mark) == 0) {
-			result = mark_now(order, target, mark);
+			result = mark_now(order, marking, mark);
 		}
 		order->pop(&popped);
 	}
 	CUevent event = mark && !mark->is_done ? mark->event : NULL;
 	pthread_mutex_lock(&order->lock);
-	end_target(order, target, mark, result, now_ns);
+	end_marking(order, marking, mark, result, now_ns);
 	if (mark && mark->n_parked == 0) {
 		glake__order_give_mark(order, mark);
 		event = NULL;
@@ -293,15 +293,15 @@ static CUevent mark_target(struct glake_order *order, const struct target *targe
 
 CUevent glake__order_mark_all(struct glake_order *order, CUcontext ctx)
 {
-	struct target target;
+	struct marking marking;
 	CUevent newest = NULL;
 	pthread_mutex_lock(&order->lock);
 	const struct glake__order_context *context = glake__order_context_of(order, ctx);
 	bool is_due = context && context->n_unmarked > 0;
 	uint64_t round = ++order->n_rounds;
 	pthread_mutex_unlock(&order->lock);
-	while (is_due && next_target(order, ctx, round, &target)) {
-		CUevent event = mark_target(order, &target);
+	while (is_due && next_marking(order, ctx, round, &marking)) {
+		CUevent event = mark_marking(order, &marking);
 		newest = event ? event : newest;
 	}
 	return newest;
@@ -335,16 +335,16 @@ static void end_line(struct glake_order *order, uint64_t id)
 
 void glake_order_stream_ends(struct glake_order *order, const struct glake_stream *stream)
 {
-	struct target target;
+	struct marking marking;
 	pthread_mutex_lock(&order->lock);
 	struct glake__order_line *line = glake__order_find_line(order, stream->id);
-	bool is_due = line && is_target(line, stream->context);
+	bool is_due = line && is_marking(line, stream->context);
 	if (is_due) {
-		target = begin_target(order, line);
+		marking = begin_marking(order, line);
 	}
 	pthread_mutex_unlock(&order->lock);
 	if (is_due) {
-		mark_target(order, &target);
+		mark_marking(order, &marking);
 	}
 	end_line(order, stream->id);
 }

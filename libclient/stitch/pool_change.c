@@ -154,7 +154,7 @@ static bool gather(struct glake__pool *pool, const struct glake__line *line,
 {
 	struct glake__stretch *stretches;
 	size_t n;
-	if (glake__plan_list_free(pool, line, &stretches, &n) < 0) {
+	if (glake__recipe_list_free(pool, line, &stretches, &n) < 0) {
 		return false;
 	}
 	uint64_t n_pages = 0;
@@ -180,25 +180,25 @@ static bool gather(struct glake__pool *pool, const struct glake__line *line,
 	return spares->list != NULL;
 }
 
-static void add_chunk(struct glake__plan *plan, struct glake__stretch chunk)
+static void add_chunk(struct glake__recipe *recipe, struct glake__stretch chunk)
 {
-	struct glake__stretch *last = plan->n > 0 ? &plan->list[plan->n - 1] : NULL;
+	struct glake__stretch *last = recipe->n > 0 ? &recipe->list[recipe->n - 1] : NULL;
 	if (last && last->page + last->n_pages == chunk.page) {
 		last->n_pages += chunk.n_pages;
 	} else {
-		plan->list[plan->n++] = chunk;
+		recipe->list[recipe->n++] = chunk;
 	}
 }
 
 /* For a place of @n_pages. Returns how many have none. */
-static uint64_t add_spares(struct spares *spares, uint64_t n_pages, struct glake__plan *plan)
+static uint64_t add_spares(struct spares *spares, uint64_t n_pages, struct glake__recipe *recipe)
 {
 	for (size_t i = 0; n_pages > 0 && i < spares->n; i++) {
 		struct spare *spare = &spares->list[i];
 		if (!spare->is_taken && spare->chunk.n_pages <= n_pages) {
 			spare->is_taken = true;
 			n_pages -= spare->chunk.n_pages;
-			add_chunk(plan, spare->chunk);
+			add_chunk(recipe, spare->chunk);
 		}
 	}
 	return n_pages;
@@ -206,15 +206,15 @@ static uint64_t add_spares(struct spares *spares, uint64_t n_pages, struct glake
 
 /* The same at the end of the row, where the last chunk may be too large, up to @n_room pages. */
 static uint64_t add_end(struct spares *spares, uint64_t n_pages, uint64_t n_room,
-                        struct glake__plan *plan)
+                        struct glake__recipe *recipe)
 {
-	uint64_t n_left = add_spares(spares, n_pages, plan);
+	uint64_t n_left = add_spares(spares, n_pages, recipe);
 	n_room -= n_pages - n_left;
 	for (size_t i = spares->n; n_left > 0 && i-- > 0;) {
 		const struct spare *spare = &spares->list[i];
 		if (!spare->is_taken && spare->chunk.n_pages > n_left &&
 		    spare->chunk.n_pages <= n_room) {
-			add_chunk(plan, spare->chunk);
+			add_chunk(recipe, spare->chunk);
 			n_left = 0;
 		}
 	}
@@ -223,7 +223,7 @@ static uint64_t add_end(struct spares *spares, uint64_t n_pages, uint64_t n_room
 
 /* The row of @fit, with what is free. False: chunks do not fill a place. */
 static bool lay(const struct glake__pool *pool, const struct glake__line *line, uint64_t n_units,
-                const struct fit *fit, struct spares *spares, struct glake__plan *plan)
+                const struct fit *fit, struct spares *spares, struct glake__recipe *recipe)
 {
 	struct walk walk = {.stitched = fit->stitched};
 	uint64_t end = fit->n_skipped + n_units;
@@ -233,30 +233,30 @@ static bool lay(const struct glake__pool *pool, const struct glake__line *line, 
 			n_open += walk.chunk.n_pages;
 			continue;
 		}
-		if (add_spares(spares, n_open, plan) > 0) {
+		if (add_spares(spares, n_open, recipe) > 0) {
 			return false;
 		}
 		n_open = 0;
-		add_chunk(plan, walk.chunk);
+		add_chunk(recipe, walk.chunk);
 	}
-	if (add_spares(spares, n_open, plan) > 0) {
+	if (add_spares(spares, n_open, recipe) > 0) {
 		return false;
 	}
 	uint64_t n_pages = fit->stitched->n_pages;
 	uint64_t n_short = glake__pages_of(end) > n_pages ? glake__pages_of(end) - n_pages : 0;
 	uint64_t n_room = fit->stitched->range->n_bytes / GLAKE__PAGE_BYTES - n_pages;
-	uint64_t n_left = add_end(spares, n_short, n_room, plan);
+	uint64_t n_left = add_end(spares, n_short, n_room, recipe);
 	uint64_t covered = (n_pages + n_short - n_left) * RUN_PAGE_UNITS;
-	plan->kept = fit->stitched;
-	plan->n_skipped = fit->n_skipped;
-	plan->n_missing = n_left > 0 ? end - covered : 0;
-	plan->n_units = n_units - plan->n_missing;
+	recipe->kept = fit->stitched;
+	recipe->n_skipped = fit->n_skipped;
+	recipe->n_missing = n_left > 0 ? end - covered : 0;
+	recipe->n_units = n_units - recipe->n_missing;
 	return true;
 }
 
-static size_t count_chunks(const struct glake__pool *pool, const struct glake__plan *plan)
+static size_t count_chunks(const struct glake__pool *pool, const struct glake__recipe *recipe)
 {
-	const struct glake__stitched row = {.stretches = plan->list, .n_stretches = plan->n};
+	const struct glake__stitched row = {.stretches = recipe->list, .n_stretches = recipe->n};
 	struct walk walk = {.stitched = &row};
 	size_t n = 0;
 	while (walk_on(pool, &walk)) {
@@ -265,26 +265,26 @@ static size_t count_chunks(const struct glake__pool *pool, const struct glake__p
 	return n;
 }
 
-void glake__plan_change(struct glake__pool *pool, const struct glake__line *line, uint64_t n_units,
-                        bool is_full, struct glake__plan *plan)
+void glake__recipe_change(struct glake__pool *pool, const struct glake__line *line,
+                          uint64_t n_units, bool is_full, struct glake__recipe *recipe)
 {
 	struct fit fit = find_short(pool, line, n_units);
 	if (!fit.stitched && is_full) {
-		size_t most = count_chunks(pool, plan) * USED_OF_FOUR / 4;
+		size_t most = count_chunks(pool, recipe) * USED_OF_FOUR / 4;
 		fit = find_used(pool, line, n_units, most);
 	}
 	struct spares spares = {.n = 0};
 	if (!fit.stitched || !gather(pool, line, fit.stitched, &spares)) {
 		return;
 	}
-	struct glake__plan changed = {.n = 0};
+	struct glake__recipe changed = {.n = 0};
 	/* Its chunks may have been cut since it was mapped. */
 	changed.list = reallocarray(NULL, fit.stitched->n_pages + spares.n + 1,
 	                            sizeof(*changed.list));
 	if (changed.list && lay(pool, line, n_units, &fit, &spares, &changed) &&
-	    glake__pages_of(changed.n_missing) <= glake__pages_of(plan->n_missing)) {
-		free(plan->list);
-		*plan = changed;
+	    glake__pages_of(changed.n_missing) <= glake__pages_of(recipe->n_missing)) {
+		free(recipe->list);
+		*recipe = changed;
 	} else {
 		free(changed.list);
 	}

@@ -140,34 +140,34 @@ static struct glake__run *find_frontier(struct glake__pool *pool, const struct g
 }
 
 /* What an allocation is to grow in: free memory, if any, and the hole behind it. */
-struct site {
+struct gap {
 	struct glake__run *before; /* used; NULL: none */
 	struct glake__run *fresh;  /* used; no memory yet */
 };
 
-static int find_site_locked(struct glake__pool *pool, struct glake__line *line, uint64_t n_units,
-                            struct site *site)
+static int find_gap_locked(struct glake__pool *pool, struct glake__line *line, uint64_t n_units,
+                           struct gap *gap)
 {
 	struct glake__run *hole = find_frontier(pool, line, n_units);
 	uint64_t n_have = 0;
-	*site = (struct site){.before = NULL};
+	*gap = (struct gap){.before = NULL};
 	if (hole) {
 		struct glake__run *before = hole->previous;
 		uint64_t start = start_in(before, n_units);
 		n_have = hole->first - start;
-		site->before = glake__runs_use(&pool->runs, before, start, n_have);
+		gap->before = glake__runs_use(&pool->runs, before, start, n_have);
 	}
-	if (!site->before) {
+	if (!gap->before) {
 		n_have = 0;
 		hole = glake__runs_find_hole(&pool->runs, page_up(n_units));
 	}
-	site->fresh = hole ? glake__runs_use(&pool->runs, hole, hole->first,
-	                                     page_up(n_units - n_have))
-	                   : NULL;
-	if (!site->fresh && site->before) {
-		glake__runs_give_back(&pool->runs, site->before);
+	gap->fresh = hole ? glake__runs_use(&pool->runs, hole, hole->first,
+	                                    page_up(n_units - n_have))
+	                  : NULL;
+	if (!gap->fresh && gap->before) {
+		glake__runs_give_back(&pool->runs, gap->before);
 	}
-	return site->fresh ? 0 : glake__fail(-ENOMEM, "the pool has no addresses left");
+	return gap->fresh ? 0 : glake__fail(-ENOMEM, "the pool has no addresses left");
 }
 
 /* What is not needed of the used @run, behind @n_units, is nobody's. Returns what is. */
@@ -190,23 +190,23 @@ static int grow(struct glake__pool *pool, struct glake__pooled *pooled, struct g
                 struct glake__wait *wait)
 {
 	uint64_t n_units = glake__units_of(pooled->allocation.n_bytes);
-	struct site site;
+	struct gap gap;
 	glake__lock();
-	int r = find_site_locked(pool, line, n_units, &site);
+	int r = find_gap_locked(pool, line, n_units, &gap);
 	glake__unlock();
 	if (r < 0) {
 		return r;
 	}
-	r = fill(pool, site.fresh, wait);
+	r = fill(pool, gap.fresh, wait);
 	glake__lock();
 	if (r == 0) {
-		struct glake__run *run = site.before ? glake__runs_join(&pool->runs, site.before)
-		                                     : site.fresh;
+		struct glake__run *run = gap.before ? glake__runs_join(&pool->runs, gap.before)
+		                                    : gap.fresh;
 		glake__pooled_add_run(pooled, let_rest_locked(pool, run, n_units));
 	} else {
-		glake__runs_unmap(&pool->runs, site.fresh);
-		if (site.before) {
-			glake__runs_give_back(&pool->runs, site.before);
+		glake__runs_unmap(&pool->runs, gap.fresh);
+		if (gap.before) {
+			glake__runs_give_back(&pool->runs, gap.before);
 		}
 	}
 	glake__unlock();
@@ -216,13 +216,13 @@ static int grow(struct glake__pool *pool, struct glake__pooled *pooled, struct g
 /* ---- stitching --------------------------------------------------------------------------------- */
 
 /*
- * Is stitching worth it? Of a plan that misses something, only if there is much of the rest, and if growing next to
+ * Is stitching worth it? Of a recipe that misses something, only if there is much of the rest, and if growing next to
  * free memory would not do with as little of glaked.
  */
 static bool is_worth(struct glake__pool *pool, const struct glake__line *line, uint64_t n_units,
-                     const struct glake__plan *plan)
+                     const struct glake__recipe *recipe)
 {
-	if (plan->n_missing == 0) {
+	if (recipe->n_missing == 0) {
 		return true;
 	}
 	const struct glake__run *hole = find_frontier(pool, line, n_units);
@@ -230,8 +230,8 @@ static bool is_worth(struct glake__pool *pool, const struct glake__line *line, u
 	if (hole) {
 		n_grown -= hole->first - start_in(hole->previous, n_units);
 	}
-	return plan->n_units >= n_units / WORTH_PART &&
-	       glake__pages_of(plan->n_missing) < glake__pages_of(n_grown);
+	return recipe->n_units >= n_units / WORTH_PART &&
+	       glake__pages_of(recipe->n_missing) < glake__pages_of(n_grown);
 }
 
 /* So many pages of stitched ranges are kept. */
@@ -241,22 +241,22 @@ static uint64_t most_kept_pages(const struct glake__pool *pool)
 	return n_pages > pool->kept_min_pages ? n_pages : pool->kept_min_pages;
 }
 
-/* What is free of @plan is @pooled's. An empty plan: nothing is, or it is not worth it. */
-static int take_plan_locked(struct glake__pool *pool, struct glake__pooled *pooled,
-                            struct glake__line *line, bool is_tight, struct glake__plan *plan)
+/* What is free of @recipe is @pooled's. An empty recipe: nothing is, or it is not worth it. */
+static int take_recipe_locked(struct glake__pool *pool, struct glake__pooled *pooled,
+                              struct glake__line *line, bool is_tight, struct glake__recipe *recipe)
 {
 	uint64_t n_units = glake__units_of(pooled->allocation.n_bytes);
-	int r = glake__plan_make(pool, line, n_units, plan);
-	if (r == 0 && !is_tight && !is_worth(pool, line, n_units, plan)) {
-		plan->n = 0;
+	int r = glake__recipe_make(pool, line, n_units, recipe);
+	if (r == 0 && !is_tight && !is_worth(pool, line, n_units, recipe)) {
+		recipe->n = 0;
 	}
-	if (r < 0 || plan->n == 0) {
+	if (r < 0 || recipe->n == 0) {
 		return r;
 	}
 	bool is_full = pool->stitched.n_kept_pages + glake__pages_of(n_units) >
 	               most_kept_pages(pool);
-	glake__plan_change(pool, line, n_units, is_full, plan);
-	if (!glake__pooled_carve(pool, pooled, plan->list, plan->n_skipped, plan->n_units)) {
+	glake__recipe_change(pool, line, n_units, is_full, recipe);
+	if (!glake__pooled_carve(pool, pooled, recipe->list, recipe->n_skipped, recipe->n_units)) {
 		glake__pooled_give_up(pooled);
 		return glake__fail(-ENOMEM, "out of memory");
 	}
@@ -265,9 +265,9 @@ static int take_plan_locked(struct glake__pool *pool, struct glake__pooled *pool
 
 /* Fresh memory for what is missing. Some of its last page may be left over. */
 static int add_missing(struct glake__pool *pool, struct glake__pooled *pooled,
-                       struct glake__plan *plan, struct glake__wait *wait)
+                       struct glake__recipe *recipe, struct glake__wait *wait)
 {
-	uint64_t n_units = page_up(plan->n_missing);
+	uint64_t n_units = page_up(recipe->n_missing);
 	glake__lock();
 	struct glake__run *hole = glake__runs_find_hole(&pool->runs, n_units);
 	struct glake__run *run = hole ? glake__runs_use(&pool->runs, hole, hole->first, n_units)
@@ -280,15 +280,15 @@ static int add_missing(struct glake__pool *pool, struct glake__pooled *pooled,
 	int r = fill(pool, run, wait);
 	glake__lock();
 	if (r == 0) {
-		glake__pooled_add_run(pooled, let_rest_locked(pool, run, plan->n_missing));
-		plan->list[plan->n++] = fresh;
+		glake__pooled_add_run(pooled, let_rest_locked(pool, run, recipe->n_missing));
+		recipe->list[recipe->n++] = fresh;
 	} else {
 		glake__runs_unmap(&pool->runs, run);
 	}
 	glake__unlock();
-	if (r == 0 && plan->has_last) {
-		plan->list[plan->n - 1] = plan->list[plan->n - 2];
-		plan->list[plan->n - 2] = fresh;
+	if (r == 0 && recipe->has_last) {
+		recipe->list[recipe->n - 1] = recipe->list[recipe->n - 2];
+		recipe->list[recipe->n - 2] = fresh;
 	}
 	return r;
 }
@@ -338,16 +338,17 @@ static void begin_stitched_locked(struct glake__pool *pool, struct glake__pooled
 	pool->stats->n_mapped += n_mapped;
 }
 
-static int map_new(struct glake__pool *pool, struct glake__pooled *pooled, struct glake__plan *plan)
+static int map_new(struct glake__pool *pool, struct glake__pooled *pooled,
+                   struct glake__recipe *recipe)
 {
 	struct glake__stitched *stitched;
 	int r = glake__stitched_new(pool->device->session, pool->home, pool->device->handle,
-	                            plan->list, plan->n, &stitched);
+	                            recipe->list, recipe->n, &stitched);
 	if (r < 0) {
 		return r;
 	}
-	plan->list = NULL;
-	stitched->n_skipped = plan->n_skipped;
+	recipe->list = NULL;
+	stitched->n_skipped = recipe->n_skipped;
 	glake__lock();
 	r = glake__stitched_add(&pool->stitched, stitched);
 	if (r == 0) {
@@ -363,19 +364,19 @@ static int map_new(struct glake__pool *pool, struct glake__pooled *pooled, struc
 
 /* After an error its kept range is as it was, and kept, or it is gone. */
 static int map_changed(struct glake__pool *pool, struct glake__pooled *pooled,
-                       struct glake__plan *plan)
+                       struct glake__recipe *recipe)
 {
 	struct glake__stitched_change change;
-	struct glake__stitched *stitched = plan->kept;
-	int r = glake__stitched_change(pool->device->session, pool->home, stitched, plan->list,
-	                               plan->n, &change);
+	struct glake__stitched *stitched = recipe->kept;
+	int r = glake__stitched_change(pool->device->session, pool->home, stitched, recipe->list,
+	                               recipe->n, &change);
 	bool is_broken = r < 0 && change.n_unmapped + change.n_mapped > 0;
 	glake__lock();
 	pool->stats->n_unmapped += change.n_unmapped;
 	if (r == 0) {
-		glake__stitched_set_row(&pool->stitched, stitched, ptr_steal(plan->list), plan->n,
-		                        change.n_chunks);
-		stitched->n_skipped = plan->n_skipped;
+		glake__stitched_set_row(&pool->stitched, stitched, ptr_steal(recipe->list),
+		                        recipe->n, change.n_chunks);
+		stitched->n_skipped = recipe->n_skipped;
 		begin_stitched_locked(pool, pooled, stitched, change.n_mapped);
 	} else {
 		glake__stitched_set_kept(&pool->stitched, stitched);
@@ -393,17 +394,18 @@ static int map_changed(struct glake__pool *pool, struct glake__pooled *pooled,
 	return r;
 }
 
-/* Way 3, with what is free of @plan already @pooled's, and its kept range live. */
-static int stitch(struct glake__pool *pool, struct glake__pooled *pooled, struct glake__plan *plan,
-                  struct glake__wait *wait)
+/* Way 3, with what is free of @recipe already @pooled's, and its kept range live. */
+static int stitch(struct glake__pool *pool, struct glake__pooled *pooled,
+                  struct glake__recipe *recipe, struct glake__wait *wait)
 {
-	int r = plan->n_missing > 0 ? add_missing(pool, pooled, plan, wait) : 0;
-	if (r < 0 && plan->kept) {
+	int r = recipe->n_missing > 0 ? add_missing(pool, pooled, recipe, wait) : 0;
+	if (r < 0 && recipe->kept) {
 		glake__lock();
-		glake__stitched_set_kept(&pool->stitched, plan->kept);
+		glake__stitched_set_kept(&pool->stitched, recipe->kept);
 		glake__unlock();
 	} else if (r == 0) {
-		r = plan->kept ? map_changed(pool, pooled, plan) : map_new(pool, pooled, plan);
+		r = recipe->kept ? map_changed(pool, pooled, recipe)
+		                 : map_new(pool, pooled, recipe);
 	}
 	if (r < 0) {
 		glake__lock();
@@ -441,19 +443,19 @@ struct effort {
 	bool is_plain; /* nothing is stitched: a thread that seals holds chunks */
 };
 
-/* Ways 1 and 2, else 3: what is free of @plan is @pooled's. An empty plan: nothing is worth it. */
+/* Ways 1 and 2, else 3: what is free of @recipe is @pooled's. An empty recipe: nothing is worth it. */
 static int take_locked(struct glake__pool *pool, struct glake__pooled *pooled,
-                       struct glake__line *line, struct effort effort, struct glake__plan *plan,
+                       struct glake__line *line, struct effort effort, struct glake__recipe *recipe,
                        bool *is_taken_out)
 {
 	uint64_t n_units = glake__units_of(pooled->allocation.n_bytes);
-	free(plan->list);
-	*plan = (struct glake__plan){.n_missing = n_units};
+	free(recipe->list);
+	*recipe = (struct glake__recipe){.n_missing = n_units};
 	*is_taken_out = glake__pooled_take(pool, pooled, line);
 	int r = 0;
 	if (!*is_taken_out && n_units > RUN_PAGE_UNITS && !effort.is_plain) {
-		r = take_plan_locked(pool, pooled, line, effort.is_short, plan);
-		plan->n_missing = plan->n > 0 ? plan->n_missing : n_units;
+		r = take_recipe_locked(pool, pooled, line, effort.is_short, recipe);
+		recipe->n_missing = recipe->n > 0 ? recipe->n_missing : n_units;
 	}
 	return r;
 }
@@ -473,29 +475,30 @@ static bool find_loan_locked(struct glake__pool *pool, const struct glake__poole
 static int make_once(struct glake__pool *pool, struct glake__pooled *pooled,
                      struct glake__line *line, struct effort effort, struct glake__wait *wait)
 {
-	struct glake__plan plan = {.n = 0};
+	struct glake__recipe recipe = {.n = 0};
 	struct glake__loan loan;
 	bool is_taken;
 	unsigned n_left = wait->order ? MAX_LOANS : 0;
 	glake__lock();
-	int r = take_locked(pool, pooled, line, effort, &plan, &is_taken);
+	int r = take_locked(pool, pooled, line, effort, &recipe, &is_taken);
 	while (r == 0 && !is_taken && n_left-- > 0 &&
-	       find_loan_locked(pool, pooled, line, effort.is_short, plan.n_missing, &loan)) {
+	       find_loan_locked(pool, pooled, line, effort.is_short, recipe.n_missing, &loan)) {
 		glake__pooled_give_up(pooled);
 		glake__unlock();
 		n_left = glake__pool_borrow(&loan, line, wait) ? n_left : 0;
 		glake__lock();
 		effort.is_short = true;
-		r = take_locked(pool, pooled, line, effort, &plan, &is_taken);
+		r = take_locked(pool, pooled, line, effort, &recipe, &is_taken);
 	}
-	if (r == 0 && plan.kept) {
-		glake__stitched_set_live(&pool->stitched, plan.kept);
+	if (r == 0 && recipe.kept) {
+		glake__stitched_set_live(&pool->stitched, recipe.kept);
 	}
 	glake__unlock();
 	if (r == 0 && !is_taken) {
-		r = plan.n > 0 ? stitch(pool, pooled, &plan, wait) : grow(pool, pooled, line, wait);
+		r = recipe.n > 0 ? stitch(pool, pooled, &recipe, wait)
+		                 : grow(pool, pooled, line, wait);
 	}
-	free(plan.list);
+	free(recipe.list);
 	return r;
 }
 

@@ -3,7 +3,7 @@
  * What the files of a pool share: its state, and what is done with it under the lock.
  *
  *   pool_alloc.c    allocations: taken of what is free, freed, found; the numbers
- *   pool_plan.c     of what is free: chunks to be stitched
+ *   pool_recipe.c     of what is free: chunks to be stitched
  *   pool_change.c   of what is kept: a range that such chunks make fit
  *   pool_make.c     what takes time: stitching, and memory of glaked
  *   pool_borrow.c   memory that other streams have freed and may still use
@@ -132,7 +132,7 @@ void glake__pooled_spare(struct glake__pooled *pooled);
 void glake__pooled_condemn(struct glake__pooled *pooled);
 
 /* What an allocation is stitched of. {0} is empty: it is not. */
-struct glake__plan {
+struct glake__recipe {
 	struct glake__stitched *kept; /* which is changed to have the row; NULL: a new one has */
 	struct glake__stretch *list;  /* owned: what is mapped, in order; with room for one more */
 	size_t n;
@@ -142,20 +142,20 @@ struct glake__plan {
 	bool has_last;      /* or before the last chunk, of which only the front is free */
 };
 
-/* The smallest whole chunks first, which leaves the large ones whole. 0 or -ENOMEM, when the plan is empty. */
-int glake__plan_make(struct glake__pool *pool, const struct glake__line *line, uint64_t n_units,
-                     struct glake__plan *plan);
+/* The smallest whole chunks first, which leaves the large ones whole. 0 or -ENOMEM, when the recipe is empty. */
+int glake__recipe_make(struct glake__pool *pool, const struct glake__line *line, uint64_t n_units,
+                       struct glake__recipe *recipe);
 
 /* The whole chunks that are free for @line, the smallest stretches first. 0 or -ENOMEM. The caller frees the array. */
-int glake__plan_list_free(struct glake__pool *pool, const struct glake__line *line,
-                          struct glake__stretch **list_out, size_t *n_out);
+int glake__recipe_list_free(struct glake__pool *pool, const struct glake__line *line,
+                            struct glake__stretch **list_out, size_t *n_out);
 
 /*
  * A kept range instead of a new one, where less has to be mapped for that, and no more is asked of glaked: one that is
- * free but too short; or, when @is_full, one that would be dropped for the new one. Else @plan stays as it is.
+ * free but too short; or, when @is_full, one that would be dropped for the new one. Else @recipe stays as it is.
  */
-void glake__plan_change(struct glake__pool *pool, const struct glake__line *line, uint64_t n_units,
-                        bool is_full, struct glake__plan *plan);
+void glake__recipe_change(struct glake__pool *pool, const struct glake__line *line,
+                          uint64_t n_units, bool is_full, struct glake__recipe *recipe);
 
 /* What @lender has freed, up to @number. */
 struct glake__loan {

@@ -143,7 +143,7 @@ static const struct piece *find_first(const struct pieces *pieces, uint64_t n_un
 /* @stretch is free, and more than the last @n_units of the row: it ends in a chunk of which some is left over. */
 static void add_rest(const struct glake__pool *pool, const struct pieces *pieces,
                      const struct piece *first, struct glake__stretch stretch, uint64_t n_units,
-                     struct glake__plan *plan)
+                     struct glake__recipe *recipe)
 {
 	struct glake__stretch chunk = glake__pool_chunk_at(
 		pool, stretch.page + glake__pages_of(n_units) - 1);
@@ -154,10 +154,10 @@ static void add_rest(const struct glake__pool *pool, const struct pieces *pieces
 	}
 	stretch.n_pages = last ? n_before : n_before + chunk.n_pages;
 	if (stretch.n_pages > 0) {
-		plan->list[plan->n++] = stretch;
+		recipe->list[recipe->n++] = stretch;
 	}
 	if (last) {
-		plan->list[plan->n++] = last->stretch;
+		recipe->list[recipe->n++] = last->stretch;
 	}
 }
 
@@ -177,58 +177,58 @@ static struct pieces those_needed(const struct pieces *all, uint64_t n_units)
 }
 
 static void choose(const struct glake__pool *pool, const struct pieces *pieces, uint64_t n_units,
-                   struct glake__plan *plan)
+                   struct glake__recipe *recipe)
 {
 	const struct piece *first = find_first(pieces, n_units);
 	if (first) {
-		plan->list[plan->n++] = first->stretch;
-		plan->n_units = first->n_units;
-		plan->n_skipped = first->stretch.n_pages * RUN_PAGE_UNITS - first->n_units;
+		recipe->list[recipe->n++] = first->stretch;
+		recipe->n_units = first->n_units;
+		recipe->n_skipped = first->stretch.n_pages * RUN_PAGE_UNITS - first->n_units;
 	}
-	for (size_t i = 0; plan->n_units < n_units && i < pieces->n; i++) {
+	for (size_t i = 0; recipe->n_units < n_units && i < pieces->n; i++) {
 		const struct piece *piece = &pieces->list[i];
-		uint64_t n_left = n_units - plan->n_units;
+		uint64_t n_left = n_units - recipe->n_units;
 		if (piece->place == BETWEEN && piece->n_units < n_left) {
-			plan->list[plan->n++] = piece->stretch;
-			plan->n_units += piece->n_units;
+			recipe->list[recipe->n++] = piece->stretch;
+			recipe->n_units += piece->n_units;
 		} else if (piece->place == BETWEEN) {
-			add_rest(pool, pieces, first, piece->stretch, n_left, plan);
-			plan->n_units = n_units;
+			add_rest(pool, pieces, first, piece->stretch, n_left, recipe);
+			recipe->n_units = n_units;
 		}
 	}
-	uint64_t n_missing = n_units - plan->n_units;
+	uint64_t n_missing = n_units - recipe->n_units;
 	const struct piece *last = find_last(pieces, first, n_missing % RUN_PAGE_UNITS);
 	if (last) {
-		plan->list[plan->n++] = last->stretch;
-		plan->has_last = true;
-		plan->n_units += n_missing % RUN_PAGE_UNITS;
+		recipe->list[recipe->n++] = last->stretch;
+		recipe->has_last = true;
+		recipe->n_units += n_missing % RUN_PAGE_UNITS;
 	}
-	plan->n_missing = n_units - plan->n_units;
+	recipe->n_missing = n_units - recipe->n_units;
 }
 
-int glake__plan_make(struct glake__pool *pool, const struct glake__line *line, uint64_t n_units,
-                     struct glake__plan *plan)
+int glake__recipe_make(struct glake__pool *pool, const struct glake__line *line, uint64_t n_units,
+                       struct glake__recipe *recipe)
 {
 	struct pieces pieces = {.n = 0};
-	*plan = (struct glake__plan){.n = 0};
+	*recipe = (struct glake__recipe){.n = 0};
 	int r = gather(pool, line, &pieces);
 	if (r < 0) {
 		return r;
 	}
 	/* Each is used once, and some fresh memory. */
-	plan->list = reallocarray(NULL, pieces.n + 1, sizeof(*plan->list));
-	if (plan->list) {
+	recipe->list = reallocarray(NULL, pieces.n + 1, sizeof(*recipe->list));
+	if (recipe->list) {
 		const struct pieces needed = those_needed(&pieces, n_units);
-		choose(pool, &needed, n_units, plan);
-		void *less = reallocarray(plan->list, plan->n + 1, sizeof(*plan->list));
-		plan->list = less ? less : plan->list;
+		choose(pool, &needed, n_units, recipe);
+		void *less = reallocarray(recipe->list, recipe->n + 1, sizeof(*recipe->list));
+		recipe->list = less ? less : recipe->list;
 	}
 	free(pieces.list);
-	return plan->list ? 0 : glake__fail(-ENOMEM, "out of memory");
+	return recipe->list ? 0 : glake__fail(-ENOMEM, "out of memory");
 }
 
-int glake__plan_list_free(struct glake__pool *pool, const struct glake__line *line,
-                          struct glake__stretch **list_out, size_t *n_out)
+int glake__recipe_list_free(struct glake__pool *pool, const struct glake__line *line,
+                            struct glake__stretch **list_out, size_t *n_out)
 {
 	struct pieces pieces = {.n = 0};
 	int r = gather(pool, line, &pieces);

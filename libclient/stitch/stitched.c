@@ -168,43 +168,43 @@ int glake__stitched_new(struct glake_session *session, struct glake__range *home
 }
 
 /* Where the chunks of a row are not those that are there. */
-struct place {
+struct match {
 	uint64_t offset;
 	uint64_t n_bytes;
 	size_t n_parts; /* 0: there is none, the first part is there */
 	size_t n_old;   /* chunks there */
 };
 
-static struct place find_place_locked(const struct glake__range *range, uint64_t offset,
+static struct match find_match_locked(const struct glake__range *range, uint64_t offset,
                                       const struct glake__part *parts, size_t n)
 {
-	struct place place = {.offset = offset};
+	struct match match = {.offset = offset};
 	/* It ends where a chunk of either row does, since the two are the same from there on. */
-	for (; place.n_parts < n; place.n_parts++) {
-		uint64_t at = offset + place.n_bytes;
+	for (; match.n_parts < n; match.n_parts++) {
+		uint64_t at = offset + match.n_bytes;
 		const struct glake__piece *piece = glake__range_piece_locked(range, at);
-		if (piece->offset == at && piece->chunk == parts[place.n_parts].chunk) {
+		if (piece->offset == at && piece->chunk == parts[match.n_parts].chunk) {
 			break;
 		}
-		place.n_bytes += parts[place.n_parts].n_bytes;
+		match.n_bytes += parts[match.n_parts].n_bytes;
 	}
 	const struct glake__piece *old = glake__range_piece_locked(range, offset);
-	for (; old && old->offset < offset + place.n_bytes; old = old->next) {
-		place.n_old += old->chunk != NULL;
+	for (; old && old->offset < offset + match.n_bytes; old = old->next) {
+		match.n_old += old->chunk != NULL;
 	}
-	return place;
+	return match;
 }
 
 static int exchange(struct glake_session *session, struct glake__range *range,
-                    const struct place *place, const struct glake__part *parts)
+                    const struct match *match, const struct glake__part *parts)
 {
 	struct glake__chunk *dead = NULL;
 	int r = 0;
-	if (place->n_old > 0) {
-		r = glake__range_clear(range, place->offset, place->n_bytes, &dead);
+	if (match->n_old > 0) {
+		r = glake__range_clear(range, match->offset, match->n_bytes, &dead);
 		glake__grant_return(session, dead);
 	}
-	return r < 0 ? r : glake__range_fill(range, place->offset, parts, place->n_parts);
+	return r < 0 ? r : glake__range_fill(range, match->offset, parts, match->n_parts);
 }
 
 int glake__stitched_change(struct glake_session *session, struct glake__range *home,
@@ -217,17 +217,17 @@ int glake__stitched_change(struct glake_session *session, struct glake__range *h
 	int r = list_parts(home, stretches, n_stretches, &parts, &change.n_chunks);
 	for (size_t i = 0; r == 0 && i < change.n_chunks;) {
 		glake__lock();
-		struct place place = find_place_locked(stitched->range, offset, parts + i,
+		struct match match = find_match_locked(stitched->range, offset, parts + i,
 		                                       change.n_chunks - i);
 		glake__unlock();
-		if (place.n_parts == 0) {
+		if (match.n_parts == 0) {
 			offset += parts[i++].n_bytes;
 		} else {
-			change.n_unmapped += place.n_old;
-			r = exchange(session, stitched->range, &place, parts + i);
-			change.n_mapped += r == 0 ? place.n_parts : 0;
-			offset += place.n_bytes;
-			i += place.n_parts;
+			change.n_unmapped += match.n_old;
+			r = exchange(session, stitched->range, &match, parts + i);
+			change.n_mapped += r == 0 ? match.n_parts : 0;
+			offset += match.n_bytes;
+			i += match.n_parts;
 		}
 	}
 	let_parts(session, parts, change.n_chunks);
