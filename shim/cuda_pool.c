@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "shim/pool.h"
+#include "shim/cuda_pool.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
 
 #define MAX_POOLS 256u /* later ones are left to the driver */
 
-struct pool {
+struct cuda_pool {
 	CUmemoryPool handle; /* NULL: destroyed, or a free slot */
 	CUdevice device;
 	bool is_foreign; /* the driver serves it */
@@ -17,20 +17,20 @@ struct pool {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct pool pools[MAX_POOLS]; /* a slot once used stays below n_pools */
+static struct cuda_pool pools[MAX_POOLS]; /* a slot once used stays below n_pools */
 static size_t n_pools;
 
 /* The pools of each device; the driver is asked when they are first wanted. */
 static struct {
 	atomic_bool is_known;
-	struct pool *standard;          /* borrowed */
-	_Atomic(struct pool *) current; /* borrowed; NULL: the driver's */
-	CUmemoryPool current_handle;    /* under the lock */
+	struct cuda_pool *standard;          /* borrowed */
+	_Atomic(struct cuda_pool *) current; /* borrowed; NULL: the driver's */
+	CUmemoryPool current_handle;         /* under the lock */
 } devices[SHIM_MAX_DEVICES];
 
 /* ---- with the lock held ----------------------------------------------------------------------- */
 
-static struct pool *find_locked(CUmemoryPool handle)
+static struct cuda_pool *find_locked(CUmemoryPool handle)
 {
 	for (size_t i = 0; handle && i < n_pools; i++) {
 		if (pools[i].handle == handle) {
@@ -40,7 +40,7 @@ static struct pool *find_locked(CUmemoryPool handle)
 	return NULL;
 }
 
-static struct pool *add_locked(CUmemoryPool handle, CUdevice device, bool is_foreign)
+static struct cuda_pool *add_locked(CUmemoryPool handle, CUdevice device, bool is_foreign)
 {
 	size_t at = 0;
 	while (at < n_pools && (pools[at].handle || pools[at].reserved_bytes != 0)) {
@@ -49,7 +49,7 @@ static struct pool *add_locked(CUmemoryPool handle, CUdevice device, bool is_for
 	if (at == MAX_POOLS) {
 		return NULL;
 	}
-	struct pool *pool = &pools[at];
+	struct cuda_pool *pool = &pools[at];
 	n_pools += at == n_pools;
 	pool->handle = handle;
 	pool->device = device;
@@ -61,7 +61,7 @@ static struct pool *add_locked(CUmemoryPool handle, CUdevice device, bool is_for
 
 static void set_current_locked(CUdevice device, CUmemoryPool handle)
 {
-	struct pool *pool = find_locked(handle);
+	struct cuda_pool *pool = find_locked(handle);
 	bool is_ours = pool && !pool->is_foreign && pool->device == device;
 	devices[device].current = is_ours ? pool : NULL;
 	devices[device].current_handle = handle;
@@ -91,7 +91,7 @@ static bool is_device(CUdevice device)
 	return device >= 0 && device < SHIM_MAX_DEVICES;
 }
 
-struct pool *pool_current(CUdevice device)
+struct cuda_pool *cuda_pool_current(CUdevice device)
 {
 	if (!is_device(device)) {
 		return NULL;
@@ -102,26 +102,26 @@ struct pool *pool_current(CUdevice device)
 	return devices[device].current;
 }
 
-struct pool *pool_find(CUmemoryPool handle)
+struct cuda_pool *cuda_pool_find(CUmemoryPool handle)
 {
 	CUdevice device;
 	/* An unknown handle may be the default pool of a device that was not asked for yet. */
 	if (real(cuCtxGetDevice)(&device) == CUDA_SUCCESS) {
-		pool_current(device);
+		cuda_pool_current(device);
 	}
 	pthread_mutex_lock(&lock);
-	struct pool *pool = find_locked(handle);
+	struct cuda_pool *pool = find_locked(handle);
 	bool is_ours = pool && !pool->is_foreign;
 	pthread_mutex_unlock(&lock);
 	return is_ours ? pool : NULL;
 }
 
-void pool_set_current(CUdevice device, CUmemoryPool handle)
+void cuda_pool_set_current(CUdevice device, CUmemoryPool handle)
 {
 	if (!is_device(device)) {
 		return;
 	}
-	pool_current(device);
+	cuda_pool_current(device);
 	pthread_mutex_lock(&lock);
 	set_current_locked(device, handle);
 	pthread_mutex_unlock(&lock);
@@ -147,7 +147,7 @@ static bool is_plain(const CUmemPoolProps *properties)
 	       !asks_more(properties);
 }
 
-void pool_created(CUmemoryPool handle, const CUmemPoolProps *properties)
+void cuda_pool_created(CUmemoryPool handle, const CUmemPoolProps *properties)
 {
 	if (properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
 	    is_device(properties->location.id)) {
@@ -161,10 +161,10 @@ void pool_created(CUmemoryPool handle, const CUmemPoolProps *properties)
  * If the current pool is destroyed, the default pool becomes current again. The default pool itself
  * cannot be destroyed, though a program may try.
  */
-void pool_destroyed(CUmemoryPool handle)
+void cuda_pool_destroyed(CUmemoryPool handle)
 {
 	pthread_mutex_lock(&lock);
-	struct pool *pool = find_locked(handle);
+	struct cuda_pool *pool = find_locked(handle);
 	if (pool && devices[pool->device].standard == pool) {
 		pthread_mutex_unlock(&lock);
 		return;
@@ -180,12 +180,12 @@ void pool_destroyed(CUmemoryPool handle)
 	pthread_mutex_unlock(&lock);
 }
 
-CUmemoryPool pool_handle(const struct pool *pool)
+CUmemoryPool cuda_pool_handle(const struct cuda_pool *pool)
 {
 	return pool->handle;
 }
 
-CUdevice pool_device(const struct pool *pool)
+CUdevice cuda_pool_device(const struct cuda_pool *pool)
 {
 	return pool->device;
 }
@@ -200,7 +200,7 @@ static void grow(atomic_int_fast64_t *value, atomic_int_fast64_t *high, int64_t 
 	}
 }
 
-void pool_note(struct pool *pool, int64_t used_bytes, int64_t reserved_bytes)
+void cuda_pool_note(struct cuda_pool *pool, int64_t used_bytes, int64_t reserved_bytes)
 {
 	if (pool) {
 		grow(&pool->used_bytes, &pool->used_high, used_bytes);
@@ -208,15 +208,15 @@ void pool_note(struct pool *pool, int64_t used_bytes, int64_t reserved_bytes)
 	}
 }
 
-uint64_t pool_reserved_bytes(const struct pool *pool)
+uint64_t cuda_pool_reserved_bytes(const struct cuda_pool *pool)
 {
 	return (uint64_t)pool->reserved_bytes;
 }
 
-uint64_t pool_driver_bytes(CUdevice device)
+uint64_t cuda_pool_driver_bytes(CUdevice device)
 {
 	uint64_t total = 0;
-	pool_current(device);
+	cuda_pool_current(device);
 	/* No pool is destroyed while the lock is held. */
 	pthread_mutex_lock(&lock);
 	for (size_t i = 0; real(cuMemPoolGetAttribute) && i < n_pools; i++) {
@@ -232,7 +232,7 @@ uint64_t pool_driver_bytes(CUdevice device)
 	return total;
 }
 
-uint64_t pool_attribute(const struct pool *pool, CUmemPool_attribute attribute)
+uint64_t cuda_pool_attribute(const struct cuda_pool *pool, CUmemPool_attribute attribute)
 {
 	switch (attribute) {
 	case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
@@ -248,7 +248,7 @@ uint64_t pool_attribute(const struct pool *pool, CUmemPool_attribute attribute)
 	}
 }
 
-void pool_reset(struct pool *pool, CUmemPool_attribute attribute)
+void cuda_pool_reset(struct cuda_pool *pool, CUmemPool_attribute attribute)
 {
 	if (attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH) {
 		pool->used_high = pool->used_bytes;

@@ -8,38 +8,38 @@
  * it is freed. Blocking: no, but some calls ask the driver. Threads: any. Errors: none; a pool too
  * many is left to the driver.
  */
-#ifndef GLAKE_SHIM_POOL_H
-#define GLAKE_SHIM_POOL_H
+#ifndef GLAKE_SHIM_CUDA_POOL_H
+#define GLAKE_SHIM_CUDA_POOL_H
 
 #include "shim/shim.h"
 
-struct pool;
+struct cuda_pool;
 
 /* The pool of the driver's handle. NULL: the driver serves it. */
-struct pool *pool_find(CUmemoryPool handle);
+struct cuda_pool *cuda_pool_find(CUmemoryPool handle);
 /* The pool that cuMemAllocAsync() takes from on @device; NULL as above. */
-struct pool *pool_current(CUdevice device);
-void pool_set_current(CUdevice device, CUmemoryPool handle);
+struct cuda_pool *cuda_pool_current(CUdevice device);
+void cuda_pool_set_current(CUdevice device, CUmemoryPool handle);
 
 /* The program has created a pool. */
-void pool_created(CUmemoryPool handle, const CUmemPoolProps *properties);
+void cuda_pool_created(CUmemoryPool handle, const CUmemPoolProps *properties);
 /* The program is about to destroy a pool. */
-void pool_destroyed(CUmemoryPool handle);
+void cuda_pool_destroyed(CUmemoryPool handle);
 
-CUmemoryPool pool_handle(const struct pool *pool);
-CUdevice pool_device(const struct pool *pool);
+CUmemoryPool cuda_pool_handle(const struct cuda_pool *pool);
+CUdevice cuda_pool_device(const struct cuda_pool *pool);
 
 /*
  * Count memory of glaked: @used_bytes more are the program's, and @reserved_bytes more are used or
  * parked. Both may be negative. NULL is allowed, for memory of no pool.
  */
-void pool_note(struct pool *pool, int64_t used_bytes, int64_t reserved_bytes);
-uint64_t pool_reserved_bytes(const struct pool *pool);
+void cuda_pool_note(struct cuda_pool *pool, int64_t used_bytes, int64_t reserved_bytes);
+uint64_t cuda_pool_reserved_bytes(const struct cuda_pool *pool);
 /* The bytes that the driver keeps for all pools of @device. Asks the driver. */
-uint64_t pool_driver_bytes(CUdevice device);
+uint64_t cuda_pool_driver_bytes(CUdevice device);
 /* glaked's part of an attribute of the pool, in bytes; 0: it has none. */
-uint64_t pool_attribute(const struct pool *pool, CUmemPool_attribute attribute);
+uint64_t cuda_pool_attribute(const struct cuda_pool *pool, CUmemPool_attribute attribute);
 /* Set a high mark back to what is used now. Other attributes are ignored. */
-void pool_reset(struct pool *pool, CUmemPool_attribute attribute);
+void cuda_pool_reset(struct cuda_pool *pool, CUmemPool_attribute attribute);
 
 #endif

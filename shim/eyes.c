@@ -41,59 +41,60 @@ static bool is_sealed(uint64_t word)
 }
 
 /* What all words of a launch are compared with. */
-struct look {
+struct sealed_area {
 	uint64_t base; /* where anything is sealed */
 	uint64_t n_bytes;
 	uint32_t now; /* of glake__sealed.n_sealings */
 };
 
 /* @words may lie anywhere; @first is the number of the first one. Some kernels have hundreds of them. */
-static inline void look_at_words(struct kernel *kernel, const struct look *look, const char *words,
-                                 size_t first, size_t n)
+static inline void look_at_words(struct kernel *kernel, const struct sealed_area *area,
+                                 const char *words, size_t first, size_t n)
 {
 	_Atomic uint32_t *all = kernel_seen(kernel);
 	for (size_t i = 0; i < n; i++) {
 		uint64_t word;
 		memcpy(&word, words + 8 * i, 8);
-		if (__builtin_expect(word - look->base >= look->n_bytes, 1)) {
+		if (__builtin_expect(word - area->base >= area->n_bytes, 1)) {
 			continue;
 		}
 		_Atomic uint32_t *seen = &all[first + i];
-		if (atomic_load_explicit(seen, memory_order_relaxed) != look->now &&
+		if (atomic_load_explicit(seen, memory_order_relaxed) != area->now &&
 		    is_sealed(word)) {
-			atomic_store_explicit(seen, look->now, memory_order_relaxed);
+			atomic_store_explicit(seen, area->now, memory_order_relaxed);
 			add_note(kernel, word, first + i);
 		}
 	}
 }
 
 /* All parameters side by side. */
-static void look_at_buffer(struct kernel *kernel, const struct look *look, void *const *extra)
+static void look_at_buffer(struct kernel *kernel, const struct sealed_area *area,
+                           void *const *extra)
 {
 	const char *buffer;
 	size_t n_bytes;
 	kernels_buffer_of(extra, &buffer, &n_bytes);
 	size_t n_words = n_bytes / 8 < kernel->n_words ? n_bytes / 8 : kernel->n_words;
-	look_at_words(kernel, look, buffer, 0, buffer ? n_words : 0);
+	look_at_words(kernel, area, buffer, 0, buffer ? n_words : 0);
 }
 
 void eyes_look(CUfunction function, void *const *params, void *const *extra)
 {
 	struct kernel *kernel = kernels_find(function);
-	const struct look look = {
+	const struct sealed_area area = {
 		.n_bytes = atomic_load_explicit(&glake__sealed.n_bytes, memory_order_relaxed),
 		.base = atomic_load_explicit(&glake__sealed.base, memory_order_relaxed),
 		.now = (uint32_t)atomic_load_explicit(&glake__sealed.n_sealings,
 	                                              memory_order_relaxed),
 	};
 	if (kernel && extra) {
-		look_at_buffer(kernel, &look, extra);
+		look_at_buffer(kernel, &area, extra);
 	}
 	for (uint32_t i = 0; kernel && params && i < kernel->n_spans; i++) {
 		struct kernel_span span = kernel->spans[i];
 		const char *param = params[span.param];
 		if (param) {
-			look_at_words(kernel, &look, param + span.at, span.first, span.n);
+			look_at_words(kernel, &area, param + span.at, span.first, span.n);
 		}
 	}
 }

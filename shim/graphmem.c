@@ -170,8 +170,8 @@ static uint64_t find_id(CUstream handle, unsigned flags)
 
 bool graphmem_find_stream(CUstream handle, unsigned flags, struct glake_stream *stream_out)
 {
-	struct heap_place here;
-	if (!heap_place_here(&here) || !capture_may_be_in(handle, flags, here.ctx)) {
+	struct heap_target here;
+	if (!heap_target_here(&here) || !capture_may_be_in(handle, flags, here.ctx)) {
 		return false;
 	}
 	*stream_out = (struct glake_stream){

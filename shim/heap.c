@@ -6,36 +6,36 @@
 #include "shim/context.h"
 #include "shim/record.h"
 
-bool heap_place_here(struct heap_place *place_out)
+bool heap_target_here(struct heap_target *target_out)
 {
 	CUcontext current = NULL;
-	place_out->pool = NULL;
-	place_out->stream = 0;
+	target_out->pool = NULL;
+	target_out->stream = 0;
 	if (real(cuCtxGetCurrent)(&current) != CUDA_SUCCESS || !current ||
-	    real(cuCtxGetDevice)(&place_out->device) != CUDA_SUCCESS ||
+	    real(cuCtxGetDevice)(&target_out->device) != CUDA_SUCCESS ||
 	    context_has_ended(current)) {
 		return false;
 	}
-	place_out->ctx = context_primary(current);
-	place_out->generation = context_generation();
+	target_out->ctx = context_primary(current);
+	target_out->generation = context_generation();
 	return true;
 }
 
-static struct glake__tag tag_of(const struct heap_place *place, struct connection *connection)
+static struct glake__tag tag_of(const struct heap_target *target, struct connection *connection)
 {
 	return (struct glake__tag){
-		.ctx = place->ctx,
-		.generation = place->generation,
-		.pool = place->pool,
+		.ctx = target->ctx,
+		.generation = target->generation,
+		.pool = target->pool,
 		.connection = connection,
-		.stream = place->stream,
+		.stream = target->stream,
 	};
 }
 
 /* ---- allocating ------------------------------------------------------------------------------- */
 
 struct request {
-	const struct heap_place *place;
+	const struct heap_target *target;
 	uint64_t n_bytes;
 	struct glake__tag tag;
 	struct glake__wait *wait;
@@ -46,7 +46,7 @@ struct request {
 static int request_memory(struct connection *connection, void *user)
 {
 	struct request *request = user;
-	int r = glake__supply_get(connection->session, request->place->device, request->n_bytes,
+	int r = glake__supply_get(connection->session, request->target->device, request->n_bytes,
 	                          &request->tag, request->wait, &request->allocation);
 	request->is_foreign = r == -ENODEV;
 	return r;
@@ -55,8 +55,8 @@ static int request_memory(struct connection *connection, void *user)
 static int alloc_of(struct connection *connection, void *user)
 {
 	struct request *request = user;
-	request->tag = tag_of(request->place, connection);
-	request->allocation = glake__heap_take(connection->session, request->place->device,
+	request->tag = tag_of(request->target, connection);
+	request->allocation = glake__heap_take(connection->session, request->target->device,
 	                                       request->n_bytes, &request->tag);
 	if (request->allocation) {
 		return 0;
@@ -69,16 +69,16 @@ static CUdeviceptr begin(const struct request *request)
 {
 	int64_t n_taken = (int64_t)request->allocation->n_capacity;
 	shim_count_add(SHIM_COUNT_live_bytes, (int64_t)request->n_bytes);
-	pool_note(request->place->pool, n_taken, n_taken);
+	cuda_pool_note(request->target->pool, n_taken, n_taken);
 	return request->allocation->address;
 }
 
-int heap_alloc(const struct heap_place *place, uint64_t n_bytes, struct glake__wait *wait,
+int heap_alloc(const struct heap_target *target, uint64_t n_bytes, struct glake__wait *wait,
                CUdeviceptr *address_out)
 {
-	struct request request = {.place = place, .n_bytes = n_bytes, .wait = wait};
+	struct request request = {.target = target, .n_bytes = n_bytes, .wait = wait};
 	int r = CONNECTION_E_FOREIGN;
-	if (place->device >= 0 && place->device < SHIM_MAX_DEVICES) {
+	if (target->device >= 0 && target->device < SHIM_MAX_DEVICES) {
 		r = connection_use(alloc_of, &request);
 	}
 	if (r == 0) {
@@ -87,13 +87,13 @@ int heap_alloc(const struct heap_place *place, uint64_t n_bytes, struct glake__w
 	return r;
 }
 
-bool heap_alloc_warm(const struct heap_place *place, uint64_t n_bytes, CUdeviceptr *address_out)
+bool heap_alloc_warm(const struct heap_target *target, uint64_t n_bytes, CUdeviceptr *address_out)
 {
-	struct request request = {.place = place, .n_bytes = n_bytes};
+	struct request request = {.target = target, .n_bytes = n_bytes};
 	struct connection *connection = connection_peek();
 	if (connection && !connection->is_dead) {
-		request.tag = tag_of(place, connection);
-		request.allocation = glake__heap_take(connection->session, place->device, n_bytes,
+		request.tag = tag_of(target, connection);
+		request.allocation = glake__heap_take(connection->session, target->device, n_bytes,
 		                                      &request.tag);
 	}
 	if (!request.allocation) {
@@ -120,10 +120,10 @@ bool heap_find(CUdeviceptr address, struct heap_facts *facts_out)
 			.region_bytes = facts.region_bytes,
 			.id = facts.id,
 			.region_id = facts.region_id,
-			.place = {.device = facts.ordinal,
-		                  .ctx = facts.tag.ctx,
-		                  .generation = facts.tag.generation,
-		                  .pool = facts.tag.pool},
+			.target = {.device = facts.ordinal,
+		                   .ctx = facts.tag.ctx,
+		                   .generation = facts.tag.generation,
+		                   .pool = facts.tag.pool},
 			.has_ipc = !facts.tag.pool, /* memory of pools has no IPC handle */
 			.connection = facts.tag.connection,
 		};
@@ -152,8 +152,8 @@ static void note_released(const struct glake__allocation *was)
 	if (!was->is_parked) {
 		shim_count_add(SHIM_COUNT_live_bytes, -(int64_t)was->n_bytes);
 	}
-	pool_note(was->tag.pool, was->is_parked ? 0 : -n_taken,
-	          was->is_parked && was->is_pooled ? 0 : -n_taken);
+	cuda_pool_note(was->tag.pool, was->is_parked ? 0 : -n_taken,
+	               was->is_parked && was->is_pooled ? 0 : -n_taken);
 }
 
 bool heap_release_asleep(struct glake__allocation *allocation)
@@ -189,7 +189,7 @@ static void note_parked(const struct glake__allocation *allocation, int sign)
 {
 	int64_t n_taken = sign * (int64_t)allocation->n_capacity;
 	shim_count_add(SHIM_COUNT_live_bytes, sign * (int64_t)allocation->n_bytes);
-	pool_note(allocation->tag.pool, n_taken, allocation->is_pooled ? n_taken : 0);
+	cuda_pool_note(allocation->tag.pool, n_taken, allocation->is_pooled ? n_taken : 0);
 }
 
 bool heap_park(struct glake__allocation *allocation, const struct glake_stream *stream,
@@ -224,14 +224,14 @@ void heap_unpark(struct glake__allocation *allocation, struct glake__parking *pa
 	note_parked(allocation, 1);
 }
 
-CUdeviceptr heap_reuse(struct glake__allocation *allocation, const struct heap_place *place,
+CUdeviceptr heap_reuse(struct glake__allocation *allocation, const struct heap_target *target,
                        uint64_t n_bytes)
 {
 	int64_t n_taken = (int64_t)allocation->n_capacity;
 	CUdeviceptr address = allocation->address;
-	const struct glake__tag tag = tag_of(place, NULL);
-	pool_note(allocation->tag.pool, 0, -n_taken);
-	pool_note(place->pool, n_taken, n_taken);
+	const struct glake__tag tag = tag_of(target, NULL);
+	cuda_pool_note(allocation->tag.pool, 0, -n_taken);
+	cuda_pool_note(target->pool, n_taken, n_taken);
 	shim_count_add(SHIM_COUNT_live_bytes, (int64_t)n_bytes);
 	glake__heap_reuse(allocation, n_bytes, &tag);
 	return address;

@@ -13,31 +13,31 @@
 
 #include "glake_shim.h"
 #include "shim/connection.h"
-#include "shim/pool.h"
+#include "shim/cuda_pool.h"
 
-/* The place of an allocation. */
-struct heap_place {
+/* The target of an allocation: where it is made. */
+struct heap_target {
 	CUdevice device;
-	CUcontext ctx;       /* that allocates; the memory ends with it */
-	uint64_t generation; /* of ctx (context.h) */
-	struct pool *pool;   /* of cuMemAllocAsync(); NULL: of cuMemAlloc() */
+	CUcontext ctx;          /* that allocates; the memory ends with it */
+	uint64_t generation;    /* of ctx (context.h) */
+	struct cuda_pool *pool; /* of cuMemAllocAsync(); NULL: of cuMemAlloc() */
 	uint64_t
 		stream; /* its id + 1, in whose order it is allocated, if that is stitched; else 0 */
 };
 
-/* The place of a cuMemAlloc() by this thread, now. False: there is no usable current context. */
-bool heap_place_here(struct heap_place *place_out);
+/* The target of a cuMemAlloc() by this thread, now. False: there is no usable current context. */
+bool heap_target_here(struct heap_target *target_out);
 
 /*
  * Allocate. The memory is not initialised and at least 512-byte aligned; @n_bytes is not 0. *wait
  * is all zeroes, or as a call for the same memory left it. Blocks while glaked is asked. Returns 0
  * or CONNECTION_E_*.
  */
-int heap_alloc(const struct heap_place *place, uint64_t n_bytes, struct glake__wait *wait,
+int heap_alloc(const struct heap_target *target, uint64_t n_bytes, struct glake__wait *wait,
                CUdeviceptr *address_out);
 
 /* The same, if glaked need not be asked: does not block. False: it must. */
-bool heap_alloc_warm(const struct heap_place *place, uint64_t n_bytes, CUdeviceptr *address_out);
+bool heap_alloc_warm(const struct heap_target *target, uint64_t n_bytes, CUdeviceptr *address_out);
 
 /* A description of an allocation. */
 struct heap_facts {
@@ -47,7 +47,7 @@ struct heap_facts {
 	uint64_t region_bytes;
 	uint64_t id;        /* of the allocation; never used again */
 	uint64_t region_id; /* of the region */
-	struct heap_place place;
+	struct heap_target target;
 	bool has_ipc;                        /* legacy IPC can name it */
 	const struct connection *connection; /* borrowed; valid while the memory is */
 };
@@ -78,7 +78,7 @@ bool heap_park(struct glake__allocation *allocation, const struct glake_stream *
                struct glake__parking *parking_out);
 void heap_parked(struct glake__parking *parking);
 void heap_unpark(struct glake__allocation *allocation, struct glake__parking *parking);
-CUdeviceptr heap_reuse(struct glake__allocation *allocation, const struct heap_place *place,
+CUdeviceptr heap_reuse(struct glake__allocation *allocation, const struct heap_target *target,
                        uint64_t n_bytes);
 
 /* The numbers of @device's memory that is split, merged and stitched; 0s if there is none. */

@@ -62,8 +62,8 @@ static struct calls calls_of_per_thread(void)
 /* ---- allocating ------------------------------------------------------------------------------- */
 
 /* Called in a capture; the capture may forbid this thread the driver calls for it. */
-static int alloc_captured(const struct glake_stream *stream, struct pool *pool, uint64_t n_bytes,
-                          CUdeviceptr *address_out)
+static int alloc_captured(const struct glake_stream *stream, struct cuda_pool *pool,
+                          uint64_t n_bytes, CUdeviceptr *address_out)
 {
 	CUstreamCaptureMode mode = capture_relax();
 	struct glake__wait wait = {0};
@@ -86,12 +86,12 @@ static enum alloc_result alloc_in_order(const struct calls *calls, CUdeviceptr *
 	               : !order_find_stream(handle, calls->flags, &stream)) {
 		return LEFT_TO_DRIVER;
 	}
-	struct pool *pool = pool_current(stream.ordinal);
+	struct cuda_pool *pool = cuda_pool_current(stream.ordinal);
 	if (from) {
-		pool = pool_find(from);
+		pool = cuda_pool_find(from);
 	}
 	/* The pool may belong to another device than the stream. */
-	if (!pool || pool_device(pool) != stream.ordinal) {
+	if (!pool || cuda_pool_device(pool) != stream.ordinal) {
 		return LEFT_TO_DRIVER;
 	}
 	graphmem_collect();

@@ -22,11 +22,11 @@ struct beginning {
  */
 static bool begin(struct beginning *beginning, CUstream stream, unsigned flags)
 {
-	struct heap_place here;
+	struct heap_target here;
 	if (!shim_is_forked()) {
 		order_stream_ends(stream, capture_may_have(stream, flags));
 	}
-	if (shim_policy()->stitches && !shim_is_forked() && heap_place_here(&here)) {
+	if (shim_policy()->stitches && !shim_is_forked() && heap_target_here(&here)) {
 		order_collect(here.ctx);
 	}
 	drain_before_capture();

@@ -86,7 +86,7 @@ static CUgraphNodeParams of_graph(CUgraph graph)
 static CUcontext set_ctx(CUcontext ctx, CUdeviceptr dst)
 {
 	struct heap_facts facts;
-	return ctx || !heap_find(dst, &facts) ? ctx : facts.place.ctx;
+	return ctx || !heap_find(dst, &facts) ? ctx : facts.target.ctx;
 }
 
 /* ---- nodes ------------------------------------------------------------------------------------- */

@@ -145,7 +145,7 @@ static CUresult look(CUdevice device, struct view *view_out)
 CUresult shim_cuMemGetInfo_v2(size_t *free_out, size_t *total_out)
 {
 	CUdevice device;
-	struct heap_place place;
+	struct heap_target target;
 	if (!free_out || !total_out || !asks_us() ||
 	    real(cuCtxGetDevice)(&device) != CUDA_SUCCESS) {
 		return real(cuMemGetInfo_v2)(free_out, total_out);
@@ -155,8 +155,8 @@ CUresult shim_cuMemGetInfo_v2(size_t *free_out, size_t *total_out)
 	}
 	/* Parked memory that is no longer in use becomes warm, and counts as free; while it is asleep, when it wakes. */
 	if (!gate_is_asleep()) {
-		if (heap_place_here(&place)) {
-			order_collect(place.ctx);
+		if (heap_target_here(&target)) {
+			order_collect(target.ctx);
 		}
 		graphmem_collect();
 	}
@@ -210,7 +210,7 @@ static bool answer(const struct heap_facts *facts, CUdeviceptr address,
 		return true;
 	case CU_POINTER_ATTRIBUTE_CONTEXT:
 		/* Memory of pools has no context. */
-		word = facts->place.pool ? 0 : (uintptr_t)facts->place.ctx;
+		word = facts->target.pool ? 0 : (uintptr_t)facts->target.ctx;
 		break;
 	case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
 		/* The driver answers only if the current context may access it. */
@@ -235,7 +235,7 @@ static bool answer(const struct heap_facts *facts, CUdeviceptr address,
 		word = facts->region_id;
 		break;
 	case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
-		word = facts->place.pool ? (uintptr_t)pool_handle(facts->place.pool) : 0;
+		word = facts->target.pool ? (uintptr_t)cuda_pool_handle(facts->target.pool) : 0;
 		break;
 	case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
 		break;
@@ -256,7 +256,7 @@ static bool answer_for_driver(const struct heap_facts *facts, CUpointer_attribut
 		half = CU_MEMORYTYPE_DEVICE;
 		break;
 	case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-		half = (unsigned)facts->place.device;
+		half = (unsigned)facts->target.device;
 		break;
 	case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
 		half = CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE;

@@ -14,11 +14,11 @@ CUresult shim_cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address)
 static CUresult open_handle(CUdeviceptr *address, CUipcMemHandle handle, unsigned flags,
                             __typeof__(cuIpcOpenMemHandle_v2) *leave)
 {
-	struct heap_place place;
+	struct heap_target target;
 	if (address && !shim_is_forked() && shim_can_own() && ipc_is_ours(&handle) &&
-	    heap_place_here(&place)) {
+	    heap_target_here(&target)) {
 		return flags == CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
-		               ? ipc_open(&handle, &place, address)
+		               ? ipc_open(&handle, &target, address)
 		               : CUDA_ERROR_INVALID_VALUE;
 	}
 	return leave(address, handle, flags);

@@ -22,8 +22,8 @@ static bool owns_alloc(void)
 static enum alloc_result alloc_ours(CUdeviceptr *address_out, uint64_t n_bytes,
                                     CUresult *result_out)
 {
-	struct heap_place place;
-	if (!heap_place_here(&place)) {
+	struct heap_target target;
+	if (!heap_target_here(&target)) {
 		return LEFT_TO_DRIVER;
 	}
 	*result_out = capture_ask_alloc();
@@ -31,9 +31,9 @@ static enum alloc_result alloc_ours(CUdeviceptr *address_out, uint64_t n_bytes,
 		return ANSWERED;
 	}
 	graphmem_collect();
-	int r = order_alloc(&place, n_bytes, address_out);
+	int r = order_alloc(&target, n_bytes, address_out);
 	if (r == 0) {
-		record_alloc(place.device, *address_out, n_bytes, 0);
+		record_alloc(target.device, *address_out, n_bytes, 0);
 	}
 	return alloc_result_of(r, result_out);
 }

@@ -13,7 +13,7 @@ CUresult shim_cuMemPoolCreate(CUmemoryPool *pool_out, const CUmemPoolProps *prop
 {
 	CUresult result = real(cuMemPoolCreate)(pool_out, properties);
 	if (result == CUDA_SUCCESS && !shim_is_forked()) {
-		pool_created(*pool_out, properties);
+		cuda_pool_created(*pool_out, properties);
 	}
 	return result;
 }
@@ -22,7 +22,7 @@ CUresult shim_cuMemPoolCreate(CUmemoryPool *pool_out, const CUmemPoolProps *prop
 CUresult shim_cuMemPoolDestroy(CUmemoryPool pool)
 {
 	if (!shim_is_forked()) {
-		pool_destroyed(pool);
+		cuda_pool_destroyed(pool);
 	}
 	return real(cuMemPoolDestroy)(pool);
 }
@@ -31,7 +31,7 @@ CUresult shim_cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
 {
 	CUresult result = real(cuDeviceSetMemPool)(device, pool);
 	if (result == CUDA_SUCCESS && owns_pools()) {
-		pool_set_current(device, pool);
+		cuda_pool_set_current(device, pool);
 	}
 	return result;
 }
@@ -42,14 +42,14 @@ CUresult shim_cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type,
 	if (result == CUDA_SUCCESS && owns_pools() &&
 	    location->type == CU_MEM_LOCATION_TYPE_DEVICE &&
 	    type == CU_MEM_ALLOCATION_TYPE_PINNED) {
-		pool_set_current(location->id, pool);
+		cuda_pool_set_current(location->id, pool);
 	}
 	return result;
 }
 
-static struct pool *find(CUmemoryPool pool)
+static struct cuda_pool *find(CUmemoryPool pool)
 {
-	return owns_pools() ? pool_find(pool) : NULL;
+	return owns_pools() ? cuda_pool_find(pool) : NULL;
 }
 
 static uint64_t at_least(uint64_t value, uint64_t least)
@@ -62,30 +62,31 @@ static uint64_t at_least(uint64_t value, uint64_t least)
  * cuMemAllocAsync() takes from: what PyTorch calls reserved. A pool reserves whole chunks: as with the driver, a small
  * allocation takes its bytes from those that are free.
  */
-static uint64_t reserved_of(const struct pool *pool, CUmemPool_attribute attribute)
+static uint64_t reserved_of(const struct cuda_pool *pool, CUmemPool_attribute attribute)
 {
-	uint64_t n_bytes = pool_attribute(pool, attribute);
+	uint64_t n_bytes = cuda_pool_attribute(pool, attribute);
 	bool is_high = attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH;
-	if (pool == pool_current(pool_device(pool))) {
-		struct glake_pool_stats stats = heap_pool_stats(pool_device(pool));
-		uint64_t now = pool_reserved_bytes(pool) + stats.reserved_bytes - stats.used_bytes;
+	if (pool == cuda_pool_current(cuda_pool_device(pool))) {
+		struct glake_pool_stats stats = heap_pool_stats(cuda_pool_device(pool));
+		uint64_t now = cuda_pool_reserved_bytes(pool) + stats.reserved_bytes -
+		               stats.used_bytes;
 		n_bytes = is_high ? at_least(at_least(n_bytes, stats.peak_reserved_bytes), now)
 		                  : now;
 	}
 	return glake_chunk_bytes(n_bytes);
 }
 
-static uint64_t ours_of(const struct pool *pool, CUmemPool_attribute attribute)
+static uint64_t ours_of(const struct cuda_pool *pool, CUmemPool_attribute attribute)
 {
 	bool is_reserved = attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT ||
 	                   attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH;
-	return is_reserved ? reserved_of(pool, attribute) : pool_attribute(pool, attribute);
+	return is_reserved ? reserved_of(pool, attribute) : cuda_pool_attribute(pool, attribute);
 }
 
 CUresult shim_cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void *value)
 {
 	CUresult result = real(cuMemPoolGetAttribute)(handle, attribute, value);
-	const struct pool *pool = result == CUDA_SUCCESS ? find(handle) : NULL;
+	const struct cuda_pool *pool = result == CUDA_SUCCESS ? find(handle) : NULL;
 	uint64_t ours = pool ? ours_of(pool, attribute) : 0;
 	if (ours > 0) {
 		/* All attributes with a part of glaked's have 64 bits. */
@@ -97,12 +98,12 @@ CUresult shim_cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute att
 CUresult shim_cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void *value)
 {
 	CUresult result = real(cuMemPoolSetAttribute)(handle, attribute, value);
-	struct pool *pool = result == CUDA_SUCCESS ? find(handle) : NULL;
+	struct cuda_pool *pool = result == CUDA_SUCCESS ? find(handle) : NULL;
 	if (pool) {
-		pool_reset(pool, attribute);
+		cuda_pool_reset(pool, attribute);
 		if (attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH &&
-		    pool == pool_current(pool_device(pool))) {
-			heap_reset_pool_peaks(pool_device(pool));
+		    pool == cuda_pool_current(cuda_pool_device(pool))) {
+			heap_reset_pool_peaks(cuda_pool_device(pool));
 		}
 	}
 	return result;
@@ -112,12 +113,12 @@ CUresult shim_cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute att
 CUresult shim_cuMemPoolTrimTo(CUmemoryPool handle, size_t keep_bytes)
 {
 	CUresult result = real(cuMemPoolTrimTo)(handle, keep_bytes);
-	const struct pool *pool = result == CUDA_SUCCESS ? find(handle) : NULL;
+	const struct cuda_pool *pool = result == CUDA_SUCCESS ? find(handle) : NULL;
 	if (pool) {
 		graphmem_collect();
 		order_collect_all();
-		uint64_t reserved_bytes = pool_reserved_bytes(pool);
-		heap_trim(pool_device(pool),
+		uint64_t reserved_bytes = cuda_pool_reserved_bytes(pool);
+		heap_trim(cuda_pool_device(pool),
 		          keep_bytes > reserved_bytes ? keep_bytes - reserved_bytes : 0);
 	}
 	return result;
@@ -127,12 +128,12 @@ CUresult shim_cuMemPoolTrimTo(CUmemoryPool handle, size_t keep_bytes)
 CUresult shim_cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc *access, size_t n)
 {
 	CUresult result = real(cuMemPoolSetAccess)(handle, access, n);
-	const struct pool *pool = result == CUDA_SUCCESS ? find(handle) : NULL;
+	const struct cuda_pool *pool = result == CUDA_SUCCESS ? find(handle) : NULL;
 	for (size_t i = 0; pool && result == CUDA_SUCCESS && i < n; i++) {
 		if (access[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
-		    access[i].location.id != pool_device(pool) &&
+		    access[i].location.id != cuda_pool_device(pool) &&
 		    access[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE) {
-			result = heap_add_peer(pool_device(pool), access[i].location.id);
+			result = heap_add_peer(cuda_pool_device(pool), access[i].location.id);
 		}
 	}
 	return result;

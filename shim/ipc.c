@@ -42,7 +42,7 @@ struct opened {
 	struct glake_share share;
 	CUdeviceptr base;
 	uint64_t id;
-	struct heap_place place;
+	struct heap_target target;
 	struct opening *openings;      /* owned; not empty */
 	struct connection *connection; /* a reference */
 };
@@ -112,7 +112,7 @@ static struct opened *find_share(const struct glake_share *share, CUcontext ctx)
 {
 	struct opened *opened = list;
 	while (opened &&
-	       (opened->place.ctx != ctx || memcmp(&opened->share, share, sizeof(*share)) != 0)) {
+	       (opened->target.ctx != ctx || memcmp(&opened->share, share, sizeof(*share)) != 0)) {
 		opened = opened->next;
 	}
 	return opened;
@@ -190,7 +190,7 @@ static void opened_free(struct opened *opened)
 	free(opened);
 }
 
-static int open_share(const struct glake_share *share, const struct heap_place *place,
+static int open_share(const struct glake_share *share, const struct heap_target *target,
                       struct connection *connection, struct opened **opened_out)
 {
 	struct opened *opened = calloc(1, sizeof(*opened));
@@ -198,7 +198,7 @@ static int open_share(const struct glake_share *share, const struct heap_place *
 		return -ENOMEM;
 	}
 	glake_ptr base = 0;
-	int r = glake_share_open(connection->session, share, place->device, &base);
+	int r = glake_share_open(connection->session, share, target->device, &base);
 	if (r < 0) {
 		connection_note(connection, r);
 		free(opened);
@@ -206,21 +206,21 @@ static int open_share(const struct glake_share *share, const struct heap_place *
 	}
 	opened->share = *share;
 	opened->base = base;
-	opened->place = *place;
+	opened->target = *target;
 	opened->connection = connection_ref(connection);
 	*opened_out = opened;
 	return 0;
 }
 
 /* If the region is open already, open it once more; *error_out is the result. */
-static bool open_again(const struct ipc_name *name, const struct heap_place *place,
+static bool open_again(const struct ipc_name *name, const struct heap_target *target,
                        CUdeviceptr *address_out, int *error_out)
 {
 	struct glake_share share = share_of(name);
 	pthread_mutex_lock(&lock);
-	struct opened *opened = find_share(&share, place->ctx);
+	struct opened *opened = find_share(&share, target->ctx);
 	if (opened) {
-		opened->place.generation = place->generation;
+		opened->target.generation = target->generation;
 		*error_out = add_opening(opened, name->offset, name->n_bytes);
 		*address_out = opened->base + name->offset;
 	}
@@ -229,16 +229,16 @@ static bool open_again(const struct ipc_name *name, const struct heap_place *pla
 }
 
 /* Called with the opening lock held. */
-static int open_one(const struct ipc_name *name, const struct heap_place *place,
+static int open_one(const struct ipc_name *name, const struct heap_target *target,
                     struct connection *connection, CUdeviceptr *address_out)
 {
 	struct glake_share share = share_of(name);
 	struct opened *opened;
 	int r;
-	if (open_again(name, place, address_out, &r)) {
+	if (open_again(name, target, address_out, &r)) {
 		return r;
 	}
-	r = open_share(&share, place, connection, &opened);
+	r = open_share(&share, target, connection, &opened);
 	if (r < 0) {
 		return r;
 	}
@@ -266,7 +266,7 @@ static bool is_own(struct connection *connection, const struct ipc_name *name)
 	return glake_session_info(connection->session, &info) == 0 && info.session == name->session;
 }
 
-CUresult ipc_open(const CUipcMemHandle *handle, const struct heap_place *place,
+CUresult ipc_open(const CUipcMemHandle *handle, const struct heap_target *target,
                   CUdeviceptr *address_out)
 {
 	cleanup_cancel int cancel = cancel_disable();
@@ -283,7 +283,7 @@ CUresult ipc_open(const CUipcMemHandle *handle, const struct heap_place *place,
 	CUresult result = CUDA_ERROR_INVALID_CONTEXT;
 	if (!is_own(connection, &name)) {
 		pthread_mutex_lock(&opening_lock);
-		result = judge(open_one(&name, place, connection, address_out));
+		result = judge(open_one(&name, target, connection, address_out));
 		pthread_mutex_unlock(&opening_lock);
 	}
 	connection_unref(connection);
@@ -319,7 +319,7 @@ bool ipc_close(CUdeviceptr address, CUresult *result_out)
 	pthread_mutex_lock(&lock);
 	struct opened *opened = find_opened(address);
 	bool is_start = opened && *opening_at(opened, address - opened->base);
-	CUcontext ctx = opened ? opened->place.ctx : NULL;
+	CUcontext ctx = opened ? opened->target.ctx : NULL;
 	pthread_mutex_unlock(&lock);
 	if (!opened) {
 		return false;
@@ -347,7 +347,7 @@ void ipc_release_ctx(CUcontext ctx, uint64_t generation)
 	pthread_mutex_lock(&lock);
 	for (struct opened **at = &list; *at;) {
 		struct opened *opened = *at;
-		if (opened->place.ctx == ctx && opened->place.generation < generation) {
+		if (opened->target.ctx == ctx && opened->target.generation < generation) {
 			*at = opened->next;
 			glake__opened_set_user(opened->base, NULL);
 			opened->next = gone;
@@ -381,7 +381,7 @@ bool ipc_find(CUdeviceptr address, struct heap_facts *facts_out)
 			.region_bytes = opened->share.bytes,
 			.id = opening->id,
 			.region_id = opened->id,
-			.place = opened->place,
+			.target = opened->target,
 		};
 	}
 	pthread_mutex_unlock(&lock);

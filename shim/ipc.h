@@ -21,8 +21,8 @@ bool ipc_is_ours(const CUipcMemHandle *handle);
 /* Make a handle. False: @address is in no memory of ours, ask the driver. */
 bool ipc_name(CUdeviceptr address, CUipcMemHandle *handle_out, CUresult *result_out);
 
-/* Map the memory of a handle of ours for @place. */
-CUresult ipc_open(const CUipcMemHandle *handle, const struct heap_place *place,
+/* Map the memory of a handle of ours for @target. */
+CUresult ipc_open(const CUipcMemHandle *handle, const struct heap_target *target,
                   CUdeviceptr *address_out);
 
 /* False: @address is in no memory that ipc_open() has mapped. */

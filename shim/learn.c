@@ -111,7 +111,7 @@ bool learn_add(const struct heap_facts *facts, const struct glake_span *spans, s
 			.id = facts->id,
 			.ptr = spans[i].ptr,
 			.n_bytes = spans[i].bytes,
-			.device = facts->place.device,
+			.device = facts->target.device,
 		};
 	}
 	qsort(parts, n_parts, sizeof(*parts), by_address);

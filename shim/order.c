@@ -70,26 +70,26 @@ bool order_find_stream(CUstream handle, unsigned flags, struct glake_stream *str
 	return get_order() && glake_order_stream(order, handle, flags, stream_out) == 0;
 }
 
-static int alloc(const struct heap_place *place, uint64_t n_bytes, struct glake__wait *wait,
+static int alloc(const struct heap_target *target, uint64_t n_bytes, struct glake__wait *wait,
                  CUdeviceptr *address_out)
 {
-	order_collect(place->ctx);
+	order_collect(target->ctx);
 	if (order) {
 		wait->parked = glake__order_watch(order);
 	}
-	int r = heap_alloc(place, n_bytes, wait, address_out);
+	int r = heap_alloc(target, n_bytes, wait, address_out);
 	while (r == CONNECTION_E_REFUSED && order &&
-	       glake__order_await(order, place->ctx, 0, &wait->parked)) {
+	       glake__order_await(order, target->ctx, 0, &wait->parked)) {
 		wait->is_room_made = false;
-		r = heap_alloc(place, n_bytes, wait, address_out);
+		r = heap_alloc(target, n_bytes, wait, address_out);
 	}
 	return r;
 }
 
-int order_alloc(const struct heap_place *place, uint64_t n_bytes, CUdeviceptr *address_out)
+int order_alloc(const struct heap_target *target, uint64_t n_bytes, CUdeviceptr *address_out)
 {
 	struct glake__wait wait = {0};
-	return alloc(place, n_bytes, &wait, address_out);
+	return alloc(target, n_bytes, &wait, address_out);
 }
 
 struct glake__wait order_wait_on(CUstream handle, unsigned flags)
@@ -97,28 +97,28 @@ struct glake__wait order_wait_on(CUstream handle, unsigned flags)
 	return (struct glake__wait){.order = get_order(), .stream = handle, .flags = flags};
 }
 
-int order_alloc_async(const struct glake_stream *stream, struct pool *pool, uint64_t n_bytes,
+int order_alloc_async(const struct glake_stream *stream, struct cuda_pool *pool, uint64_t n_bytes,
                       struct glake__wait *wait, CUdeviceptr *address_out)
 {
-	const struct heap_place place = {
+	const struct heap_target target = {
 		.device = stream->ordinal,
 		.ctx = stream->context,
 		.pool = pool,
 		.generation = context_generation(),
 		.stream = shim_policy()->stitches ? stream->id + 1 : 0,
 	};
-	const struct glake__tag tag = {.stream = place.stream};
-	if (glake__pool_serves(&tag, n_bytes) && heap_alloc_warm(&place, n_bytes, address_out)) {
+	const struct glake__tag tag = {.stream = target.stream};
+	if (glake__pool_serves(&tag, n_bytes) && heap_alloc_warm(&target, n_bytes, address_out)) {
 		return 0;
 	}
 	/* Nothing of a pool is parked whole. */
 	struct glake__allocation *parked = glake_order_take(order, stream,
 	                                                    glake__heap_round(n_bytes));
 	if (parked) {
-		*address_out = heap_reuse(parked, &place, n_bytes);
+		*address_out = heap_reuse(parked, &target, n_bytes);
 		return 0;
 	}
-	return alloc(&place, n_bytes, wait, address_out);
+	return alloc(&target, n_bytes, wait, address_out);
 }
 
 bool order_free(CUstream handle, unsigned flags, const struct glake_stream *stream,

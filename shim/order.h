@@ -26,13 +26,13 @@ bool order_find_stream(CUstream handle, unsigned flags, struct glake_stream *str
  * As heap_alloc(). Parked memory that is no longer in use goes back to the heap first. If glaked
  * refuses, the call waits for parked memory of the context, and asks again, until nothing ends for ten seconds.
  */
-int order_alloc(const struct heap_place *place, uint64_t n_bytes, CUdeviceptr *address_out);
+int order_alloc(const struct heap_target *target, uint64_t n_bytes, CUdeviceptr *address_out);
 
 /* For an allocation on @handle, which is not captured: if glaked refuses, it may wait for another stream. */
 struct glake__wait order_wait_on(CUstream handle, unsigned flags);
 
 /* The same in stream order, from @pool: memory that is parked on @stream is used at once. */
-int order_alloc_async(const struct glake_stream *stream, struct pool *pool, uint64_t n_bytes,
+int order_alloc_async(const struct glake_stream *stream, struct cuda_pool *pool, uint64_t n_bytes,
                       struct glake__wait *wait, CUdeviceptr *address_out);
 
 /* Free a claimed allocation in stream order. False: it is still the caller's. */

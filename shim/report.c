@@ -8,7 +8,7 @@
 #include "shim/driver_usage.h"
 #include "shim/idle.h"
 #include "shim/order.h"
-#include "shim/pool.h"
+#include "shim/cuda_pool.h"
 
 static uint64_t graph_bytes(CUdevice device)
 {
@@ -33,7 +33,7 @@ static struct glake__driver_memory describe(CUdevice device, uint32_t index)
 	order_hold_contexts();
 	if (context_is_active(device)) {
 		memory.graph_bytes = graph_bytes(device);
-		memory.other_bytes += pool_driver_bytes(device);
+		memory.other_bytes += cuda_pool_driver_bytes(device);
 	}
 	order_let_contexts();
 	return memory;

@@ -13,7 +13,7 @@
  *   real             the driver's own library and its calls
  *   ours             of the shim, or of glaked through it
  *   connection       one session with glaked and its users (connection.h)
- *   place            the device, context and pool of an allocation (heap.h)
+ *   target           the device, context and pool of an allocation (heap.h)
  *   generation       tells a context from a later one with the same handle (context.h)
  *   parked           freed in stream order, and perhaps still in use by the stream (order.h)
  *   pool             a memory pool of the driver (pool.h)

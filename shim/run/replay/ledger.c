@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "shim/run/replay/books.h"
+#include "shim/run/replay/ledger.h"
 
 #include <stdlib.h>
 
@@ -24,9 +24,9 @@ static bool is_less(const struct block *one, const struct block *other)
 	                                      : one->address < other->address;
 }
 
-static struct block **root_of(struct books *books, enum block_state state)
+static struct block **root_of(struct ledger *ledger, enum block_state state)
 {
-	return state == BLOCK_HOLE ? &books->holes : &books->free;
+	return state == BLOCK_HOLE ? &ledger->holes : &ledger->free;
 }
 
 /* Part the tree at @key, which is not in it. */
@@ -109,53 +109,53 @@ static void tree_free(struct block *tree)
 	}
 }
 
-void books_deinit(struct books *books)
+void ledger_deinit(struct ledger *ledger)
 {
-	tree_free(books->free);
-	tree_free(books->holes);
-	*books = (struct books){0};
+	tree_free(ledger->free);
+	tree_free(ledger->holes);
+	*ledger = (struct ledger){0};
 }
 
 /* ---- memory ----------------------------------------------------------------------------------- */
 
-bool books_reserve(struct books *books, uint64_t n_bytes)
+bool ledger_reserve(struct ledger *ledger, uint64_t n_bytes)
 {
-	if (n_bytes > books->limit_bytes - books->reserved_bytes) {
+	if (n_bytes > ledger->limit_bytes - ledger->reserved_bytes) {
 		return false;
 	}
-	books->reserved_bytes += n_bytes;
-	if (books->reserved_bytes > books->peak_reserved_bytes) {
-		books->peak_reserved_bytes = books->reserved_bytes;
+	ledger->reserved_bytes += n_bytes;
+	if (ledger->reserved_bytes > ledger->peak_reserved_bytes) {
+		ledger->peak_reserved_bytes = ledger->reserved_bytes;
 	}
 	return true;
 }
 
-void books_unreserve(struct books *books, uint64_t n_bytes)
+void ledger_unreserve(struct ledger *ledger, uint64_t n_bytes)
 {
-	books->reserved_bytes -= n_bytes;
+	ledger->reserved_bytes -= n_bytes;
 }
 
 /* ---- blocks ----------------------------------------------------------------------------------- */
 
 /* A used block with the facts of @like. */
-static struct block *new_block(struct books *books, const struct block *like)
+static struct block *new_block(struct ledger *ledger, const struct block *like)
 {
 	struct block *block = must_calloc(1, sizeof(*block));
 	*block = *like;
 	/* The constants of Knuth's MMIX; the high half is the random one. */
-	books->random = books->random * 6364136223846793005u + 1442695040888963407u;
-	block->weight = (uint32_t)(books->random >> 32);
+	ledger->random = ledger->random * 6364136223846793005u + 1442695040888963407u;
+	block->weight = (uint32_t)(ledger->random >> 32);
 	return block;
 }
 
-struct block *books_add(struct books *books, uint32_t line, uint64_t n_bytes)
+struct block *ledger_add(struct ledger *ledger, uint32_t line, uint64_t n_bytes)
 {
 	const struct block like = {
-		.line = line, .segment = books->n_segments++, .n_bytes = n_bytes};
-	return new_block(books, &like);
+		.line = line, .segment = ledger->n_segments++, .n_bytes = n_bytes};
+	return new_block(ledger, &like);
 }
 
-void books_drop(struct block *block)
+void ledger_drop(struct block *block)
 {
 	free(block);
 }
@@ -171,31 +171,31 @@ static void swallow(struct block *first, struct block *second)
 	free(second);
 }
 
-struct block *books_put(struct books *books, struct block *block, enum block_state state)
+struct block *ledger_put(struct ledger *ledger, struct block *block, enum block_state state)
 {
 	struct block *before = block->before;
 	struct block *after = block->after;
 	if (after && after->state == state) {
-		tree_remove(root_of(books, state), after);
+		tree_remove(root_of(ledger, state), after);
 		swallow(block, after);
 	}
 	if (before && before->state == state) {
-		tree_remove(root_of(books, state), before);
+		tree_remove(root_of(ledger, state), before);
 		swallow(before, block);
 		block = before;
 	}
 	block->state = state;
-	tree_add(root_of(books, state), block);
+	tree_add(root_of(ledger, state), block);
 	return block;
 }
 
-void books_take(struct books *books, struct block *block)
+void ledger_take(struct ledger *ledger, struct block *block)
 {
-	tree_remove(root_of(books, block->state), block);
+	tree_remove(root_of(ledger, block->state), block);
 	block->state = BLOCK_USED;
 }
 
-struct block *books_split(struct books *books, struct block *block, uint64_t n_bytes)
+struct block *ledger_split(struct ledger *ledger, struct block *block, uint64_t n_bytes)
 {
 	const struct block like = {
 		.line = block->line,
@@ -205,7 +205,7 @@ struct block *books_split(struct books *books, struct block *block, uint64_t n_b
 		.before = block,
 		.after = block->after,
 	};
-	struct block *rest = new_block(books, &like);
+	struct block *rest = new_block(ledger, &like);
 	if (rest->after) {
 		rest->after->before = rest;
 	}
@@ -216,29 +216,29 @@ struct block *books_split(struct books *books, struct block *block, uint64_t n_b
 
 /* ---- looking ---------------------------------------------------------------------------------- */
 
-struct block *books_best(const struct books *books, uint32_t line, uint64_t n_bytes)
+struct block *ledger_best(const struct ledger *ledger, uint32_t line, uint64_t n_bytes)
 {
 	const struct block key = {.line = line, .n_bytes = n_bytes, .state = BLOCK_FREE};
-	struct block *found = tree_find(books->free, &key);
+	struct block *found = tree_find(ledger->free, &key);
 	return found && found->line == line ? found : NULL;
 }
 
-struct block *books_hole(const struct books *books, uint32_t line)
+struct block *ledger_hole(const struct ledger *ledger, uint32_t line)
 {
 	const struct block key = {.line = line, .state = BLOCK_HOLE};
-	struct block *found = tree_find(books->holes, &key);
+	struct block *found = tree_find(ledger->holes, &key);
 	return found && found->line == line ? found : NULL;
 }
 
-struct block *books_first(const struct books *books)
+struct block *ledger_first(const struct ledger *ledger)
 {
 	const struct block key = {.state = BLOCK_FREE};
-	return tree_find(books->free, &key);
+	return tree_find(ledger->free, &key);
 }
 
-struct block *books_next(const struct books *books, const struct block *block)
+struct block *ledger_next(const struct ledger *ledger, const struct block *block)
 {
 	struct block key = *block;
 	key.address++;
-	return tree_find(block->state == BLOCK_HOLE ? books->holes : books->free, &key);
+	return tree_find(block->state == BLOCK_HOLE ? ledger->holes : ledger->free, &key);
 }

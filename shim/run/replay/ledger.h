@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The books of a modelled allocator: segments that the model has made, cut into blocks.
+ * The ledger of a modelled allocator: segments that the model has made, cut into blocks.
  *
  * A block lies in a segment between its neighbours. It is used, free, or a hole, which has
  * addresses but no memory. Free blocks and holes are in trees, by line: the stream and pool that
  * may have them. Free blocks are in the order of their size, holes in that of their place.
  *
- * Owner: the embedder; books_deinit() frees the blocks in the trees. Used blocks are the caller's. Books
+ * Owner: the embedder; ledger_deinit() frees the blocks in the trees. Used blocks are the caller's. Books
  * of zeroes with a limit are ready. Threads: one.
  */
-#ifndef GLAKE_SHIM_RUN_REPLAY_BOOKS_H
-#define GLAKE_SHIM_RUN_REPLAY_BOOKS_H
+#ifndef GLAKE_SHIM_RUN_REPLAY_LEDGER_H
+#define GLAKE_SHIM_RUN_REPLAY_LEDGER_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -23,7 +23,7 @@ enum block_state {
 };
 
 struct block {
-	uint64_t segment; /* its number, in the order of books_add() */
+	uint64_t segment; /* its number, in the order of ledger_add() */
 	uint64_t address; /* in the segment */
 	uint64_t n_bytes;
 	struct block *before; /* neighbours in the segment */
@@ -35,7 +35,7 @@ struct block {
 	enum block_state state;
 };
 
-struct books {
+struct ledger {
 	uint64_t limit_bytes; /* of memory; UINT64_MAX: none */
 	uint64_t reserved_bytes;
 	uint64_t peak_reserved_bytes;
@@ -47,34 +47,34 @@ struct books {
 	uint64_t random; /* state of the weights */
 };
 
-void books_deinit(struct books *books);
+void ledger_deinit(struct ledger *ledger);
 
 /* Count memory in or out. False: the limit is reached, and nothing was counted. */
-bool books_reserve(struct books *books, uint64_t n_bytes);
-void books_unreserve(struct books *books, uint64_t n_bytes);
+bool ledger_reserve(struct ledger *ledger, uint64_t n_bytes);
+void ledger_unreserve(struct ledger *ledger, uint64_t n_bytes);
 
 /* A segment of one used block, without memory as yet. */
-struct block *books_add(struct books *books, uint32_t line, uint64_t n_bytes);
+struct block *ledger_add(struct ledger *ledger, uint32_t line, uint64_t n_bytes);
 /* Forget a segment, which is one used block. */
-void books_drop(struct block *block);
+void ledger_drop(struct block *block);
 static inline bool block_is_segment(const struct block *block)
 {
 	return !block->before && !block->after;
 }
 
 /* Put a used block into the tree of @state, one with its neighbours of that state. Returns the whole. */
-struct block *books_put(struct books *books, struct block *block, enum block_state state);
+struct block *ledger_put(struct ledger *ledger, struct block *block, enum block_state state);
 /* Take a block out of its tree: it is used. */
-void books_take(struct books *books, struct block *block);
+void ledger_take(struct ledger *ledger, struct block *block);
 /* Cut a used block at @n_bytes, which are fewer than it has. Returns the rest, used and not put. */
-struct block *books_split(struct books *books, struct block *block, uint64_t n_bytes);
+struct block *ledger_split(struct ledger *ledger, struct block *block, uint64_t n_bytes);
 
 /* The first block of @line with @n_bytes or more of free memory (best fit). NULL: none. */
-struct block *books_best(const struct books *books, uint32_t line, uint64_t n_bytes);
+struct block *ledger_best(const struct ledger *ledger, uint32_t line, uint64_t n_bytes);
 /* The first hole of @line. NULL: none. */
-struct block *books_hole(const struct books *books, uint32_t line);
+struct block *ledger_hole(const struct ledger *ledger, uint32_t line);
 /* The first free block of all, and the next one of a block's tree, of any line. NULL: none. */
-struct block *books_first(const struct books *books);
-struct block *books_next(const struct books *books, const struct block *block);
+struct block *ledger_first(const struct ledger *ledger);
+struct block *ledger_next(const struct ledger *ledger, const struct block *block);
 
 #endif

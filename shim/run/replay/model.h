@@ -2,12 +2,12 @@
 /*
  * Models of other allocators: what they would reserve for a trace, by their own rules.
  *
- * Threads: one per struct books.
+ * Threads: one per struct ledger.
  */
 #ifndef GLAKE_SHIM_RUN_REPLAY_MODEL_H
 #define GLAKE_SHIM_RUN_REPLAY_MODEL_H
 
-#include "shim/run/replay/books.h"
+#include "shim/run/replay/ledger.h"
 
 #define KIB UINT64_C(1024)
 #define MIB (1024 * KIB)
@@ -15,8 +15,8 @@
 struct model {
 	const char *name;
 	/* A block of @n_bytes (not 0) or more, used. NULL: the limit is reached. */
-	struct block *(*alloc)(struct books *books, uint32_t stream, uint64_t n_bytes);
-	void (*free)(struct books *books, struct block *block);
+	struct block *(*alloc)(struct ledger *ledger, uint32_t stream, uint64_t n_bytes);
+	void (*free)(struct ledger *ledger, struct block *block);
 };
 
 /* PyTorch's caching allocator, as it is without options (c10/cuda/CUDACachingAllocator.cpp, 2.11). */

@@ -15,25 +15,25 @@ static uint64_t segment_bytes(uint64_t n_bytes)
 	return n_bytes < MIN_WHOLE_BYTES ? TORCH_LARGE_SEGMENT_BYTES : round_up(n_bytes, 2 * MIB);
 }
 
-static struct block *make_segment(struct books *books, uint32_t line, uint64_t n_bytes)
+static struct block *make_segment(struct ledger *ledger, uint32_t line, uint64_t n_bytes)
 {
-	if (!books_reserve(books, n_bytes)) {
+	if (!ledger_reserve(ledger, n_bytes)) {
 		return NULL;
 	}
-	books->n_made++;
-	return books_add(books, line, n_bytes);
+	ledger->n_made++;
+	return ledger_add(ledger, line, n_bytes);
 }
 
-static void free_cached(struct books *books)
+static void free_cached(struct ledger *ledger)
 {
 	struct block *next;
-	for (struct block *block = books_first(books); block; block = next) {
-		next = books_next(books, block);
+	for (struct block *block = ledger_first(ledger); block; block = next) {
+		next = ledger_next(ledger, block);
 		if (block_is_segment(block)) {
-			books_take(books, block);
-			books_unreserve(books, block->n_bytes);
-			books->n_freed++;
-			books_drop(block);
+			ledger_take(ledger, block);
+			ledger_unreserve(ledger, block->n_bytes);
+			ledger->n_freed++;
+			ledger_drop(block);
 		}
 	}
 }
@@ -46,29 +46,29 @@ static bool may_split(const struct block *block, uint64_t n_bytes)
 	                                        : n_rest > TORCH_SMALL_BYTES;
 }
 
-static struct block *caching_alloc(struct books *books, uint32_t stream, uint64_t n_asked)
+static struct block *caching_alloc(struct ledger *ledger, uint32_t stream, uint64_t n_asked)
 {
 	uint64_t n_bytes = round_up(n_asked, TORCH_UNIT_BYTES);
 	uint32_t line = torch_line(stream, n_bytes);
-	struct block *block = books_best(books, line, n_bytes);
+	struct block *block = ledger_best(ledger, line, n_bytes);
 	if (block) {
-		books_take(books, block);
+		ledger_take(ledger, block);
 	} else {
-		block = make_segment(books, line, segment_bytes(n_bytes));
+		block = make_segment(ledger, line, segment_bytes(n_bytes));
 	}
 	if (!block) {
-		free_cached(books);
-		block = make_segment(books, line, segment_bytes(n_bytes));
+		free_cached(ledger);
+		block = make_segment(ledger, line, segment_bytes(n_bytes));
 	}
 	if (block && may_split(block, n_bytes)) {
-		books_put(books, books_split(books, block, n_bytes), BLOCK_FREE);
+		ledger_put(ledger, ledger_split(ledger, block, n_bytes), BLOCK_FREE);
 	}
 	return block;
 }
 
-static void caching_free(struct books *books, struct block *block)
+static void caching_free(struct ledger *ledger, struct block *block)
 {
-	books_put(books, block, BLOCK_FREE);
+	ledger_put(ledger, block, BLOCK_FREE);
 }
 
 const struct model model_caching = {"caching", caching_alloc, caching_free};

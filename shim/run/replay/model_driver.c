@@ -8,32 +8,32 @@
 #define UNIT_BYTES 512u
 #define PAGE_BYTES (2 * MIB)
 
-static struct block *driver_alloc(struct books *books, uint32_t stream, uint64_t n_asked)
+static struct block *driver_alloc(struct ledger *ledger, uint32_t stream, uint64_t n_asked)
 {
 	uint64_t n_bytes = round_up(n_asked, UNIT_BYTES);
-	struct block *block = n_bytes < PAGE_BYTES ? books_best(books, 0, n_bytes) : NULL;
+	struct block *block = n_bytes < PAGE_BYTES ? ledger_best(ledger, 0, n_bytes) : NULL;
 	if (block) {
-		books_take(books, block);
-	} else if (books_reserve(books, round_up(n_bytes, PAGE_BYTES))) {
-		block = books_add(books, 0, round_up(n_bytes, PAGE_BYTES));
+		ledger_take(ledger, block);
+	} else if (ledger_reserve(ledger, round_up(n_bytes, PAGE_BYTES))) {
+		block = ledger_add(ledger, 0, round_up(n_bytes, PAGE_BYTES));
 	} else {
 		return NULL;
 	}
-	books->n_made++;
+	ledger->n_made++;
 	if (n_bytes < PAGE_BYTES && n_bytes < block->n_bytes) {
-		books_put(books, books_split(books, block, n_bytes), BLOCK_FREE);
+		ledger_put(ledger, ledger_split(ledger, block, n_bytes), BLOCK_FREE);
 	}
 	return block;
 }
 
-static void driver_free(struct books *books, struct block *block)
+static void driver_free(struct ledger *ledger, struct block *block)
 {
-	books->n_freed++;
-	block = books_put(books, block, BLOCK_FREE);
+	ledger->n_freed++;
+	block = ledger_put(ledger, block, BLOCK_FREE);
 	if (block_is_segment(block)) {
-		books_take(books, block);
-		books_unreserve(books, block->n_bytes);
-		books_drop(block);
+		ledger_take(ledger, block);
+		ledger_unreserve(ledger, block->n_bytes);
+		ledger_drop(block);
 	}
 }
 

@@ -26,14 +26,14 @@ static uint64_t expandable_bytes(const struct block *block)
 }
 
 /* Best fit, in which the end of what has memory counts as very large: it is the last choice. */
-static struct block *find_mapped(const struct books *books, uint32_t line, uint64_t n_bytes)
+static struct block *find_mapped(const struct ledger *ledger, uint32_t line, uint64_t n_bytes)
 {
-	struct block *block = books_best(books, line, n_bytes);
-	struct block *next = block ? books_next(books, block) : NULL;
+	struct block *block = ledger_best(ledger, line, n_bytes);
+	struct block *next = block ? ledger_next(ledger, block) : NULL;
 	while (next && next->line == line && !block_is_segment(block) &&
 	       expandable_bytes(next) < expandable_bytes(block)) {
 		block = next;
-		next = books_next(books, block);
+		next = ledger_next(ledger, block);
 	}
 	return block;
 }
@@ -49,13 +49,13 @@ static bool has_room(const struct block *block, uint64_t n_bytes)
 }
 
 /* The lowest hole with room for @n_bytes, together with the free block before it and all behind. */
-static struct block *find_hole(struct books *books, uint32_t line, uint64_t n_bytes)
+static struct block *find_hole(struct ledger *ledger, uint32_t line, uint64_t n_bytes)
 {
-	struct block *hole = books_hole(books, line);
+	struct block *hole = ledger_hole(ledger, line);
 	if (!hole) {
-		return books_put(books, books_add(books, line, SEGMENT_BYTES), BLOCK_HOLE);
+		return ledger_put(ledger, ledger_add(ledger, line, SEGMENT_BYTES), BLOCK_HOLE);
 	}
-	for (; hole && hole->line == line; hole = books_next(books, hole)) {
+	for (; hole && hole->line == line; hole = ledger_next(ledger, hole)) {
 		bool is_behind_free = hole->before && hole->before->state == BLOCK_FREE;
 		struct block *first = is_behind_free ? hole->before : hole;
 		if (has_room(first, n_bytes)) {
@@ -68,35 +68,35 @@ static struct block *find_hole(struct books *books, uint32_t line, uint64_t n_by
 /* ---- pages ------------------------------------------------------------------------------------ */
 
 /* Map pages for the first @n_bytes of @hole, or all of it. Returns the free block. NULL: the limit. */
-static struct block *map_pages(struct books *books, struct block *hole, uint64_t n_bytes)
+static struct block *map_pages(struct ledger *ledger, struct block *hole, uint64_t n_bytes)
 {
 	uint64_t n_page = page_bytes(hole->line);
 	uint64_t n_mapped = round_up(n_bytes < hole->n_bytes ? n_bytes : hole->n_bytes, n_page);
-	if (!books_reserve(books, n_mapped)) {
+	if (!ledger_reserve(ledger, n_mapped)) {
 		return NULL;
 	}
-	books->n_made += n_mapped / n_page;
-	books_take(books, hole);
+	ledger->n_made += n_mapped / n_page;
+	ledger_take(ledger, hole);
 	if (n_mapped < hole->n_bytes) {
-		books_put(books, books_split(books, hole, n_mapped), BLOCK_HOLE);
+		ledger_put(ledger, ledger_split(ledger, hole, n_mapped), BLOCK_HOLE);
 	}
-	return books_put(books, hole, BLOCK_FREE);
+	return ledger_put(ledger, hole, BLOCK_FREE);
 }
 
 /* Pages that were mapped before the limit was reached stay, free, as in PyTorch. */
-static struct block *grow(struct books *books, uint32_t line, uint64_t n_bytes)
+static struct block *grow(struct ledger *ledger, uint32_t line, uint64_t n_bytes)
 {
-	struct block *block = find_hole(books, line, n_bytes);
+	struct block *block = find_hole(ledger, line, n_bytes);
 	if (block && block->state == BLOCK_HOLE) {
-		block = map_pages(books, block, n_bytes);
+		block = map_pages(ledger, block, n_bytes);
 	}
 	while (block && block->n_bytes < n_bytes) {
-		block = map_pages(books, block->after, n_bytes - block->n_bytes);
+		block = map_pages(ledger, block->after, n_bytes - block->n_bytes);
 	}
 	return block;
 }
 
-static void unmap_pages(struct books *books, struct block *block)
+static void unmap_pages(struct ledger *ledger, struct block *block)
 {
 	uint64_t n_page = page_bytes(block->line);
 	uint64_t begin = round_up(block->address, n_page);
@@ -104,56 +104,56 @@ static void unmap_pages(struct books *books, struct block *block)
 	if (begin >= end) {
 		return;
 	}
-	books_take(books, block);
+	ledger_take(ledger, block);
 	if (end < block->address + block->n_bytes) {
-		books_put(books, books_split(books, block, end - block->address), BLOCK_FREE);
+		ledger_put(ledger, ledger_split(ledger, block, end - block->address), BLOCK_FREE);
 	}
 	if (begin > block->address) {
-		struct block *middle = books_split(books, block, begin - block->address);
-		books_put(books, block, BLOCK_FREE);
+		struct block *middle = ledger_split(ledger, block, begin - block->address);
+		ledger_put(ledger, block, BLOCK_FREE);
 		block = middle;
 	}
-	books_unreserve(books, end - begin);
-	books->n_freed += (end - begin) / n_page;
-	books_put(books, block, BLOCK_HOLE);
+	ledger_unreserve(ledger, end - begin);
+	ledger->n_freed += (end - begin) / n_page;
+	ledger_put(ledger, block, BLOCK_HOLE);
 }
 
-static void free_cached(struct books *books)
+static void free_cached(struct ledger *ledger)
 {
 	struct block *next;
-	for (struct block *block = books_first(books); block; block = next) {
-		next = books_next(books, block);
-		unmap_pages(books, block);
+	for (struct block *block = ledger_first(ledger); block; block = next) {
+		next = ledger_next(ledger, block);
+		unmap_pages(ledger, block);
 	}
 }
 
 /* ---- the model -------------------------------------------------------------------------------- */
 
-static struct block *expandable_alloc(struct books *books, uint32_t stream, uint64_t n_asked)
+static struct block *expandable_alloc(struct ledger *ledger, uint32_t stream, uint64_t n_asked)
 {
 	uint64_t n_bytes = round_up(n_asked, TORCH_UNIT_BYTES);
 	uint32_t line = torch_line(stream, n_bytes);
-	struct block *block = find_mapped(books, line, n_bytes);
+	struct block *block = find_mapped(ledger, line, n_bytes);
 	if (!block) {
-		block = grow(books, line, n_bytes);
+		block = grow(ledger, line, n_bytes);
 	}
 	if (!block) {
-		free_cached(books);
-		block = grow(books, line, n_bytes);
+		free_cached(ledger);
+		block = grow(ledger, line, n_bytes);
 	}
 	if (!block) {
 		return NULL;
 	}
-	books_take(books, block);
+	ledger_take(ledger, block);
 	if (block->n_bytes > n_bytes) {
-		books_put(books, books_split(books, block, n_bytes), BLOCK_FREE);
+		ledger_put(ledger, ledger_split(ledger, block, n_bytes), BLOCK_FREE);
 	}
 	return block;
 }
 
-static void expandable_free(struct books *books, struct block *block)
+static void expandable_free(struct ledger *ledger, struct block *block)
 {
-	books_put(books, block, BLOCK_FREE);
+	ledger_put(ledger, block, BLOCK_FREE);
 }
 
 const struct model model_expandable = {"expandable", expandable_alloc, expandable_free};

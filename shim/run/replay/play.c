@@ -4,8 +4,8 @@
 #include "shim/run/replay/must.h"
 #include "shim/run/replay/progress.h"
 
-/* False: the trace does not fit the limit of @books. */
-static bool play_events(const struct model *model, const struct trace *trace, struct books *books,
+/* False: the trace does not fit the limit of @ledger. */
+static bool play_events(const struct model *model, const struct trace *trace, struct ledger *ledger,
                         struct block **blocks)
 {
 	for (size_t i = 0; i < trace->n_events; i++) {
@@ -13,11 +13,11 @@ static bool play_events(const struct model *model, const struct trace *trace, st
 		struct block **block = &blocks[event->allocation];
 		progress_show(model->name, i, trace->n_events);
 		if (event->n_bytes == 0) {
-			model->free(books, *block);
+			model->free(ledger, *block);
 			*block = NULL;
 			continue;
 		}
-		*block = model->alloc(books, event->stream, event->n_bytes);
+		*block = model->alloc(ledger, event->stream, event->n_bytes);
 		if (!*block) {
 			return false;
 		}
@@ -28,22 +28,22 @@ static bool play_events(const struct model *model, const struct trace *trace, st
 static bool play(const struct model *model, const struct trace *trace, uint64_t limit_bytes,
                  struct result *result_out)
 {
-	struct books books = {.limit_bytes = limit_bytes};
+	struct ledger ledger = {.limit_bytes = limit_bytes};
 	struct block **blocks = must_calloc(trace->n_allocations, sizeof(struct block *));
-	bool fits = play_events(model, trace, &books, blocks);
+	bool fits = play_events(model, trace, &ledger, blocks);
 	*result_out = (struct result){
 		.name = model->name,
-		.peak_reserved_bytes = books.peak_reserved_bytes,
-		.n_made = books.n_made,
-		.n_freed = books.n_freed,
+		.peak_reserved_bytes = ledger.peak_reserved_bytes,
+		.n_made = ledger.n_made,
+		.n_freed = ledger.n_freed,
 	};
 	for (uint32_t i = 0; i < trace->n_allocations; i++) {
 		if (blocks[i]) {
-			books_drop(blocks[i]);
+			ledger_drop(blocks[i]);
 		}
 	}
 	free(blocks);
-	books_deinit(&books);
+	ledger_deinit(&ledger);
 	return fits;
 }
 
