@@ -138,7 +138,7 @@ static bool compare_piece(struct ctx *ctx, uint64_t a, uint64_t b, uint64_t *n, 
 
 	return space_resolve(a, *n, SPACE_READ, SPACE_BY_KERNEL, ctx->device, &host_a, n) &&
 	       space_resolve(b, *n, SPACE_READ, SPACE_BY_KERNEL, ctx->device, &host_b, n) &&
-	       ((*differs = memcmp(host_a, host_b, *n) != 0), true);
+	       ((*differs = !bytes_are_equal(host_a, host_b, *n)), true);
 }
 
 static CUresult compare(struct ctx *ctx, const uint64_t *params)

@@ -291,13 +291,22 @@ static void word_store(void *at, uint64_t word, size_t bytes)
 }
 
 /*
- * ThreadSanitizer looks at every byte that memmove() and memset() touch, and keeps more than each for it: most of the
- * time of a test under it. It is shown the first of them, and the first of each page.
+ * ThreadSanitizer looks at every byte that memmove(), memset() and memcmp() touch, and keeps more than each for it: most of
+ * the time of a test under it. It is shown the first of them, and of each 64 KiB.
  */
 #if defined(__SANITIZE_THREAD__) && defined(__x86_64__)
-static size_t to_next_page(const uint8_t *at)
+#define SHOWN_BYTES 65536
+
+static size_t to_next_shown(const uint8_t *at)
 {
-	return 4096 - (uintptr_t)at % 4096;
+	return SHOWN_BYTES - (uintptr_t)at % SHOWN_BYTES;
+}
+
+static void show_read(const uint8_t *src, size_t bytes)
+{
+	for (size_t i = 0; i < bytes; i += to_next_shown(src + i)) {
+		(void)*(const volatile uint8_t *)(src + i);
+	}
 }
 
 static void move_many(uint8_t *dst, const uint8_t *src, size_t bytes)
@@ -306,10 +315,8 @@ static void move_many(uint8_t *dst, const uint8_t *src, size_t bytes)
 		memmove(dst, src, bytes);
 		return;
 	}
-	for (size_t i = 0; i < bytes; i += to_next_page(src + i)) {
-		(void)*(const volatile uint8_t *)(src + i);
-	}
-	for (size_t i = 0; i < bytes; i += to_next_page(dst + i)) {
+	show_read(src, bytes);
+	for (size_t i = 0; i < bytes; i += to_next_shown(dst + i)) {
 		dst[i] = src[i];
 	}
 	__asm__ volatile("rep movsb" : "+D"(dst), "+S"(src), "+c"(bytes) : : "memory");
@@ -317,12 +324,33 @@ static void move_many(uint8_t *dst, const uint8_t *src, size_t bytes)
 
 static void set_many(uint8_t *dst, uint8_t value, size_t bytes)
 {
-	for (size_t i = 0; i < bytes; i += to_next_page(dst + i)) {
+	for (size_t i = 0; i < bytes; i += to_next_shown(dst + i)) {
 		dst[i] = value;
 	}
 	__asm__ volatile("rep stosb" : "+D"(dst), "+c"(bytes) : "a"(value) : "memory");
 }
+
+bool bytes_are_equal(const void *a, const void *b, size_t bytes)
+{
+	size_t words = bytes / 8;
+	bool is_equal = true;
+
+	show_read(a, bytes);
+	show_read(b, bytes);
+	if (words > 0) {
+		__asm__ volatile("repe cmpsq"
+		                 : "+S"(a), "+D"(b), "+c"(words), "=@cce"(is_equal)
+		                 :
+		                 : "memory");
+	}
+	return is_equal && memcmp(a, b, bytes % 8) == 0;
+}
 #else
+bool bytes_are_equal(const void *a, const void *b, size_t bytes)
+{
+	return memcmp(a, b, bytes) == 0;
+}
+
 static void move_many(uint8_t *dst, const uint8_t *src, size_t bytes)
 {
 	memmove(dst, src, bytes);
