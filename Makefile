@@ -118,9 +118,9 @@ deps: ## install what is missing to build and test (apt-get)
 # A sub-make, because what `deps` installs has to be there when the rest is looked at.
 # With + before it: else make does not see that it is one, and keeps the jobs of -j from it.
 submake = $(MAKE) --no-print-directory $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(JOBS))
-# What is written, killed and read again has no threads that others lack, and takes long under ThreadSanitizer.
-OF_ONE_THREAD := test_books test_old_books test_journal test_manifests test_superblock test_seal_kills test_sleep_restart \
-	test_config test_ctl test_safetensors test_bad_files
+# Those that start no thread, and those whose threads others have, too: files that are written, killed and read again.
+OF_ONE_THREAD := $(addprefix test_,books old_books journal manifests superblock seal_kills sleep_restart config ctl safetensors \
+	bad_files admit bounds client_tables copy_orders events extent holder plan pressure runs)
 # Without -Werror: what the sanitizers insert makes gcc see ghosts.
 sanitized = $(submake) SHARED=$(SHARED) B=$(B)/$(1) WERROR= SANITIZE="-fsanitize=$(2) \
 	-fno-sanitize-recover=all -fno-omit-frame-pointer" SKIP="$(3)" run-c-tests
