@@ -43,6 +43,8 @@ enum glake_elastic_state {
 	GLAKE_ELASTIC_LENT,
 	GLAKE_ELASTIC_GOING, /* glaked gets it */
 	GLAKE_ELASTIC_LOST, /* the driver did half of a change, and not undo it: of no use any more */
+	GLAKE_ELASTIC_SHOWN, /* held, and read in a second place: not lent, nor unsealed, before that is hidden */
+	GLAKE_ELASTIC_READ, /* a second place of another step, read-only */
 };
 
 enum glake_elastic_flags {
@@ -93,7 +95,8 @@ GLAKE_API int glake_elastic_open(struct glake_session *session,
 /*
  * Give all memory and the addresses back. NULL is fine. No work uses the range, and no other thread: neither memory
  * nor @elastic.
- * Errors: GLAKE_E_FORKED; GLAKE_E_CUDA (addresses that the driver does not let go stay reserved; @elastic is gone).
+ * Errors: GLAKE_E_FORKED; -EBUSY (another range shows one of its steps: nothing has happened); GLAKE_E_CUDA (addresses that the driver does
+ * not let go stay reserved; @elastic is gone).
  */
 GLAKE_API int glake_elastic_close(struct glake_elastic *elastic);
 
@@ -101,7 +104,7 @@ GLAKE_API int glake_elastic_close(struct glake_elastic *elastic);
  * Make the steps [first, first + n) HELD. What is lent is taken, what is a hole gets memory, which blocks for a request to
  * glaked and 30 us a chunk, and waits for memory as the configuration says. *@n_out (may be NULL) is how many, from @first on,
  * are HELD; each step has come in all lanes, or not at all. With an error those before it stay.
- * Errors: request errors; grant errors; -EINVAL (no such steps); -ENOMEM; GLAKE_E_CUDA (of the driver, or a step is LOST).
+ * Errors: request errors; grant errors; -EINVAL (no such steps); -ENOMEM; -EBUSY (a step is READ); GLAKE_E_CUDA (of the driver, or a step is LOST).
  */
 GLAKE_API int glake_elastic_commit(struct glake_elastic *elastic, uint32_t first, uint32_t n,
                                    uint32_t *n_out);
@@ -117,13 +120,13 @@ GLAKE_API int glake_elastic_ahead(struct glake_elastic *elastic, uint32_t first,
 
 /*
  * The steps [first, first + n) that are HELD are not needed now: they are LENT. Local, never blocks.
- * Errors: -EINVAL (no such steps, or of the floor).
+ * Errors: -EINVAL (no such steps, or of the floor); -EBUSY (one is SHOWN or READ: none is lent).
  */
 GLAKE_API int glake_elastic_lend(struct glake_elastic *elastic, uint32_t first, uint32_t n);
 
 /*
  * Make those of [first, first + n) HELD that are LENT, up to the first that is neither. Returns how many, from @first on,
- * are HELD then. Local, never blocks. Of an @elastic of a parent process: 0.
+ * are HELD or SHOWN then. Local, never blocks. Of an @elastic of a parent process: 0.
  */
 GLAKE_API uint32_t glake_elastic_take(struct glake_elastic *elastic, uint32_t first, uint32_t n);
 
@@ -150,7 +153,7 @@ GLAKE_API int glake_elastic_seal(struct glake_elastic *elastic, uint32_t step, c
 /*
  * All of the steps [first, first + n) may be written to when this has returned 0: nothing of them will be kept. Local for what is not sealed;
  * else blocks for a request each. With an error some may be sealed still, and are not to be written to.
- * Errors: request errors; -EINVAL (no such steps).
+ * Errors: request errors; -EINVAL (no such steps); -EBUSY (one is SHOWN, sealed or not, or READ).
  */
 GLAKE_API int glake_elastic_unseal(struct glake_elastic *elastic, uint32_t first, uint32_t n);
 
@@ -168,6 +171,25 @@ GLAKE_API int glake_elastic_adopt(struct glake_elastic *elastic, uint32_t step, 
                                   size_t *n_record_out, uint32_t *n_living_out);
 
 /*
+ * The steps steps[0 .. n) of @of stand a second time, read-only and in this order, in the holes [first, first + n) of @at: so a kernel reads
+ * steps that lie anywhere at addresses that follow each other. All of them, or none; what is lent is taken. @at has the session, device, chunk_bytes and
+ * n_lanes of @of, and may be @of; it needs no memory of its own for them, and nothing is charged again. A second place faults
+ * if it is written to. As long as there is one the step is SHOWN: it is not lent, returned or unsealed, and @of not closed (-EBUSY); from the call on
+ * nobody writes to what is read there, though the driver would let the first place. Both sleep and wake with the session, at their
+ * addresses. Blocks for the driver: 30 us a chunk.
+ * Errors: session errors; -EINVAL (no such steps, or ranges that do not match); -EBUSY (a step is not held, or no hole); -ENOMEM;
+ * GLAKE_E_CUDA (a step may be LOST).
+ */
+GLAKE_API int glake_elastic_show(struct glake_elastic *at, uint32_t first, struct glake_elastic *of,
+                                 const uint32_t *steps, uint32_t n);
+
+/*
+ * Those of [first, first + n) that are second places are holes again. No work reads there. With the last one of a step that is HELD.
+ * Blocks for the driver: 20 us a chunk. Errors: session errors; -EINVAL (no such steps); -ENOMEM; GLAKE_E_CUDA (a step may be LOST).
+ */
+GLAKE_API int glake_elastic_hide(struct glake_elastic *at, uint32_t first, uint32_t n);
+
+/*
  * The states of all steps, of enum glake_elastic_state, for reading at any time, each by an atomic load: others change them
  * meanwhile. Valid until the range ends.
  */
@@ -175,13 +197,14 @@ GLAKE_API const uint32_t *glake_elastic_states(const struct glake_elastic *elast
 
 struct glake_elastic_stats {
 	size_t size;     /* set by the caller */
-	uint32_t n_held; /* steps */
+	uint32_t n_held; /* steps, with those that are shown */
 	uint32_t n_lent;
 	uint64_t step_bytes; /* in all lanes together */
 	uint64_t n_commits;  /* steps that came from glaked, ever */
 	uint64_t n_takes;    /* that were taken back in place of that */
 	uint64_t n_returns;  /* that went to glaked */
 	uint64_t n_ahead;    /* of n_commits: by glake_elastic_ahead() */
+	uint64_t n_read;     /* second places */
 };
 /* Local. Errors: -EINVAL (@elastic, @stats). */
 GLAKE_API int glake_elastic_stats(const struct glake_elastic *elastic,

@@ -54,7 +54,11 @@ static uint64_t step_offset(const struct glake_elastic *elastic, uint32_t step)
 
 /* ---- states ----------------------------------------------------------------------------------- */
 
-/* Whether the step was @from, and is @to now. */
+static bool is_held(uint32_t state)
+{
+	return state == GLAKE_ELASTIC_HELD || state == GLAKE_ELASTIC_SHOWN;
+}
+
 static bool turn(struct glake_elastic *elastic, uint32_t step, uint32_t from, uint32_t to)
 {
 	if (!atomic_compare_exchange_strong(&elastic->states[step], &from, to)) {
@@ -67,13 +71,20 @@ static bool turn(struct glake_elastic *elastic, uint32_t step, uint32_t from, ui
 	if (to == GLAKE_ELASTIC_LENT) {
 		elastic->n_lent++;
 	}
-	if (from == GLAKE_ELASTIC_HELD) {
+	if (is_held(from) && !is_held(to)) {
 		elastic->n_held--;
 	}
-	if (to == GLAKE_ELASTIC_HELD) {
+	if (is_held(to) && !is_held(from)) {
 		elastic->n_held++;
 	}
+	elastic->n_read += to == GLAKE_ELASTIC_READ;
+	elastic->n_read -= from == GLAKE_ELASTIC_READ;
 	return true;
+}
+
+bool glake__elastic_turn(struct glake_elastic *elastic, uint32_t step, uint32_t from, uint32_t to)
+{
+	return turn(elastic, step, from, to);
 }
 
 static bool take(struct glake_elastic *elastic, uint32_t step)
@@ -82,10 +93,14 @@ static bool take(struct glake_elastic *elastic, uint32_t step)
 		elastic->n_takes++;
 		return true;
 	}
-	return elastic->states[step] == GLAKE_ELASTIC_HELD;
+	return is_held(elastic->states[step]);
 }
 
-/* Whether all lanes have memory of the step, or as a hole should, none. */
+bool glake__elastic_take(struct glake_elastic *elastic, uint32_t step)
+{
+	return take(elastic, step);
+}
+
 static bool is_all(const struct glake_elastic *elastic, uint32_t step, bool is_there)
 {
 	const struct glake__range *range = elastic->range;
@@ -99,6 +114,11 @@ static bool is_all(const struct glake_elastic *elastic, uint32_t step, bool is_t
 	}
 	glake__unlock();
 	return is_all;
+}
+
+bool glake__elastic_is_all(const struct glake_elastic *elastic, uint32_t step, bool is_there)
+{
+	return is_all(elastic, step, is_there);
 }
 
 static bool has_steps(const struct glake_elastic *elastic, uint32_t first, uint32_t n)
@@ -208,8 +228,13 @@ static int commit_some(struct glake_elastic *elastic, uint32_t first, uint32_t n
 			*n_out = n_claimed;
 			return r;
 		}
-		if (elastic->states[first] == GLAKE_ELASTIC_LOST) {
+		const uint32_t state = elastic->states[first];
+		if (state == GLAKE_ELASTIC_LOST) {
 			return glake__fail(GLAKE_E_CUDA, "the driver has lost step %u", first);
+		}
+		if (state == GLAKE_ELASTIC_READ) {
+			return glake__fail(-EBUSY, "step %u is a second place of another one",
+			                   first);
 		}
 		glake__busy_pause();
 	}
@@ -245,6 +270,10 @@ int glake_elastic_lend(struct glake_elastic *elastic, uint32_t first, uint32_t n
 	if (n > 0 && first < elastic->desc.floor_steps) {
 		return glake__fail(-EINVAL, "step %u is of the floor, which stays", first);
 	}
+	int r = glake__elastic_check_shown(elastic, first, n);
+	if (r < 0) {
+		return r;
+	}
 	for (uint32_t i = first; i < first + n; i++) {
 		turn(elastic, i, GLAKE_ELASTIC_HELD, GLAKE_ELASTIC_LENT);
 	}
@@ -277,7 +306,8 @@ static int unmap(struct glake_elastic *elastic, uint32_t step, struct glake__chu
 		offsets[i] = step_offset(elastic, step) + i * elastic->desc.lane_stride;
 	}
 	if (elastic->guard) {
-		return glake__guard_exchange(elastic->range, offsets, NULL, n_lanes, false, dead);
+		return glake__guard_exchange(elastic->range, offsets, NULL, n_lanes,
+		                             GLAKE__GUARD_NOW, dead);
 	}
 	return glake__range_clear_all(elastic->range, offsets, n_lanes, elastic->desc.chunk_bytes,
 	                              dead);
@@ -482,6 +512,8 @@ int glake_elastic_ahead(struct glake_elastic *elastic, uint32_t first, uint32_t 
 
 static void elastic_free(struct glake_elastic *elastic)
 {
+	free(elastic->origins);
+	free(elastic->n_shown);
 	free(elastic->sealed);
 	free(elastic->wanted);
 	free(elastic->states);
@@ -577,7 +609,10 @@ static int elastic_new(struct glake__device *device, const struct glake_elastic_
 	elastic->states = calloc(desc->n_steps, sizeof(*elastic->states));
 	elastic->wanted = calloc(desc->n_steps, sizeof(*elastic->wanted));
 	elastic->sealed = calloc(desc->n_steps, sizeof(*elastic->sealed));
-	if (!elastic->states || !elastic->wanted || !elastic->sealed) {
+	elastic->n_shown = calloc(desc->n_steps, sizeof(*elastic->n_shown));
+	elastic->origins = calloc(desc->n_steps, sizeof(*elastic->origins));
+	if (!elastic->states || !elastic->wanted || !elastic->sealed || !elastic->n_shown ||
+	    !elastic->origins) {
 		elastic_free(elastic);
 		return glake__fail(-ENOMEM, "out of memory");
 	}
@@ -694,6 +729,7 @@ int glake_elastic_close(struct glake_elastic *elastic)
 	}
 	struct glake_session *session = elastic->session;
 	int r = glake__session_awake(session);
+	r = r < 0 ? r : glake__elastic_end_origins(elastic);
 	if (r < 0) {
 		return r;
 	}
@@ -737,6 +773,7 @@ int glake_elastic_stats(const struct glake_elastic *elastic, struct glake_elasti
 		.n_takes = elastic->n_takes,
 		.n_returns = elastic->n_returns,
 		.n_ahead = elastic->n_ahead,
+		.n_read = elastic->n_read,
 	};
 	return glake__sized_out(stats, &full, sizeof(full));
 }

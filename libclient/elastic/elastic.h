@@ -4,7 +4,8 @@
  *
  * Invariants: who has made a step COMING or GOING, by compare-and-swap, is the only one who changes its memory, and makes it
  * something else soon: nobody waits for others with such a step in hand, but for glaked, who may wait for memory. A step
- * is HELD or LENT if and only if all its lanes have their chunk, and a HOLE if and only if none has: with a guard, all have that.
+ * is HELD, SHOWN, LENT or READ if and only if all its lanes have their chunk, and a HOLE if and only if none has: with a guard, all have that.
+ * A step is SHOWN if and only if n_shown of it is not 0: so it can neither be lent nor go under who reads it.
  * n_lent is the number of LENT steps, once nobody is between
  * the two.
  *
@@ -24,6 +25,12 @@ extern const struct glake__use glake__use_elastic;
 /* The same with a guard: an exchange that fails is undone, by the handles of what was there. */
 extern const struct glake__use glake__use_elastic_guarded;
 
+/* Where the memory of a READ step has its first place. */
+struct glake__origin {
+	struct glake_elastic *of; /* NULL: in another process */
+	uint32_t step;
+};
+
 struct glake_elastic {
 	struct glake_elastic *next; /* link: books.elastics */
 	struct glake_session *session;
@@ -34,8 +41,12 @@ struct glake_elastic {
 	uint8_t key[GLAKE_ELASTIC_KEY_BYTES]; /* desc.n_key of them */
 	_Atomic uint32_t *states;             /* owned: of each step, enum glake_elastic_state */
 	_Atomic uint8_t *sealed; /* owned: of each step, 1 = glaked may have a will for it */
+	uint32_t *
+		n_shown; /* owned: of each step, its second places. The lock of the space, as the next */
+	struct glake__origin *origins; /* owned: of each step, if it is READ */
 	_Atomic uint32_t n_lent;
 	_Atomic uint32_t n_held;
+	_Atomic uint32_t n_read;
 	_Atomic uint8_t *wanted; /* owned: of each step, 1 = to be made ahead; */
 	atomic_bool has_wanted;  /* some is, perhaps */
 	_Atomic uint64_t n_commits;
@@ -50,6 +61,16 @@ struct glake_elastic {
 int glake__elastic_check(const struct glake_elastic *elastic, uint32_t first, uint32_t n);
 /* The step was a hole, and is COMING, by this thread, which says with the next what has come. */
 bool glake__elastic_claim(struct glake_elastic *elastic, uint32_t step);
+/* Whether the step was @from, and is @to now. */
+bool glake__elastic_turn(struct glake_elastic *elastic, uint32_t step, uint32_t from, uint32_t to);
+/* Whether the step is held now: what is lent is taken. */
+bool glake__elastic_take(struct glake_elastic *elastic, uint32_t step);
+/* Whether all lanes have memory of the step; or as a hole should, none. */
+bool glake__elastic_is_all(const struct glake_elastic *elastic, uint32_t step, bool is_there);
+/* -EBUSY, the text set: one of these steps is SHOWN or READ. 0: none is. */
+int glake__elastic_check_shown(const struct glake_elastic *elastic, uint32_t first, uint32_t n);
+/* It ends: what its second places show is shown once less. -EBUSY, the text set, and nothing has happened: others show some of it. */
+int glake__elastic_end_origins(struct glake_elastic *elastic);
 /* @result 0: its memory is mapped in all lanes, and it is HELD. */
 void glake__elastic_settle(struct glake_elastic *elastic, uint32_t step, int result);
 /* Its place in all lanes. */

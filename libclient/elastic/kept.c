@@ -82,7 +82,9 @@ static int seal(struct glake_elastic *elastic, uint32_t step, const void *record
 	uint64_t ids[GLAKE_MAX_PACKET_FDS];
 	bool is_pinned;
 	uint32_t n = find_chunks(elastic, step, ids, &is_pinned);
-	if (elastic->states[step] != GLAKE_ELASTIC_HELD || n != elastic->desc.n_lanes) {
+	const uint32_t state = elastic->states[step];
+	if ((state != GLAKE_ELASTIC_HELD && state != GLAKE_ELASTIC_SHOWN) ||
+	    n != elastic->desc.n_lanes) {
 		return glake__fail(-EINVAL, "step %u is not held", step);
 	}
 	if (is_pinned) {
@@ -115,6 +117,7 @@ int glake_elastic_seal(struct glake_elastic *elastic, uint32_t step, const void 
 int glake_elastic_unseal(struct glake_elastic *elastic, uint32_t first, uint32_t n)
 {
 	int r = glake__elastic_check(elastic, first, n);
+	r = r < 0 ? r : glake__elastic_check_shown(elastic, first, n);
 	uint32_t i = first;
 	while (r == 0 && i < first + n && !elastic->sealed[i]) {
 		i++;

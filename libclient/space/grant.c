@@ -112,7 +112,8 @@ static int take_chunk(struct some *some, uint32_t i, int fd, int device, bool ke
 static int exchange_some(struct glake__range *range, const struct some *some)
 {
 	struct glake__chunk *dead = NULL;
-	int r = glake__guard_exchange(range, some->offsets, some->parts, some->n, true, &dead);
+	int r = glake__guard_exchange(range, some->offsets, some->parts, some->n,
+	                              GLAKE__GUARD_WAITS, &dead);
 	glake__chunks_release(dead);
 	return r;
 }
@@ -221,7 +222,8 @@ static void guard_lanes(struct glake__range *range, const struct glake__lanes *l
 {
 	for (uint64_t at = 0; at < n_bytes;) {
 		at += plan(some, lanes, at);
-		glake__guard_exchange(range, some->offsets, NULL, some->n, true, dead);
+		glake__guard_exchange(range, some->offsets, NULL, some->n, GLAKE__GUARD_WAITS,
+		                      dead);
 	}
 }
 

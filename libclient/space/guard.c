@@ -100,7 +100,7 @@ int glake__guard_fill(struct glake__range *range, uint64_t offset, size_t n)
 }
 
 int glake__guard_exchange(struct glake__range *range, const uint64_t *offsets,
-                          const struct glake__part *parts, size_t n, bool waits,
+                          const struct glake__part *parts, size_t n, enum glake__guard_way way,
                           struct glake__chunk **dead)
 {
 	cleanup_cancel int cancel = cancel_disable();
@@ -111,15 +111,16 @@ int glake__guard_exchange(struct glake__range *range, const uint64_t *offsets,
 		return glake__fail(-ENOMEM, "out of memory");
 	}
 	for (size_t i = 0; i < n; i++) {
-		sites[i] = (struct glake__site){
-			.range = range, .ptr = range->ptr + offsets[i], .waits = waits};
+		sites[i] = (struct glake__site){.range = range,
+		                                .ptr = range->ptr + offsets[i],
+		                                .waits = way != GLAKE__GUARD_NOW};
 		wanted[i] = parts ? parts[i] : guard_part(range);
 	}
 	int r = glake__changes_begin(changes, sites, wanted, n);
 	if (r < 0) {
 		return r;
 	}
-	for (size_t i = 0; r == 0 && i < n; i++) {
+	for (size_t i = 0; r == 0 && way != GLAKE__GUARD_PINNED && i < n; i++) {
 		r = glake__change_is_pinned(&changes[i]) ? -EBUSY : 0;
 	}
 	r = r < 0 ? glake__fail(r, "some of the memory is pinned") : exchange(changes, n);

@@ -26,14 +26,20 @@
 /* @n guards side by side from @offset on, where nothing is: all or none. 0 or a negative error, the text set. */
 int glake__guard_fill(struct glake__range *range, uint64_t offset, size_t n);
 
+enum glake__guard_way {
+	GLAKE__GUARD_NOW,   /* -EBUSY if others work on it */
+	GLAKE__GUARD_WAITS, /* for them */
+	GLAKE__GUARD_PINNED, /* the same, and what is pinned goes too: it has another place, where it stays */
+};
+
 /*
  * Put parts[i], or without @parts the guard, at offsets[i] of @range: in all @n places, or in none. Each is a place of
- * one chunk, and so is what is there; both have a handle of the library's. @waits: for others that work on it. Chunks that
+ * one chunk, and so is what is there; both have a handle of the library's. Chunks that
  * lost their last use are put onto @dead. 0; -EBUSY (pinned, too), -ENOMEM, GLAKE_E_CUDA, the text set. What the driver neither exchanged
  * nor gave back is a hole then.
  */
 int glake__guard_exchange(struct glake__range *range, const uint64_t *offsets,
-                          const struct glake__part *parts, size_t n, bool waits,
+                          const struct glake__part *parts, size_t n, enum glake__guard_way way,
                           struct glake__chunk **dead);
 
 #endif

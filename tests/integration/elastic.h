@@ -85,7 +85,7 @@ static inline uint32_t state_of(uint32_t step)
 static inline bool are_states(const char *letters)
 {
 	uint32_t i = 0;
-	while (letters[i] && "-cHLgx"[state_of(i)] == letters[i]) {
+	while (letters[i] && "-cHLgxSR"[state_of(i)] == letters[i]) {
 		i++;
 	}
 	return !letters[i];
@@ -95,7 +95,7 @@ static inline bool are_states(const char *letters)
 static inline void expect_states(const char *letters)
 {
 	for (uint32_t i = 0; letters[i]; i++) {
-		char state = "-cHLgx"[state_of(i)];
+		char state = "-cHLgxSR"[state_of(i)];
 		ck_assert_msg(state == letters[i], "step %u is '%c', not '%c'", i, state,
 		              letters[i]);
 	}

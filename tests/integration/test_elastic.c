@@ -305,6 +305,32 @@ static bool is_step(uint32_t step, unsigned seed)
 /* Now and then: two requests may be lost, one after the other. */
 static atomic_bool ends_glaked;
 
+static bool are_equal(glake_ptr one, glake_ptr other)
+{
+	static uint8_t bytes[2][CHUNK];
+	assert_ok(glake_read(session, 0, bytes[0], one, CHUNK));
+	assert_ok(glake_read(session, 0, bytes[1], other, CHUNK));
+	return memcmp(bytes[0], bytes[1], CHUNK) == 0;
+}
+
+/* A step that is held stands once more, in the same lanes of @view, or no more. */
+static void show_at_random(struct glake_elastic *view, glake_ptr view_base, uint32_t step,
+                           unsigned dice)
+{
+	const glake_ptr second = view_base + (dice % N_LANES) * STRIDE + step * CHUNK;
+	if (state_of(step) == GLAKE_ELASTIC_HELD) {
+		assert_ok(glake_elastic_show(view, step, elastic, &step, 1));
+		ck_assert_uint_eq(state_of(step), GLAKE_ELASTIC_SHOWN);
+	}
+	ck_assert_int_eq(glake_elastic_lend(elastic, step, 1), -EBUSY);
+	ck_assert(are_equal(place(step, dice % N_LANES), second));
+	ck_assert(!words_can_write(second));
+	if (dice & 8) {
+		assert_ok(glake_elastic_hide(view, step, 1));
+		ck_assert_uint_eq(state_of(step), GLAKE_ELASTIC_HELD);
+	}
+}
+
 /* Others get steps meanwhile, all the time. */
 static void work_at_random(uint32_t flags, bool works_ahead)
 {
@@ -313,8 +339,13 @@ static void work_at_random(uint32_t flags, bool works_ahead)
 		0}; /* of the content of what is held or lent; 0: it reads zero */
 	unsigned dice = 7;
 	unsigned n_back = 0;
+	unsigned n_shown = 0;
 	pthread_t thread;
+	struct glake_elastic *view;
+	glake_ptr view_base;
 	open_range(1, flags | GLAKE_ELASTIC_SERVE);
+	const struct glake_elastic_desc of_view = desc_of(0, flags);
+	assert_ok(glake_elastic_open(session, &of_view, &view, &view_base));
 	struct glake_session *other = world_connect();
 	ck_assert_int_eq(pthread_create(&thread, NULL, take_from_others, other), 0);
 	for (unsigned round = 1; round <= (ends_glaked ? N_ROUNDS / 3 : N_ROUNDS); round++) {
@@ -323,7 +354,11 @@ static void work_at_random(uint32_t flags, bool works_ahead)
 			assert_ok(glake_elastic_ahead(elastic, 1, N_STEPS - 1));
 		}
 		bool is_held = state_of(step) == GLAKE_ELASTIC_HELD;
-		if (is_held && rand_r(&dice) % 2) {
+		if (state_of(step) == GLAKE_ELASTIC_SHOWN || (is_held && rand_r(&dice) % 8 == 0)) {
+			n_shown += is_held;
+			check_step(step, seeds[step]);
+			show_at_random(view, view_base, step, (unsigned)rand_r(&dice));
+		} else if (is_held && rand_r(&dice) % 2) {
 			assert_ok(glake_elastic_lend(elastic, step, 1));
 		} else if (is_held) {
 			check_step(step, seeds[step]);
@@ -365,10 +400,12 @@ static void work_at_random(uint32_t flags, bool works_ahead)
 	is_over = true;
 	pthread_join(thread, NULL);
 	ck_assert_uint_gt(n_back, 0);
+	ck_assert_uint_gt(n_shown, 0);
 	ck_assert_uint_gt(stats().n_returns, 0);
 	ck_assert_int_eq(stats().n_ahead > 0, works_ahead);
 	ck_assert(glake__space_is_valid());
 	world_disconnect(other);
+	assert_ok(glake_elastic_close(view));
 	assert_ok(glake_elastic_close(elastic));
 	ck_assert_uint_eq(world_usage(session).reserved_bytes, 0);
 }

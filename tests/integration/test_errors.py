@@ -235,6 +235,7 @@ def elastic_desc(floor, device=0):
 
 RECORD = ctypes.create_string_buffer(32768)
 KEY = ctypes.create_string_buffer(b"key")
+FIRST = (ctypes.c_uint32 * 1)(0)
 
 
 def keyed_desc():
@@ -289,6 +290,17 @@ class World:
     def keyed(self):
         elastic = c_void_p()
         self.ok(LIBRARY.glake_elastic_open(self.session, keyed_desc(), byref(elastic), out()))
+        return elastic
+
+    def shown(self):
+        """Its first step stands in its second one."""
+        elastic = self.elastic(1)
+        self.ok(LIBRARY.glake_elastic_show(elastic, 1, elastic, FIRST, 1))
+        return elastic
+
+    def shown_elsewhere(self):
+        elastic = self.elastic(1)
+        self.ok(LIBRARY.glake_elastic_show(self.elastic(), 0, elastic, FIRST, 1))
         return elastic
 
     def sealed_step(self):
@@ -447,6 +459,8 @@ CALLS = {
     "glake_elastic_seal": (World.keyed, lambda w, x: (x, 0, None, c_size_t(0))),
     "glake_elastic_unseal": (World.sealed_step, lambda w, x: (x, 0, 1)),
     "glake_elastic_adopt": (World.keyed, lambda w, x: (x, 1, RECORD, byref(c_size_t()), None)),
+    "glake_elastic_show": (lambda w: w.elastic(1), lambda w, x: (x, 1, x, FIRST, 1)),
+    "glake_elastic_hide": (World.shown, lambda w, x: (x, 1, 1)),
     "glake_elastic_stats": (World.elastic, lambda w, x: (x, sized())),
     "glake_session_info": (nothing, lambda w, x: (w.session, sized())),
     "glake_device_at": (nothing, lambda w, x: (w.session, 0, out())),
@@ -551,6 +565,13 @@ WRONG = [
     ("glake_elastic_adopt", "-EINVAL", World.elastic, lambda w, x: (x, 1, RECORD, byref(c_size_t()), None)),
     ("glake_elastic_adopt", "-EBUSY", World.keyed, lambda w, x: (x, 0, RECORD, byref(c_size_t()), None)),
     ("glake_elastic_adopt", "-ENOENT", World.keyed, lambda w, x: (x, 1, RECORD, byref(c_size_t()), None)),
+    ("glake_elastic_commit", "-EBUSY", World.shown, lambda w, x: (x, 1, 1, None)),
+    ("glake_elastic_lend", "-EBUSY", World.shown, lambda w, x: (x, 1, 1)),
+    ("glake_elastic_close", "-EBUSY", World.shown_elsewhere, lambda w, x: (x,)),
+    ("glake_elastic_unseal", "-EBUSY", World.shown, lambda w, x: (x, 0, 1)),
+    ("glake_elastic_show", "-EINVAL", World.elastic, lambda w, x: (x, 2, x, FIRST, 1)),
+    ("glake_elastic_show", "-EBUSY", World.elastic, lambda w, x: (x, 1, x, FIRST, 1)),
+    ("glake_elastic_hide", "-EINVAL", World.elastic, lambda w, x: (x, 1, 2)),
     ("glake_elastic_stats", "-EINVAL", World.elastic, lambda w, x: (x, sized(size=0))),
     ("glake_session_info", "-EINVAL", nothing, lambda w, x: (w.session, sized(size=0))),
     ("glake_device_at", "-ENOENT", nothing, lambda w, x: (w.session, 99, out())),

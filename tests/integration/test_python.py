@@ -445,6 +445,32 @@ class Elastic(Case):
             elastic.states()
         self.assertEqual(session.usage()["reserved_bytes"], 0)
 
+    def test_a_prefix_is_read_in_a_second_place(self):
+        from glake.elastic import HELD, HOLE, READ, SHOWN
+        session = glake.default_session()
+        memory = Memory(session)
+        with glake.Elastic(self.CHUNK, steps=4, lanes=2, floor=3) as elastic, \
+                glake.Elastic(self.CHUNK, steps=4, lanes=2) as view:
+            for step in range(3):
+                memory._call("cuMemcpyHtoD_v2", ctypes.c_uint64(elastic.ptr(step, 1)), b"step %d" % step, ctypes.c_size_t(6))
+            view.show(1, elastic, [2, 0])
+            self.assertEqual(elastic.states(), [SHOWN, HELD, SHOWN, HOLE])
+            self.assertEqual(view.states(), [HOLE, READ, READ, HOLE])
+            self.assertEqual(view.stats()["n_read"], 2)
+            self.assertEqual(session.usage()["reserved_bytes"], 6 * self.CHUNK)
+            for place, text in ((1, b"step 2"), (2, b"step 0")):
+                got = ctypes.create_string_buffer(6)
+                _lib.check(_lib.library().glake_read(session.handle, 0, got, view.ptr(place, 1), 6))
+                self.assertEqual(got.raw, text)
+            for call in (lambda: elastic.unseal(2), elastic.close):
+                with self.assertRaises(OSError) as caught:
+                    call()
+                self.assertEqual(caught.exception.errno, errno.EBUSY)
+            with self.assertRaises(ValueError):
+                view.show(0, elastic, [-1])
+            view.hide(0, 4)
+            self.assertEqual(elastic.states(), [HELD] * 3 + [HOLE])
+
     def test_a_sealed_step_outlives_its_process(self):
         program = f"""
             import ctypes, glake, os, signal, sys

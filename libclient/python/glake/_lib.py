@@ -297,7 +297,7 @@ class ElasticDesc(Structure):
 class ElasticStats(Structure):
     _fields_ = [("size", c_size_t), ("n_held", c_uint32), ("n_lent", c_uint32),
                 ("step_bytes", c_uint64), ("n_commits", c_uint64), ("n_takes", c_uint64),
-                ("n_returns", c_uint64), ("n_ahead", c_uint64)]
+                ("n_returns", c_uint64), ("n_ahead", c_uint64), ("n_read", c_uint64)]
 
 
 STATUS_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(Status))
@@ -375,6 +375,8 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("glake_elastic_seal", c_int, [c_void_p, c_uint32, c_void_p, c_size_t]),
     ("glake_elastic_unseal", c_int, [c_void_p, c_uint32, c_uint32]),
     ("glake_elastic_adopt", c_int, [c_void_p, c_uint32, c_void_p, POINTER(c_size_t), POINTER(c_uint32)]),
+    ("glake_elastic_show", c_int, [c_void_p, c_uint32, c_void_p, POINTER(c_uint32), c_uint32]),
+    ("glake_elastic_hide", c_int, [c_void_p, c_uint32, c_uint32]),
     ("glake_elastic_states", POINTER(c_uint32), [c_void_p]),
     ("glake_elastic_stats", c_int, [c_void_p, POINTER(ElasticStats)]),
     ("glake_get_status", c_int, [c_void_p, STATUS_ROW, c_void_p]),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import errno
-from typing import Any, Dict, Iterable, List, Optional
+from typing import Any, Dict, Iterable, List, Optional, Sequence
 
 from . import _lib
 from .session import DeviceLike, Session, default_session, parse_ordinal
 
 #: What Elastic.states() has.
-HOLE, COMING, HELD, LENT, GOING, LOST = range(6)
+HOLE, COMING, HELD, LENT, GOING, LOST, SHOWN, READ = range(8)
 _SERVE, _GUARD = 1, 2
 _RECORD_BYTES = 32768
 
@@ -118,6 +118,17 @@ class Elastic:
         _lib.check(result)
         return record.raw[:n_bytes.value]
 
+    def show(self, first: int, source: "Elastic", steps: Sequence[int]) -> None:
+        """These steps of ``source`` stand a second time, read-only and in this order, in the holes of this range from ``first``
+        on: all or none. Until they are hidden they are SHOWN: neither lent nor unsealed, and nobody writes to them."""
+        numbers = (ctypes.c_uint32 * len(steps))(*[_lib.unsigned(step, "steps", 32) for step in steps])
+        _lib.check(_lib.library().glake_elastic_show(self.handle, _lib.unsigned(first, "first", 32), source.handle,
+                                                     numbers, len(steps)))
+
+    def hide(self, first: int, n: int = 1) -> None:
+        """Those that are second places are holes again. Nothing on the GPU reads there."""
+        _lib.check(self._call("glake_elastic_hide", first, n))
+
     def states(self) -> List[int]:
         """Of each step: HOLE, HELD, LENT and so on. Others may change them at any time."""
         return list(_lib.library().glake_elastic_states(self.handle)[:self.steps])
@@ -129,11 +140,14 @@ class Elastic:
         return {name: getattr(stats, name) for name, _ in stats._fields_ if name != "size"}
 
     def close(self) -> None:
-        """Give all of it back. Nothing on the GPU uses it any more."""
-        if self._handle:
-            handle, self._handle = self._handle, ctypes.c_void_p()
-            if self._session._handle:
-                _lib.check(_lib.library().glake_elastic_close(handle))
+        """Give all of it back. Nothing on the GPU uses it any more. While another range shows some of it that is refused."""
+        if not self._handle or not self._session._handle:
+            self._handle = ctypes.c_void_p()
+            return
+        result = _lib.library().glake_elastic_close(self._handle)
+        if result != -errno.EBUSY:
+            self._handle = ctypes.c_void_p()
+        _lib.check(result)
 
     def __enter__(self) -> "Elastic":
         return self
