@@ -44,7 +44,7 @@ enum glake_elastic_state {
 	GLAKE_ELASTIC_GOING, /* glaked gets it */
 	GLAKE_ELASTIC_LOST, /* the driver did half of a change, and not undo it: of no use any more */
 	GLAKE_ELASTIC_SHOWN, /* held, and read in a second place: not lent, nor unsealed, before that is hidden */
-	GLAKE_ELASTIC_READ, /* a second place of another step, read-only */
+	GLAKE_ELASTIC_READ, /* read-only: a second place of another step, or of another session */
 };
 
 enum glake_elastic_flags {
@@ -153,7 +153,8 @@ GLAKE_API int glake_elastic_seal(struct glake_elastic *elastic, uint32_t step, c
 /*
  * All of the steps [first, first + n) may be written to when this has returned 0: nothing of them will be kept. Local for what is not sealed;
  * else blocks for a request each. With an error some may be sealed still, and are not to be written to.
- * Errors: request errors; -EINVAL (no such steps); -EBUSY (one is SHOWN, sealed or not, or READ).
+ * Errors: request errors (GLAKE_E_BUSY: another session reads one, see glake_elastic_read(); lent and returned it is left to that session);
+ * -EINVAL (no such steps); -EBUSY (one is SHOWN, sealed or not, or READ).
  */
 GLAKE_API int glake_elastic_unseal(struct glake_elastic *elastic, uint32_t first, uint32_t n);
 
@@ -184,8 +185,24 @@ GLAKE_API int glake_elastic_show(struct glake_elastic *at, uint32_t first, struc
                                  const uint32_t *steps, uint32_t n);
 
 /*
+ * A step that another session of the same user and realm has sealed comes to the hole @step to be read, without a copy: one of which the record begins with
+ * the @n_name bytes of @name (up to GLAKE_ELASTIC_KEY_BYTES; 0: of any record), and which this session does not read yet. It is of a range with the same
+ * key, device, chunk_bytes and n_lanes. Sessions that live come first, then what processes have left behind (see glake_elastic_adopt()), each the one that was sealed
+ * last. *n_record_out bytes are written to @record, which has room for GLAKE_ELASTIC_RECORD_BYTES.
+ *
+ * The step is READ until it is hidden. Its owner goes on to have it, pays for it, and may go on to write to what the record does not describe; to unseal
+ * it is GLAKE_E_BUSY for him meanwhile. If he lends it and it goes, sleeps, closes the range or ends, this session has the memory, with its content, and pays
+ * from then on, whatever its quota is; so it does for what a process left. If he was killed others can find it here. It stays mapped while this session sleeps.
+ * Blocks as glake_elastic_adopt().
+ * Errors: request errors; -ENOENT (there is none); -EINVAL (no such step, no key, @name is too long); -EBUSY (it is no hole); GLAKE_E_OVER_QUOTA and GLAKE_E_NO_FDS (of
+ * what a process left: it is kept still); -ENOMEM, -EMFILE, GLAKE_E_CUDA (it could not be mapped).
+ */
+GLAKE_API int glake_elastic_read(struct glake_elastic *at, uint32_t step, const void *name,
+                                 size_t n_name, void *record, size_t *n_record_out);
+
+/*
  * Those of [first, first + n) that are second places are holes again. No work reads there. With the last one of a step that is HELD.
- * Blocks for the driver: 20 us a chunk. Errors: session errors; -EINVAL (no such steps); -ENOMEM; GLAKE_E_CUDA (a step may be LOST).
+ * Blocks for the driver: 20 us a chunk; and for a request, if it was another session's. Errors: session errors; -EINVAL (no such steps); -ENOMEM; GLAKE_E_CUDA (a step may be LOST).
  */
 GLAKE_API int glake_elastic_hide(struct glake_elastic *at, uint32_t first, uint32_t n);
 

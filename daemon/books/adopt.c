@@ -586,6 +586,23 @@ static int hold_chunk(struct adoption *adoption, struct holder *holder, const st
 	return 0;
 }
 
+/* For reading. If who had it has ended meanwhile, the first that read it has it. */
+static int hold_reading(struct adoption *adoption, struct holder *holder, const struct held *as,
+                        const Glake__State__Held *body)
+{
+	struct holder *owner = find(adoption, BOOKS_HOLDER, body->of);
+	struct held *source = owner ? holder_find(owner, HELD_CHUNK, body->thing) : NULL;
+	source = source ? source : holders_find_origin(holder->all, body->thing, &owner);
+	if (!source) {
+		struct held first = *as;
+		first.origin = body->thing;
+		return hold_chunk(adoption, holder, &first, body);
+	}
+	return owner != holder && owner->realm == holder->realm
+	               ? holder_adopt_reading(holder, as, owner, source)
+	               : -EINVAL;
+}
+
 static int hold_model(struct adoption *adoption, struct holder *holder, const struct held *as,
                       uint64_t id)
 {
@@ -619,6 +636,8 @@ static void adopt_held(struct adoption *adoption, struct journal_entry *entry)
 	                        .was_known = body->was_known};
 	int r = body->kind == GLAKE__STATE__HELD_KIND__CHUNK
 	                ? hold_chunk(adoption, holder, &as, body)
+	        : body->kind == GLAKE__STATE__HELD_KIND__READ
+	                ? hold_reading(adoption, holder, &as, body)
 	        : body->kind == GLAKE__STATE__HELD_KIND__MODEL
 	                ? hold_model(adoption, holder, &as, body->thing)
 	                : hold_block(adoption, holder, &as, body->thing);

@@ -337,10 +337,16 @@ static void write_held(void *user, const struct holder *holder, const struct hel
 		body.thing = held->block->id;
 	} else {
 		/* A block that is being parked is not in the books yet. */
-		const struct chunk *chunk = held->kind == HELD_BLOCK ? &held->block->chunk
-		                            : held->admit            ? &held->admit->chunk
-		                                                     : &held->chunk;
+		const struct chunk *chunk = held->kind == HELD_READ    ? &held->source->chunk
+		                            : held->kind == HELD_BLOCK ? &held->block->chunk
+		                            : held->admit              ? &held->admit->chunk
+		                                                       : &held->chunk;
 		body.kind = GLAKE__STATE__HELD_KIND__CHUNK;
+		if (held->kind == HELD_READ) {
+			body.kind = GLAKE__STATE__HELD_KIND__READ;
+			body.thing = held->source->id;
+			body.of = held->source->owner->id;
+		}
 		put_location(chunk->at, &body.device, &body.node);
 		body.bytes = chunk->bytes;
 	}

@@ -346,6 +346,7 @@ static struct held *add_as(struct holder *holder, const struct held *as, enum he
 	held->ticket = as->ticket;
 	held->was_chunk = as->was_chunk;
 	held->was_known = as->was_known;
+	held->origin = as->origin;
 	HASH_ADD(hh, holder->held, id, sizeof(held->id), held);
 	if (!hash_has(held)) {
 		free(held);
@@ -720,8 +721,118 @@ static void unpark(const struct holder *holder, struct held *held)
 	}
 }
 
+static void set_kind(struct holder *holder, struct held *held, enum held_kind kind)
+{
+	holder->n_held[held->kind]--;
+	holder->n_held[kind]++;
+	held->kind = kind;
+}
+
+/* ---- readers ----------------------------------------------------------------------------------- */
+
+struct held *holder_reading_of(const struct held *source, const struct holder *holder)
+{
+	struct held *reader = source->readers;
+	while (reader && reader->owner != holder) {
+		reader = reader->next_reader;
+	}
+	return reader;
+}
+
+static void begin_reading(struct holder *holder, struct held *held, struct holder *owner,
+                          struct held *source)
+{
+	struct held **end = &source->readers;
+	while (*end) {
+		end = &(*end)->next_reader;
+	}
+	*end = held;
+	held->chunk = (struct chunk){.at = NULL, .fd = -1};
+	held->owner = holder;
+	held->source = source;
+	source->owner = owner;
+	count_shared(holder, source->chunk.at, source->chunk.bytes);
+}
+
+struct held *holder_add_reading(struct holder *holder, uint64_t request, struct holder *owner,
+                                struct held *source)
+{
+	struct held *held = add_open(holder, request, HELD_READ);
+	if (held) {
+		begin_reading(holder, held, owner, source);
+		holder_note(holder, held);
+	}
+	return held;
+}
+
+/* Out of the list; the source is as it was. */
+static void leave_source(struct held *held)
+{
+	struct held **at = &held->source->readers;
+	while (*at != held) {
+		at = &(*at)->next_reader;
+	}
+	*at = held->next_reader;
+	held->next_reader = NULL;
+	uncount_shared(held->owner, held->source->chunk.at, held->source->chunk.bytes);
+}
+
+static void release_reading(struct holder *holder, struct held *held)
+{
+	const struct location *at = held->source->chunk.at;
+	leave_source(held);
+	held->source = NULL;
+	settle(holder, at);
+}
+
+/* The heir pays, whatever its limits are: it has the memory mapped, and nobody can take that away. */
+static void pay(const struct holder *heir, struct chunk *chunk)
+{
+	struct charge charge = tenant_charge_adopted(holder_payer(heir), chunk->at->slot,
+	                                             chunk->bytes, chunk->charge.n_fds, 0);
+	charge_refund(&chunk->charge);
+	chunk->charge = charge;
+}
+
+/* The chunk of @held, which has none afterwards, is that of @heir, who has read it; the others read it there. */
+static void pass_on(struct holder *holder, struct held *held, struct held *heir)
+{
+	const struct location *at = held->chunk.at;
+	struct chunk chunk;
+	unpark(holder, held);
+	if (held->bed) {
+		sleeper_leave_bed(held, NULL);
+	}
+	uncount_private(holder, at, held->chunk.bytes);
+	leave_source(heir);
+	chunk_move(&chunk, &held->chunk);
+	pay(heir->owner, &chunk);
+	charge_refund(&heir->record);
+	set_kind(heir->owner, heir, HELD_CHUNK);
+	heir->source = NULL;
+	put_chunk(heir->owner, heir, &chunk);
+	heir->readers = ptr_steal(held->readers);
+	holder_note(heir->owner, heir);
+	for (struct held *other = heir->readers; other; other = other->next_reader) {
+		other->source = heir;
+		holder_note(other->owner, other);
+	}
+	settle(holder, at);
+	settle(heir->owner, at);
+}
+
+void holder_hand_over(struct holder *holder, struct held *held, struct held *reader)
+{
+	pass_on(holder, held, reader);
+	drop(holder, held);
+}
+
 static void release_chunk(struct holder *holder, struct held *held)
 {
+	if (held->readers) {
+		pass_on(holder, held, held->readers);
+		return;
+	}
 	struct chunk *chunk = held->admit ? &held->admit->chunk : &held->chunk;
 	const struct location *at = chunk->at;
 	unpark(holder, held);
@@ -761,13 +872,6 @@ static void release_block(struct holder *holder, struct held *held)
 	}
 	store_unuse_block(holder->all->store, block, holder->tenant->priority);
 	settle(holder, at);
-}
-
-static void set_kind(struct holder *holder, struct held *held, enum held_kind kind)
-{
-	holder->n_held[held->kind]--;
-	holder->n_held[kind]++;
-	held->kind = kind;
 }
 
 static void release_model(struct holder *holder, struct held *held)
@@ -834,6 +938,9 @@ void holder_release(struct holder *holder, struct held *held)
 		break;
 	case HELD_DRAFT:
 		store_drop_model(holder->all->store, held->model);
+		break;
+	case HELD_READ:
+		release_reading(holder, held);
 		break;
 	case HELD_SLEPT:
 		break;
@@ -1008,6 +1115,21 @@ int holder_adopt_chunk(struct holder *holder, const struct held *as, struct chun
 	return held ? 0 : -ENOMEM;
 }
 
+struct held *holders_find_origin(const struct holders *holders, uint64_t origin,
+                                 struct holder **owner_out)
+{
+	struct holder *holder;
+	list_for_each (holder, &holders->list, link) {
+		for (struct held *held = holder->held; held; held = held->hh.next) {
+			if (held->kind == HELD_CHUNK && held->origin == origin) {
+				*owner_out = holder;
+				return held;
+			}
+		}
+	}
+	return NULL;
+}
+
 /* Whatever the limit is. */
 static struct held *adopt_open(struct holder *holder, const struct held *as, enum held_kind kind)
 {
@@ -1039,6 +1161,16 @@ int holder_adopt_block(struct holder *holder, const struct held *as, struct bloc
 	return held ? 0 : -ENOMEM;
 }
 
+int holder_adopt_reading(struct holder *holder, const struct held *as, struct holder *owner,
+                         struct held *source)
+{
+	struct held *held = adopt_open(holder, as, HELD_READ);
+	if (held) {
+		begin_reading(holder, held, owner, source);
+	}
+	return held ? 0 : -ENOMEM;
+}
+
 struct held *holder_adopt_slept(struct holder *holder, const struct held *as, bool is_open)
 {
 	struct held *held = is_open ? adopt_open(holder, as, HELD_SLEPT)
@@ -1061,7 +1193,8 @@ static void release_chunks(struct holder *holder, const struct location *at)
 	size_t n = 0;
 	HASH_ITER(hh, holder->held, held, spare)
 	{
-		if (held->kind != HELD_CHUNK || held->chunk.at != at || held->bed) {
+		if (held->kind != HELD_CHUNK || held->chunk.at != at || held->bed ||
+		    held->readers) {
 			continue;
 		}
 		uncount_private(holder, at, held->chunk.bytes);

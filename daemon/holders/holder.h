@@ -64,6 +64,7 @@ enum held_kind {
 	HELD_MODEL,
 	HELD_BLOCK,
 	HELD_DRAFT,
+	HELD_READ, /* a chunk of another holder, for reading */
 	HELD_SLEPT, /* a chunk, block or model of which only host memory has the content (sleeper.h) */
 	N_HELD_KINDS,
 };
@@ -79,8 +80,15 @@ struct held {
 	bool is_parked;      /* the chunk is, since others may open it */
 	struct user_charge place; /* for that */
 	struct will *will;        /* that the chunk is in (will.h); NULL: none */
-	bool was_chunk;           /* a published block, under its chunk's id */
-	bool was_known;           /* a published block that the store had already */
+	struct held *readers;     /* the first that reads the chunk; NULL: nobody does */
+	struct held *next_reader; /* link of readers, in the order of asking */
+	struct held
+		*source; /* of a HELD_READ: the chunk, borrowed from another holder, as the next */
+	struct holder *owner; /* who has this. Of a HELD_READ, and of a chunk that is read */
+	uint64_t
+		origin; /* of a chunk that was read when glaked ended, and nobody else has: its id then; 0: none such */
+	bool was_chunk; /* a published block, under its chunk's id */
+	bool was_known; /* a published block that the store had already */
 	/* Owned: the chunk that the block is to replace, while the process has that mapped; or NULL. */
 	struct chunk *own;
 	struct charge record;   /* for glaked's memory; none for a chunk that is not published */
@@ -243,8 +251,9 @@ struct holders {
 	uint32_t n;
 	uint32_t n_refused; /* of them: beyond a limit, and only there to be told so */
 	uint64_t last_id;   /* of holders and things held */
-	bool is_draining;   /* no holder becomes detached any more */
-	uv_loop_t *loop;    /* borrowed */
+	uint64_t last_will;
+	bool is_draining; /* no holder becomes detached any more */
+	uv_loop_t *loop;  /* borrowed */
 	uint32_t n_locations;
 	struct location *const *locations; /* borrowed, by slot */
 	struct store *store;               /* borrowed */
@@ -391,6 +400,12 @@ struct holder *holder_adopt(struct holders *holders, uint64_t id, struct peer *p
 int holder_adopt_chunk(struct holder *holder, const struct held *as, struct chunk *chunk);
 int holder_adopt_model(struct holder *holder, const struct held *as, struct model *model);
 int holder_adopt_block(struct holder *holder, const struct held *as, struct block *block);
+/* For reading: the chunk @source, which @owner has. */
+int holder_adopt_reading(struct holder *holder, const struct held *as, struct holder *owner,
+                         struct held *source);
+/* The chunk that has come from this one, which it was read of, and its holder; NULL: none. */
+struct held *holders_find_origin(const struct holders *holders, uint64_t origin,
+                                 struct holder **owner_out);
 /* Of which only copies are left. With a record, if @is_open: a block or model. NULL: no memory. */
 struct held *holder_adopt_slept(struct holder *holder, const struct held *as, bool is_open);
 
@@ -452,7 +467,18 @@ void holder_turn_block(struct holder *holder, struct held *held, struct block *b
 /* The process has mapped the block. */
 void holder_drop_own(struct holder *holder, struct held *held);
 
-/* The private chunk goes to @chunk_out, and @held is gone. It is charged as before. */
+/*
+ * @holder reads the chunk @source of @owner, another holder, who has it as before. If he gives it back, puts it to sleep or ends it is the
+ * first reader's, whose tenant pays then, whatever its limits are. Returns the new entry; NULL: no memory, or its tenant cannot pay for the record.
+ */
+struct held *holder_add_reading(struct holder *holder, uint64_t request, struct holder *owner,
+                                struct held *source);
+/* Whom of those that read @source @holder has; NULL: none. */
+struct held *holder_reading_of(const struct held *source, const struct holder *holder);
+/* The chunk, which @reader reads, is its holder's, and @held is gone. */
+void holder_hand_over(struct holder *holder, struct held *held, struct held *reader);
+
+/* The private chunk goes to @chunk_out, which nobody reads, and @held is gone. It is charged as before. */
 void holder_leave_chunk(struct holder *holder, struct held *held, struct chunk *chunk_out);
 
 /* @held has a copy, and the process does not have it mapped: its memory goes, or is left to others. */

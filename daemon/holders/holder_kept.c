@@ -171,17 +171,6 @@ void kept_steps_deinit(struct kept_steps *kept)
 
 /* ---- coming ------------------------------------------------------------------------------------ */
 
-static bool stands(const struct will *will)
-{
-	const char *why;
-	for (size_t i = 0; i < will->n_chunks; i++) {
-		if (will_check(will->chunks[i], &why) != STATUS_OK) {
-			return false;
-		}
-	}
-	return true;
-}
-
 static bool charge(struct kept_steps *kept, struct kept_step *step, uint64_t bytes)
 {
 	if (!user_charge(&step->bytes, &kept->bytes, step->user, bytes)) {
@@ -233,10 +222,43 @@ static struct kept_step *new_step(struct kept_steps *kept, const struct holder *
 	return step;
 }
 
+/* They are read: so the reader has them, with the will. */
+static void hand_over(struct holder *holder, struct will *will, struct holder *reader)
+{
+	struct held *chunks[GLAKE_MAX_PACKET_FDS];
+	assert(will->n_chunks <= n_elements(chunks));
+	list_remove(&will->link);
+	for (size_t i = 0; i < will->n_chunks; i++) {
+		struct held *held = will->chunks[i];
+		chunks[i] = holder_reading_of(held, reader);
+		held->will = NULL;
+		holder_hand_over(holder, held, chunks[i]);
+	}
+	if (charge_move(&will->cost, holder_payer(reader)) == 0) {
+		will_move(will, reader, chunks);
+	} else {
+		will_free(will);
+	}
+}
+
+static bool is_read(const struct will *will)
+{
+	size_t i = 0;
+	while (i < will->n_chunks && !will->chunks[i]->readers) {
+		i++;
+	}
+	return i < will->n_chunks;
+}
+
 void kept_steps_keep(struct kept_steps *kept, struct holder *holder, struct will *will)
 {
-	struct kept_step *step = kept->keep_ms > 0 && stands(will) ? new_step(kept, holder, will)
-	                                                           : NULL;
+	struct holder *reader = will_reader(will);
+	if (reader && will_stands(will)) {
+		hand_over(holder, will, reader);
+		return;
+	}
+	bool can_stay = kept->keep_ms > 0 && !is_read(will) && will_stands(will);
+	struct kept_step *step = can_stay ? new_step(kept, holder, will) : NULL;
 	if (!step) {
 		will_void(will);
 		return;

@@ -89,6 +89,7 @@ int will_set(struct holder *holder, struct held *const *chunks, size_t n_chunks,
 	for (size_t i = 0; i < n_chunks; i++) {
 		will_void_of(chunks[i]);
 	}
+	will->number = ++holder->all->last_will;
 	will_move(will, holder, chunks);
 	return 0;
 }
@@ -119,7 +120,30 @@ void wills_void(struct holder *holder)
 bool will_has_key(const struct will *will, const struct will_wanted *wanted)
 {
 	return will->n_key == wanted->n_key && will->n_chunks == wanted->n_chunks &&
-	       memcmp(will->key, wanted->key, wanted->n_key) == 0;
+	       memcmp(will->key, wanted->key, wanted->n_key) == 0 &&
+	       will->n_record >= wanted->n_name &&
+	       (wanted->n_name == 0 || memcmp(will->record, wanted->name, wanted->n_name) == 0);
+}
+
+bool will_stands(const struct will *will)
+{
+	const char *why;
+	for (size_t i = 0; i < will->n_chunks; i++) {
+		if (will_check(will->chunks[i], &why) != STATUS_OK) {
+			return false;
+		}
+	}
+	return true;
+}
+
+struct holder *will_reader(const struct will *will)
+{
+	const struct held *first = will->chunks[0]->readers;
+	bool are_all = first != NULL;
+	for (size_t i = 0; are_all && i < will->n_chunks; i++) {
+		are_all = holder_reading_of(will->chunks[i], first->owner) != NULL;
+	}
+	return are_all ? first->owner : NULL;
 }
 
 bool will_is_for(const struct will *will, const struct will_wanted *wanted)

@@ -38,6 +38,7 @@ struct will {
 	size_t n_key;
 	uint8_t *record; /* owned */
 	size_t n_record;
+	uint64_t number;    /* of all of glaked, in the order of making */
 	struct charge cost; /* for glaked's memory */
 	size_t n_chunks;
 	struct held *chunks[]; /* borrowed: the holder's */
@@ -66,9 +67,16 @@ struct will_wanted {
 	size_t n_key;
 	uint64_t chunk_bytes;
 	size_t n_chunks;
+	const uint8_t *name; /* the record begins with it */
+	size_t n_name;       /* 0: with anything */
 };
 bool will_has_key(const struct will *will, const struct will_wanted *wanted);
 bool will_is_for(const struct will *will, const struct will_wanted *wanted);
+
+/* Whether all of its chunks can be read by others, and outlive their process. */
+bool will_stands(const struct will *will);
+/* Whom all of its chunks are read by; NULL: nobody, or not all of them. */
+struct holder *will_reader(const struct will *will);
 
 /* With a copy of the words, of nobody's chunks yet, and nobody pays. NULL: no memory. */
 struct will *will_new(size_t n_chunks, const struct will_words *words);

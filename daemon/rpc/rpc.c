@@ -209,6 +209,8 @@ static const struct {
 	[GLAKE__WIRE__REQUEST__BODY_CHUNK_UNKEEP] = {rpc_chunk_unkeep},
 	[GLAKE__WIRE__REQUEST__BODY_CHUNK_ADOPT] = {rpc_chunk_adopt, .grants = true,
                                                     .is_taken = true, .is_written = true},
+	[GLAKE__WIRE__REQUEST__BODY_CHUNK_READ] = {rpc_chunk_read, .grants = true, .is_taken = true,
+                                                   .is_written = true},
 	[GLAKE__WIRE__REQUEST__BODY_USAGE_REPORT] = {rpc_usage_report},
 	[GLAKE__WIRE__REQUEST__BODY_FAULT_REPORT] = {rpc_fault_report},
 	[GLAKE__WIRE__REQUEST__BODY_MODEL_OPEN] = {rpc_model_open, .takes_fds = true,

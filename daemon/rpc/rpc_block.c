@@ -237,6 +237,9 @@ static const char *why_not(const struct held *private, uint64_t content_bytes)
 	if (private->chunk.at->kind != LOCATION_GPU) {
 		return "is in host memory";
 	}
+	if (private->readers) {
+		return "is read by another session";
+	}
 	if (private->ticket != 0) {
 		return "may be mapped by other sessions, which could write to it";
 	}

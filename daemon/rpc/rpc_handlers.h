@@ -24,6 +24,7 @@ void rpc_chunk_open(struct session *session, const request_t *request, struct fd
 void rpc_chunk_keep(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_chunk_unkeep(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_chunk_adopt(struct session *session, const request_t *request, struct fdlist *fds);
+void rpc_chunk_read(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_usage_report(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_fault_report(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_mistake_list(struct session *session, const request_t *request, struct fdlist *fds);

@@ -99,6 +99,16 @@ void rpc_chunk_unkeep(struct session *session, const request_t *request, struct 
 	}
 	for (size_t i = 0; i < body->n_ids; i++) {
 		const struct held *held = holder_find_any(session->holder, body->ids[i]);
+		if (held && held->readers) {
+			rpc_refuse(session, request->id, STATUS_BUSY,
+			           "session %" PRIu64 " (pid %d) reads chunk %" PRIu64,
+			           held->readers->owner->id, (int)held->readers->owner->peer.pid,
+			           held->id);
+			return;
+		}
+	}
+	for (size_t i = 0; i < body->n_ids; i++) {
+		const struct held *held = holder_find_any(session->holder, body->ids[i]);
 		if (held) {
 			will_void_of(held);
 		}
@@ -126,37 +136,42 @@ static uint32_t count_living(const struct session *session, const struct will_wa
 	return n;
 }
 
-static void answer_none(struct session *session, uint64_t id, const struct will_wanted *wanted)
+static void answer_none(struct session *session, uint64_t id, const struct will_wanted *wanted,
+                        bool is_read)
 {
 	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__ChunkAdoptAnswer body = GLAKE__WIRE__CHUNK_ADOPT_ANSWER__INIT;
-	body.n_living = count_living(session, wanted);
-	answer.body_case = GLAKE__WIRE__ANSWER__BODY_CHUNK_ADOPT;
+	body.n_living = is_read ? 0 : count_living(session, wanted);
+	answer.body_case = is_read ? GLAKE__WIRE__ANSWER__BODY_CHUNK_READ
+	                           : GLAKE__WIRE__ANSWER__BODY_CHUNK_ADOPT;
 	answer.chunk_adopt = &body;
 	rpc_answer(session, id, &answer, NULL, 0);
 }
 
-static void answer_adopted(struct session *session, uint64_t id, struct held *const *chunks)
+/* Chunks of @will, under the ids of @chunks. */
+static void answer_chunks(struct session *session, uint64_t id, const struct will *will,
+                          struct held *const *chunks, bool is_read)
 {
-	const struct will *will = chunks[0]->will;
 	uint64_t ids[GLAKE_MAX_PACKET_FDS];
 	int fds[GLAKE_MAX_PACKET_FDS];
 	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__ChunkAdoptAnswer body = GLAKE__WIRE__CHUNK_ADOPT_ANSWER__INIT;
 	for (size_t i = 0; i < will->n_chunks; i++) {
 		ids[i] = chunks[i]->id;
-		fds[i] = chunks[i]->chunk.fd;
+		fds[i] = will->chunks[i]->chunk.fd;
 	}
 	body.ids = ids;
 	body.n_ids = will->n_chunks;
 	body.record.data = will->record;
 	body.record.len = will->n_record;
-	answer.body_case = GLAKE__WIRE__ANSWER__BODY_CHUNK_ADOPT;
+	answer.body_case = is_read ? GLAKE__WIRE__ANSWER__BODY_CHUNK_READ
+	                           : GLAKE__WIRE__ANSWER__BODY_CHUNK_ADOPT;
 	answer.chunk_adopt = &body;
 	rpc_answer(session, id, &answer, fds, will->n_chunks);
 }
 
-static void adopt(struct session *session, uint64_t id, const struct will_wanted *wanted)
+static void adopt(struct session *session, uint64_t id, const struct will_wanted *wanted,
+                  bool is_read)
 {
 	struct kept_steps *kept = session->holder->all->kept;
 	struct held *chunks[GLAKE_MAX_PACKET_FDS];
@@ -164,12 +179,12 @@ static void adopt(struct session *session, uint64_t id, const struct will_wanted
 	struct refusal refusal;
 	struct kept_step *step = kept_steps_find(kept, session->holder, wanted);
 	if (!step) {
-		answer_none(session, id, wanted);
+		answer_none(session, id, wanted, is_read);
 		return;
 	}
 	enum status status = kept_step_adopt(kept, step, session->holder, id, chunks, &refusal);
 	if (status == STATUS_OK) {
-		answer_adopted(session, id, chunks);
+		answer_chunks(session, id, chunks[0]->will, chunks, is_read);
 		return;
 	}
 	refusal_count(&refusal, kept->stats);
@@ -198,6 +213,111 @@ void rpc_chunk_adopt(struct session *session, const request_t *request, struct f
 	} else if (session->holder->sleep.is_asleep) {
 		rpc_refuse(session, request->id, STATUS_BUSY, "the session is asleep");
 	} else {
-		adopt(session, request->id, &wanted);
+		adopt(session, request->id, &wanted, false);
+	}
+}
+
+/* ---- readers ----------------------------------------------------------------------------------- */
+
+/* The youngest of others that @reader does not read yet, and whose it is; NULL: there is none. */
+static const struct will *find_living(struct holder *reader, const struct will_wanted *wanted,
+                                      struct holder **owner_out)
+{
+	const struct will *found = NULL;
+	struct holder *holder;
+	const struct will *will;
+	list_for_each (holder, &reader->all->list, link) {
+		if (holder == reader || holder->user != reader->user ||
+		    holder->realm != reader->realm) {
+			continue;
+		}
+		list_for_each (will, &holder->wills, link) {
+			if ((!found || will->number > found->number) && will_is_for(will, wanted) &&
+			    will_stands(will) && !holder_reading_of(will->chunks[0], reader)) {
+				found = will;
+				*owner_out = holder;
+			}
+		}
+	}
+	return found;
+}
+
+/* Of all of its chunks, or of none. */
+static bool add_readings(struct holder *reader, uint64_t request, struct holder *owner,
+                         const struct will *will, struct held **chunks_out)
+{
+	for (size_t i = 0; i < will->n_chunks; i++) {
+		chunks_out[i] = holder_add_reading(reader, request, owner, will->chunks[i]);
+		if (!chunks_out[i]) {
+			while (i-- > 0) {
+				holder_release(reader, chunks_out[i]);
+			}
+			return false;
+		}
+	}
+	return true;
+}
+
+/* What its process has counts as if it were its own: it may be so one day. */
+static void read_living(struct session *session, uint64_t id, const struct will *will,
+                        struct holder *owner)
+{
+	struct holder *reader = session->holder;
+	const struct location *at = will->chunks[0]->chunk.at;
+	const uint64_t bytes = will->chunks[0]->chunk.bytes * will->n_chunks;
+	struct promise *promise = reader->at[at->slot].promise;
+	struct held *chunks[GLAKE_MAX_PACKET_FDS];
+	if (promise && !promise_draw(promise, bytes)) {
+		char text[REFUSAL_TEXT_BYTES];
+		const struct refusal refusal = refusal_of_promise(promise, reader->tenant, bytes);
+		refusal_count(&refusal, reader->all->kept->stats);
+		holder_note_refusal(reader, &refusal);
+		alloc_explain(refusal_status(&refusal), &refusal, text);
+		rpc_refuse(session, id, refusal_status(&refusal), "to read them: %s", text);
+		return;
+	}
+	bool are_read = add_readings(reader, id, owner, will, chunks);
+	if (promise) {
+		promise_undraw(promise, bytes);
+	}
+	if (are_read) {
+		answer_chunks(session, id, will, chunks, true);
+	} else {
+		rpc_refuse_open(session, id);
+	}
+}
+
+void rpc_chunk_read(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	const Glake__Wire__ChunkRead *body = request->chunk_read;
+	struct holder *owner;
+	struct location *at = rpc_location(session, request->id,
+	                                   GLAKE__WIRE__LOCATION_KIND__LOCATION_GPU, body->device);
+	if (!at) {
+		return;
+	}
+	const struct will_wanted wanted = {.at = at,
+	                                   .key = body->key.data,
+	                                   .n_key = body->key.len,
+	                                   .chunk_bytes = body->chunk_bytes,
+	                                   .n_chunks = body->n_chunks,
+	                                   .name = body->name.data,
+	                                   .n_name = body->name.len};
+	if (!is_chunk_count(body->n_chunks) || !is_key(&body->key) ||
+	    body->name.len > GLAKE_MAX_WILL_KEY_BYTES) {
+		rpc_refuse(session, request->id, STATUS_BAD_REQUEST,
+		           "impossible: %u chunks, a key of %zu bytes, a name of %zu",
+		           body->n_chunks, body->key.len, body->name.len);
+		return;
+	}
+	if (session->holder->sleep.is_asleep) {
+		rpc_refuse(session, request->id, STATUS_BUSY, "the session is asleep");
+		return;
+	}
+	const struct will *will = find_living(session->holder, &wanted, &owner);
+	if (will) {
+		read_living(session, request->id, will, owner);
+	} else {
+		adopt(session, request->id, &wanted, true);
 	}
 }

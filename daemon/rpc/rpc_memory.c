@@ -276,13 +276,15 @@ static bool answer_later(struct session *session, uint64_t id, struct location *
 	return true;
 }
 
-/* A private chunk, or one that a block has replaced, or one that is asleep. */
+/* A private chunk, or one of another session that it reads, or one that a block has replaced, or one that is asleep. */
 static struct held *find_chunk(const struct session *session, uint64_t id)
 {
 	struct held *block = holder_find(session->holder, HELD_BLOCK, id);
 	struct held *chunk = holder_find(session->holder, HELD_CHUNK, id);
+	struct held *read = holder_find(session->holder, HELD_READ, id);
 	return block && block->own ? block
 	       : chunk             ? chunk
+	       : read              ? read
 	                           : holder_find(session->holder, HELD_SLEPT, id);
 }
 
@@ -425,6 +427,11 @@ static bool find_shared(struct session *session, uint64_t id, const uint64_t *id
 		if (private->admit || private->bed || private->slept) {
 			rpc_refuse(session, id, STATUS_BUSY, "chunk %" PRIu64 " is being %s",
 			           ids[i], private->admit ? "published" : "put to sleep");
+			return false;
+		}
+		if (private->readers) {
+			rpc_refuse(session, id, STATUS_BUSY, "another session reads chunk %" PRIu64,
+			           ids[i]);
 			return false;
 		}
 		if (private->chunk.is_unparked) {

@@ -71,6 +71,8 @@ bool glake__elastic_is_all(const struct glake_elastic *elastic, uint32_t step, b
 int glake__elastic_check_shown(const struct glake_elastic *elastic, uint32_t first, uint32_t n);
 /* It ends: what its second places show is shown once less. -EBUSY, the text set, and nothing has happened: others show some of it. */
 int glake__elastic_end_origins(struct glake_elastic *elastic);
+/* 0, or -EINVAL, the text set: its steps are neither sealed nor found by others. */
+int glake__elastic_check_keeps(const struct glake_elastic *elastic);
 /* @result 0: its memory is mapped in all lanes, and it is HELD. */
 void glake__elastic_settle(struct glake_elastic *elastic, uint32_t step, int result);
 /* Its place in all lanes. */

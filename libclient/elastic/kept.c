@@ -23,7 +23,7 @@ _Static_assert(GLAKE_ELASTIC_KEY_BYTES == GLAKE_MAX_WILL_KEY_BYTES &&
                        GLAKE_ELASTIC_RECORD_BYTES == GLAKE_MAX_RECORD_BYTES,
                "as glaked has it");
 
-static int check_keeps(const struct glake_elastic *elastic)
+int glake__elastic_check_keeps(const struct glake_elastic *elastic)
 {
 	if (elastic->desc.n_key == 0) {
 		return glake__fail(-EINVAL, "the range was opened without a key");
@@ -100,7 +100,7 @@ int glake_elastic_seal(struct glake_elastic *elastic, uint32_t step, const void 
                        size_t n_record)
 {
 	int r = glake__elastic_check(elastic, step, 1);
-	r = r < 0 ? r : check_keeps(elastic);
+	r = r < 0 ? r : glake__elastic_check_keeps(elastic);
 	if (r == 0 && (n_record > GLAKE_ELASTIC_RECORD_BYTES || (n_record > 0 && !record))) {
 		r = glake__fail(-EINVAL, "a record of %zu bytes: %u at most", n_record,
 		                GLAKE_ELASTIC_RECORD_BYTES);
@@ -193,7 +193,7 @@ int glake_elastic_adopt(struct glake_elastic *elastic, uint32_t step, void *reco
                         size_t *n_record_out, uint32_t *n_living_out)
 {
 	int r = glake__elastic_check(elastic, step, 1);
-	r = r < 0 ? r : check_keeps(elastic);
+	r = r < 0 ? r : glake__elastic_check_keeps(elastic);
 	if (r == 0 && (!record || !n_record_out)) {
 		r = glake__fail(-EINVAL, "an argument is NULL");
 	}

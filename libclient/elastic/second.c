@@ -5,6 +5,9 @@
  *   of:  HELD --show--> SHOWN (n_shown = 1, 2, ..) --the last one hidden--> HELD
  *   at:  HOLE --show--> COMING --> READ --hide--> GOING --> HOLE
  *
+ * A step of another process has its first place there: glaked passes its chunks, and gives them to this session if that process does not want them
+ * any more, or ends. Such a chunk is pinned, as another process's memory is, and a sleep leaves it mapped.
+ *
  * A step that is SHOWN is first of all held. As it is not HELD, whoever would lend it, or give it to others, finds nothing to do; and as no
  * chunk is given back while it has a place, a reader never reads what is another's. So nothing else has to know of second places: a
  * sleep unmaps all places of a chunk, and a wake maps each with the access that it had.
@@ -15,6 +18,8 @@
 #include "libclient/elastic/elastic.h"
 #include "libclient/link/dispatch.h"
 #include "libclient/link/error.h"
+#include "libclient/link/rpc.h"
+#include "libclient/space/grant.h"
 #include "libclient/space/guard.h"
 #include "libclient/space/map.h"
 #include "libclient/space/reback.h"
@@ -375,6 +380,47 @@ int glake_elastic_show(struct glake_elastic *at, uint32_t first, struct glake_el
 	r = glake__session_awake(of->session);
 	r = r == 0 && n > 0 ? show(at, first, of, steps, n) : r;
 	return r == GLAKE_E_FORKED ? r : glake__leave(of->session, r);
+}
+
+/* ---- of other processes ------------------------------------------------------------------------ */
+
+static int read_one(struct glake_elastic *at, uint32_t step, struct glake__adopted *adopted)
+{
+	const struct glake__lanes lanes = glake__elastic_lanes(at, step, 1);
+	int r = claim_all(at, step, 1);
+	if (r == 0) {
+		r = glake__grant_read_lanes(at->device, at->range, &lanes, adopted);
+		settle(at, step, 1, GLAKE_ELASTIC_COMING, r, GLAKE_ELASTIC_READ,
+		       GLAKE_ELASTIC_HOLE);
+	}
+	return r;
+}
+
+int glake_elastic_read(struct glake_elastic *at, uint32_t step, const void *name, size_t n_name,
+                       void *record, size_t *n_record_out)
+{
+	int r = glake__elastic_check(at, step, 1);
+	r = r < 0 ? r : glake__elastic_check_keeps(at);
+	if (r == 0 && (!record || !n_record_out || (n_name > 0 && !name))) {
+		r = glake__fail(-EINVAL, "an argument is NULL");
+	}
+	if (r == 0 && n_name > GLAKE_ELASTIC_KEY_BYTES) {
+		r = glake__fail(-EINVAL, "a name of %zu bytes: %u at most", n_name,
+		                GLAKE_ELASTIC_KEY_BYTES);
+	}
+	if (r < 0) {
+		return r;
+	}
+	struct glake__adopted adopted = {.key = at->key,
+	                                 .n_key = at->desc.n_key,
+	                                 .name = name,
+	                                 .n_name = n_name,
+	                                 .record = record};
+	cleanup_cancel int cancel = cancel_disable();
+	r = glake__session_awake(at->session);
+	r = r < 0 ? r : read_one(at, step, &adopted);
+	*n_record_out = adopted.n_record;
+	return r == GLAKE_E_FORKED ? r : glake__leave(at->session, r);
 }
 
 /* ---- hiding ------------------------------------------------------------------------------------ */

@@ -445,10 +445,12 @@ int glake__rpc_chunk_unkeep(struct glake_session *session, const uint64_t *ids, 
 static int take_adopted(struct glake_session *session, struct glake__call *call, uint32_t n_chunks,
                         struct glake__adopted *adopted, uint64_t *ids_out, struct fdlist *fds)
 {
+	const bool is_read = call->answer->body_case == GLAKE__WIRE__ANSWER__BODY_CHUNK_READ;
 	const Glake__Wire__ChunkAdoptAnswer *answer = call->answer->chunk_adopt;
 	adopted->n_living = answer->n_living;
 	if (answer->n_ids == 0) {
-		return glake__fail(-ENOENT, "no process has left a step of that key");
+		return glake__fail(-ENOENT, is_read ? "nobody else has sealed such a step"
+		                                    : "no process has left a step of that key");
 	}
 	if (answer->n_ids != n_chunks || !has_fds(call, n_chunks) ||
 	    answer->record.len > GLAKE_MAX_RECORD_BYTES) {
@@ -466,13 +468,26 @@ static int take_adopted(struct glake_session *session, struct glake__call *call,
 	return take_fds(call, fds);
 }
 
+static int call_for_kept(struct glake_session *session, Glake__Wire__Request *request,
+                         Glake__Wire__Answer__BodyCase expected, uint32_t n_chunks,
+                         struct glake__adopted *adopted, uint64_t *ids_out, struct fdlist *fds)
+{
+	struct glake__call call;
+	int r = glake__call(&session->link, &call, request, expected, NULL, 0);
+	if (r < 0) {
+		return r;
+	}
+	r = take_adopted(session, &call, n_chunks, adopted, ids_out, fds);
+	glake__call_end(&session->link, &call);
+	return r;
+}
+
 int glake__rpc_chunk_adopt(struct glake_session *session, uint32_t device, uint64_t chunk_bytes,
                            uint32_t n_chunks, struct glake__adopted *adopted, uint64_t *ids_out,
                            struct fdlist *fds)
 {
 	Glake__Wire__ChunkAdopt adopt = GLAKE__WIRE__CHUNK_ADOPT__INIT;
 	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	struct glake__call call;
 	int r = glake__promise_ensure(session, device);
 	if (r < 0) {
 		return r;
@@ -483,14 +498,29 @@ int glake__rpc_chunk_adopt(struct glake_session *session, uint32_t device, uint6
 	adopt.n_chunks = n_chunks;
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_ADOPT;
 	request.chunk_adopt = &adopt;
-	r = glake__call(&session->link, &call, &request, GLAKE__WIRE__ANSWER__BODY_CHUNK_ADOPT,
-	                NULL, 0);
+	return call_for_kept(session, &request, GLAKE__WIRE__ANSWER__BODY_CHUNK_ADOPT, n_chunks,
+	                     adopted, ids_out, fds);
+}
+
+int glake__rpc_chunk_read(struct glake_session *session, uint32_t device, uint64_t chunk_bytes,
+                          uint32_t n_chunks, struct glake__adopted *adopted, uint64_t *ids_out,
+                          struct fdlist *fds)
+{
+	Glake__Wire__ChunkRead read = GLAKE__WIRE__CHUNK_READ__INIT;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	int r = glake__promise_ensure(session, device);
 	if (r < 0) {
 		return r;
 	}
-	r = take_adopted(session, &call, n_chunks, adopted, ids_out, fds);
-	glake__call_end(&session->link, &call);
-	return r;
+	read.device = device;
+	read.key = (ProtobufCBinaryData){.len = adopted->n_key, .data = (uint8_t *)adopted->key};
+	read.chunk_bytes = chunk_bytes;
+	read.n_chunks = n_chunks;
+	read.name = (ProtobufCBinaryData){.len = adopted->n_name, .data = (uint8_t *)adopted->name};
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_READ;
+	request.chunk_read = &read;
+	return call_for_kept(session, &request, GLAKE__WIRE__ANSWER__BODY_CHUNK_READ, n_chunks,
+	                     adopted, ids_out, fds);
 }
 
 /* Is there a size for each fd, and is each a valid size of a chunk? */

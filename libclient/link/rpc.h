@@ -73,6 +73,8 @@ int glake__rpc_chunk_unkeep(struct glake_session *session, const uint64_t *ids, 
 struct glake__adopted {
 	const void *key;
 	size_t n_key;
+	const void *name; /* to read: the record begins with it */
+	size_t n_name;
 	void *record; /* of the caller: room for GLAKE_MAX_RECORD_BYTES, and what has come: */
 	size_t n_record;
 	uint32_t n_living; /* with -ENOENT: such wills of processes that have not ended */
@@ -81,6 +83,10 @@ struct glake__adopted {
 int glake__rpc_chunk_adopt(struct glake_session *session, uint32_t device, uint64_t chunk_bytes,
                            uint32_t n_chunks, struct glake__adopted *adopted, uint64_t *ids_out,
                            struct fdlist *fds);
+/* The same to read, of living processes too: chunks that this session does not read yet. */
+int glake__rpc_chunk_read(struct glake_session *session, uint32_t device, uint64_t chunk_bytes,
+                          uint32_t n_chunks, struct glake__adopted *adopted, uint64_t *ids_out,
+                          struct fdlist *fds);
 
 /* Chunks of another @session with their ticket, or of this one (0, no ticket). */
 struct glake__chunk_names {

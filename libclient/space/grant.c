@@ -16,6 +16,7 @@
 /* One request's chunks. */
 struct some {
 	uint32_t n;
+	bool is_read; /* others' memory, which they pay for */
 	uint64_t ids[GLAKE_MAX_PACKET_FDS];
 	struct glake__part parts[GLAKE_MAX_PACKET_FDS];
 	uint64_t offsets[GLAKE_MAX_PACKET_FDS]; /* in the range */
@@ -100,7 +101,11 @@ static int take_chunk(struct some *some, uint32_t i, int fd, int device, bool ke
 {
 	struct glake__part *part = &some->parts[i];
 	part->fd = fd;
+	part->access = some->is_read ? GLAKE__ACCESS_READ : GLAKE__ACCESS_WRITE;
 	part->chunk = glake__chunk_new(some->ids[i], part->n_bytes, device, kind);
+	if (part->chunk && some->is_read) {
+		part->chunk->pins = 1u << GLAKE__PIN_FOREIGN;
+	}
 	if (!part->chunk || !keeps_handle) {
 		return part->chunk ? 0 : -ENOMEM;
 	}
@@ -203,7 +208,7 @@ int glake__grant_fill_host(struct glake__device *device, struct glake__range *ra
 	if (!some) {
 		return glake__fail(-ENOMEM, "out of memory");
 	}
-	some->n = 0;
+	*some = (struct some){.n = 0};
 	add(some, offset, n_bytes);
 	int r = get_host_chunk(device->session, n_bytes, wait, some->ids, &fds);
 	return r < 0 ? r : put_some(device, range, some, &fds, GLAKE__PAGE_HOST);
@@ -247,7 +252,7 @@ int glake__grant_fill_lanes(struct glake__device *device, struct glake__range *r
 {
 	struct glake_session *session = device->session;
 	const uint64_t n_all = lanes->n_bytes * lanes->n;
-	cleanup_free struct some *some = malloc(sizeof(*some));
+	cleanup_free struct some *some = calloc(1, sizeof(*some));
 	uint64_t n_filled = 0;
 	int r = some ? 0 : glake__fail(-ENOMEM, "out of memory");
 	while (r == 0 && n_filled < n_all) {
@@ -266,25 +271,39 @@ int glake__grant_fill_lanes(struct glake__device *device, struct glake__range *r
 	return r;
 }
 
-int glake__grant_adopt_lanes(struct glake__device *device, struct glake__range *range,
-                             const struct glake__lanes *lanes, struct glake__adopted *adopted)
+static int get_lanes(struct glake__device *device, struct glake__range *range,
+                     const struct glake__lanes *lanes, struct glake__adopted *adopted, bool is_read)
 {
-	cleanup_free struct some *some = malloc(sizeof(*some));
+	cleanup_free struct some *some = calloc(1, sizeof(*some));
 	cleanup_fdlist struct fdlist fds;
 	fdlist_init(&fds);
 	if (!some) {
 		return glake__fail(-ENOMEM, "out of memory");
 	}
 	uint64_t n_bytes = plan(some, lanes, 0);
-	int r = glake__rpc_chunk_adopt(device->session, device->public.index, lanes->chunk_bytes,
-	                               some->n, adopted, some->ids, &fds);
+	some->is_read = is_read;
+	int r = (is_read ? glake__rpc_chunk_read : glake__rpc_chunk_adopt)(
+		device->session, device->public.index, lanes->chunk_bytes, some->n, adopted,
+		some->ids, &fds);
 	if (r == 0) {
 		r = put_some(device, range, some, &fds, GLAKE__PAGE_CHUNK);
 	}
-	if (r == 0) {
+	if (r == 0 && !is_read) {
 		glake__grant_count(device->session, (int64_t)n_bytes);
 	}
 	return r;
+}
+
+int glake__grant_adopt_lanes(struct glake__device *device, struct glake__range *range,
+                             const struct glake__lanes *lanes, struct glake__adopted *adopted)
+{
+	return get_lanes(device, range, lanes, adopted, false);
+}
+
+int glake__grant_read_lanes(struct glake__device *device, struct glake__range *range,
+                            const struct glake__lanes *lanes, struct glake__adopted *adopted)
+{
+	return get_lanes(device, range, lanes, adopted, true);
 }
 
 int glake__grant_fill(struct glake__device *device, struct glake__range *range, uint64_t offset,
@@ -375,6 +394,12 @@ static void return_block(struct glake_session *session, struct glake__chunk *chu
 	glake__unlock();
 }
 
+/* Neither host memory, nor what others pay for. */
+static bool is_counted(const struct glake__chunk *chunk)
+{
+	return chunk->kind != GLAKE__PAGE_HOST && !(chunk->pins & 1u << GLAKE__PIN_FOREIGN);
+}
+
 void glake__grant_return(struct glake_session *session, struct glake__chunk *dead)
 {
 	if (!dead) {
@@ -401,7 +426,7 @@ void glake__grant_return(struct glake_session *session, struct glake__chunk *dea
 		}
 		if (chunk->id) {
 			batch.ids[batch.n_ids++] = chunk->id;
-			batch.n_bytes += chunk->kind == GLAKE__PAGE_HOST ? 0 : chunk->n_bytes;
+			batch.n_bytes += is_counted(chunk) ? chunk->n_bytes : 0;
 		}
 		chunk->release(chunk);
 	}

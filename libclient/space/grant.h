@@ -61,6 +61,10 @@ struct glake__adopted;
 int glake__grant_adopt_lanes(struct glake__device *device, struct glake__range *range,
                              const struct glake__lanes *lanes, struct glake__adopted *adopted);
 
+/* The same to read, of living processes too: it is not counted, and if it cannot be mapped only the reading is over. */
+int glake__grant_read_lanes(struct glake__device *device, struct glake__range *range,
+                            const struct glake__lanes *lanes, struct glake__adopted *adopted);
+
 /* One chunk, which reads zero and has a handle of the library's, and is mapped nowhere: *chunk_out has the caller's use. */
 int glake__grant_chunk(struct glake__device *device, uint64_t n_bytes, struct glake__wait *wait,
                        struct glake__chunk **chunk_out);

@@ -344,7 +344,7 @@ static void work_at_random(uint32_t flags, bool works_ahead)
 	struct glake_elastic *view;
 	glake_ptr view_base;
 	open_range(1, flags | GLAKE_ELASTIC_SERVE);
-	const struct glake_elastic_desc of_view = desc_of(0, flags);
+	const struct glake_elastic_desc of_view = desc_of(0, 0);
 	assert_ok(glake_elastic_open(session, &of_view, &view, &view_base));
 	struct glake_session *other = world_connect();
 	ck_assert_int_eq(pthread_create(&thread, NULL, take_from_others, other), 0);

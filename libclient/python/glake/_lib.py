@@ -376,6 +376,7 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("glake_elastic_unseal", c_int, [c_void_p, c_uint32, c_uint32]),
     ("glake_elastic_adopt", c_int, [c_void_p, c_uint32, c_void_p, POINTER(c_size_t), POINTER(c_uint32)]),
     ("glake_elastic_show", c_int, [c_void_p, c_uint32, c_void_p, POINTER(c_uint32), c_uint32]),
+    ("glake_elastic_read", c_int, [c_void_p, c_uint32, c_void_p, c_size_t, c_void_p, POINTER(c_size_t)]),
     ("glake_elastic_hide", c_int, [c_void_p, c_uint32, c_uint32]),
     ("glake_elastic_states", POINTER(c_uint32), [c_void_p]),
     ("glake_elastic_stats", c_int, [c_void_p, POINTER(ElasticStats)]),

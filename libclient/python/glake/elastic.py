@@ -125,6 +125,18 @@ class Elastic:
         _lib.check(_lib.library().glake_elastic_show(self.handle, _lib.unsigned(first, "first", 32), source.handle,
                                                      numbers, len(steps)))
 
+    def read(self, step: int, name: bytes = b"") -> Optional[bytes]:
+        """A step that another session has sealed, or a process has left, comes to this hole to be read, and its record, which begins
+        with ``name``, is returned; None: there is none that this session does not read yet."""
+        record = ctypes.create_string_buffer(_RECORD_BYTES)
+        n_bytes = ctypes.c_size_t()
+        result = _lib.library().glake_elastic_read(self.handle, _lib.unsigned(step, "step", 32), name, len(name), record,
+                                                   ctypes.byref(n_bytes))
+        if result == -errno.ENOENT:
+            return None
+        _lib.check(result)
+        return record.raw[:n_bytes.value]
+
     def hide(self, first: int, n: int = 1) -> None:
         """Those that are second places are holes again. Nothing on the GPU reads there."""
         _lib.check(self._call("glake_elastic_hide", first, n))
