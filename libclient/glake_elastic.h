@@ -59,6 +59,11 @@ enum glake_elastic_flags {
 	 * chunk that comes or goes.
 	 */
 	GLAKE_ELASTIC_GUARD = 2,
+	/*
+	 * Other sessions of the user and realm may read what is sealed, see glake_elastic_read(), while this one has it. As long as one does
+	 * it is not unsealed. Without this only what a process has left is found.
+	 */
+	GLAKE_ELASTIC_SHARED = 4,
 };
 
 #define GLAKE_ELASTIC_KEY_BYTES 64
@@ -185,7 +190,7 @@ GLAKE_API int glake_elastic_show(struct glake_elastic *at, uint32_t first, struc
                                  const uint32_t *steps, uint32_t n);
 
 /*
- * A step that another session of the same user and realm has sealed comes to the hole @step to be read, without a copy: one of which the record begins with
+ * A step that another session of the same user and realm has sealed, in a range that is SHARED, comes to the hole @step to be read, without a copy: one of which the record begins with
  * the @n_name bytes of @name (up to GLAKE_ELASTIC_KEY_BYTES; 0: of any record), and which this session does not read yet. It is of a range with the same
  * key, device, chunk_bytes and n_lanes. Sessions that live come first, then what processes have left behind (see glake_elastic_adopt()), each the one that was sealed
  * last. *n_record_out bytes are written to @record, which has room for GLAKE_ELASTIC_RECORD_BYTES.

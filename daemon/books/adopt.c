@@ -853,7 +853,8 @@ static int restore_step(struct adoption *adoption, struct found_step *step,
 	const struct will_words words = {.key = body->key.data,
 	                                 .n_key = body->key.len,
 	                                 .record = body->record.data,
-	                                 .n_record = body->record.len};
+	                                 .n_record = body->record.len,
+	                                 .may_be_read = body->may_be_read};
 	struct kept_adopted as = {.id = step->id,
 	                          .user = user_ref(user_get(body->user)),
 	                          .realm = realm_of(adoption, body->realm),

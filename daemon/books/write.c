@@ -482,6 +482,7 @@ static void write_kept(void *user, const struct kept_step *step)
 	body.record.len = will->n_record;
 	body.payer = will->cost.tenant->name;
 	body.since_ms = step->since_ms;
+	body.may_be_read = will->may_be_read;
 	put(user, BOOKS_KEPT_STEP, step->id, &body.base);
 }
 

@@ -47,6 +47,7 @@ struct will *will_new(size_t n_chunks, const struct will_words *words)
 		memcpy(will->record, words->record, words->n_record);
 	}
 	will->n_record = words->n_record;
+	will->may_be_read = words->may_be_read;
 	will->n_chunks = n_chunks;
 	return will;
 }

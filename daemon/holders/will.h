@@ -30,6 +30,7 @@ struct will_words {
 	size_t n_key; /* 1 .. GLAKE_MAX_WILL_KEY_BYTES */
 	const uint8_t *record;
 	size_t n_record; /* up to GLAKE_MAX_RECORD_BYTES */
+	bool may_be_read;
 };
 
 struct will {
@@ -38,6 +39,7 @@ struct will {
 	size_t n_key;
 	uint8_t *record; /* owned */
 	size_t n_record;
+	bool may_be_read;   /* by others, as long as the holder has the chunks */
 	uint64_t number;    /* of all of glaked, in the order of making */
 	struct charge cost; /* for glaked's memory */
 	size_t n_chunks;

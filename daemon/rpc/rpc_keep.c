@@ -62,7 +62,8 @@ void rpc_chunk_keep(struct session *session, const request_t *request, struct fd
 	const struct will_words words = {.key = body->key.data,
 	                                 .n_key = body->key.len,
 	                                 .record = body->record.data,
-	                                 .n_record = body->record.len};
+	                                 .n_record = body->record.len,
+	                                 .may_be_read = body->may_be_read};
 	if (!is_chunk_count(body->n_ids) || !is_key(&body->key) ||
 	    body->record.len > GLAKE_MAX_RECORD_BYTES) {
 		rpc_refuse(session, request->id, STATUS_BAD_REQUEST,
@@ -232,8 +233,9 @@ static const struct will *find_living(struct holder *reader, const struct will_w
 			continue;
 		}
 		list_for_each (will, &holder->wills, link) {
-			if ((!found || will->number > found->number) && will_is_for(will, wanted) &&
-			    will_stands(will) && !holder_reading_of(will->chunks[0], reader)) {
+			if (will->may_be_read && (!found || will->number > found->number) &&
+			    will_is_for(will, wanted) && will_stands(will) &&
+			    !holder_reading_of(will->chunks[0], reader)) {
 				found = will;
 				*owner_out = holder;
 			}

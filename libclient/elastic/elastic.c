@@ -586,7 +586,8 @@ static int check_desc(const struct glake_elastic_desc *desc)
 	if (desc->n_key > GLAKE_ELASTIC_KEY_BYTES || (desc->n_key > 0 && !desc->key)) {
 		return refuse_desc("a key has 64 bytes at most");
 	}
-	if (desc->flags & ~(uint32_t)(GLAKE_ELASTIC_SERVE | GLAKE_ELASTIC_GUARD)) {
+	if (desc->flags &
+	    ~(uint32_t)(GLAKE_ELASTIC_SERVE | GLAKE_ELASTIC_GUARD | GLAKE_ELASTIC_SHARED)) {
 		return refuse_desc("an unknown flag");
 	}
 	return 0;

@@ -92,7 +92,7 @@ static int seal(struct glake_elastic *elastic, uint32_t step, const void *record
 	}
 	elastic->sealed[step] = 1;
 	int r = glake__rpc_chunk_keep(elastic->session, ids, n, elastic->key, elastic->desc.n_key,
-	                              record, n_record);
+	                              record, n_record, elastic->desc.flags & GLAKE_ELASTIC_SHARED);
 	return r < 0 ? r : check_still_ours(elastic, step);
 }
 

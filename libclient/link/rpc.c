@@ -417,12 +417,14 @@ int glake__rpc_chunk_share(struct glake_session *session, const uint64_t *ids, s
 }
 
 int glake__rpc_chunk_keep(struct glake_session *session, const uint64_t *ids, size_t n_ids,
-                          const void *key, size_t n_key, const void *record, size_t n_record)
+                          const void *key, size_t n_key, const void *record, size_t n_record,
+                          bool may_be_read)
 {
 	Glake__Wire__ChunkKeep keep = GLAKE__WIRE__CHUNK_KEEP__INIT;
 	keep.ids = (uint64_t *)ids;
 	keep.n_ids = n_ids;
 	keep.key = (ProtobufCBinaryData){.len = n_key, .data = (uint8_t *)key};
+	keep.may_be_read = may_be_read;
 	keep.record = (ProtobufCBinaryData){.len = n_record, .data = (uint8_t *)record};
 	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_KEEP;

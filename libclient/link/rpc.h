@@ -66,7 +66,8 @@ int glake__rpc_chunk_share(struct glake_session *session, const uint64_t *ids, s
 
 /* A will for @n_ids (1 .. 253) chunks of this session. @key has 1 .. 64 bytes. */
 int glake__rpc_chunk_keep(struct glake_session *session, const uint64_t *ids, size_t n_ids,
-                          const void *key, size_t n_key, const void *record, size_t n_record);
+                          const void *key, size_t n_key, const void *record, size_t n_record,
+                          bool may_be_read);
 /* They are in no will when this returns 0. */
 int glake__rpc_chunk_unkeep(struct glake_session *session, const uint64_t *ids, size_t n_ids);
 /* What is adopted. */

@@ -28,7 +28,7 @@ static void begin_kept(void)
 /* In a process of its own. */
 static void open_keyed(uint32_t flags)
 {
-	struct glake_elastic_desc desc = desc_of(0, flags);
+	struct glake_elastic_desc desc = desc_of(0, flags | GLAKE_ELASTIC_SHARED);
 	desc.key = "model and layout";
 	desc.n_key = 16;
 	words_open_driver();
@@ -547,6 +547,47 @@ START_TEST(readers_read_what_the_record_says_whoever_ends)
 	for (unsigned i = 0; i < 3; i++) {
 		world_join(readers[i]);
 	}
+}
+END_TEST
+
+/* ---- who does not share ------------------------------------------------------------------------- */
+
+static void own_alone(void *user)
+{
+	struct glake_elastic_desc desc = desc_of(1, 0);
+	desc.key = "model and layout";
+	desc.n_key = 16;
+	words_open_driver();
+	session = world_connect();
+	assert_ok(glake_elastic_open(session, &desc, &elastic, &base));
+	write_and_seal(0, "zero", 10);
+	world_reach(1);
+	world_await(FOREVER);
+}
+
+static void read_what_is_left(void *user)
+{
+	open_keyed(0);
+	assert_fails(-ENOENT, "", read_named(0, NULL));
+	world_reach(2);
+	int r;
+	while ((r = read_named(0, NULL)) == -ENOENT) {
+		harness_sleep_ms(5);
+	}
+	assert_ok(r);
+	ck_assert_uint_eq(check_read(0), 10);
+	expect_paid(STEP, 0);
+}
+
+START_TEST(what_is_not_shared_is_read_when_its_process_has_ended)
+{
+	begin();
+	pid_t owner = world_client(own_alone, NULL);
+	world_await(1);
+	pid_t reader = world_client(read_what_is_left, NULL);
+	world_await(2);
+	world_kill(owner);
+	world_join(reader);
 }
 END_TEST
 

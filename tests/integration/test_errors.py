@@ -76,7 +76,7 @@ EXCUSES = {
     "-EPERM": ("GLAKE_DEDUP=off", SEALS),
     "-EMFILE": ("memory that is large enough to be cut", SEALS | {"glake_elastic_adopt"}),
     "GLAKE_E_OVER_QUOTA": ("memory that is large enough to be cut, or does not read zero, or a program under the shim",
-                           SEALS | {"glake_sleep", "glake_sleep_session", "glake_elastic_adopt"}),
+                           SEALS | {"glake_sleep", "glake_sleep_session", "glake_elastic_adopt", "glake_elastic_read"}),
     "GLAKE_E_VERSION": ("tests/unit/test_client_call.c", {"glake_connect"}),
     "GLAKE_E_CUDA": ("the driver gives addresses only where the window has none",
                      {"glake_reserve", "glake_unreserve", "glake_elastic_adopt"}),
@@ -238,9 +238,9 @@ KEY = ctypes.create_string_buffer(b"key")
 FIRST = (ctypes.c_uint32 * 1)(0)
 
 
-def keyed_desc():
+def keyed_desc(flags=0):
     """The same, of which the first step is held, and with a key."""
-    return sized(1 << 32, 2 * CHUNK, CHUNK, 2 | 1 << 32, 0, ctypes.addressof(KEY), 3, size=64)
+    return sized(1 << 32, 2 * CHUNK, CHUNK, 2 | 1 << 32, flags, ctypes.addressof(KEY), 3, size=64)
 
 
 class World:
@@ -302,6 +302,14 @@ class World:
         elastic = self.elastic(1)
         self.ok(LIBRARY.glake_elastic_show(self.elastic(), 0, elastic, FIRST, 1))
         return elastic
+
+    def others_sealed(self):
+        """A range of another session, of which one step is sealed, and one of this with the same key."""
+        self.other = World(self.test, self.path.decode())
+        theirs = c_void_p()
+        self.ok(LIBRARY.glake_elastic_open(self.other.session, keyed_desc(4), byref(theirs), out()))
+        self.ok(LIBRARY.glake_elastic_seal(theirs, 0, None, c_size_t(0)))
+        return self.keyed()
 
     def sealed_step(self):
         elastic = self.keyed()
@@ -460,6 +468,7 @@ CALLS = {
     "glake_elastic_unseal": (World.sealed_step, lambda w, x: (x, 0, 1)),
     "glake_elastic_adopt": (World.keyed, lambda w, x: (x, 1, RECORD, byref(c_size_t()), None)),
     "glake_elastic_show": (lambda w: w.elastic(1), lambda w, x: (x, 1, x, FIRST, 1)),
+    "glake_elastic_read": (World.others_sealed, lambda w, x: (x, 1, None, c_size_t(0), RECORD, byref(c_size_t()))),
     "glake_elastic_hide": (World.shown, lambda w, x: (x, 1, 1)),
     "glake_elastic_stats": (World.elastic, lambda w, x: (x, sized())),
     "glake_session_info": (nothing, lambda w, x: (w.session, sized())),
@@ -571,6 +580,9 @@ WRONG = [
     ("glake_elastic_unseal", "-EBUSY", World.shown, lambda w, x: (x, 0, 1)),
     ("glake_elastic_show", "-EINVAL", World.elastic, lambda w, x: (x, 2, x, FIRST, 1)),
     ("glake_elastic_show", "-EBUSY", World.elastic, lambda w, x: (x, 1, x, FIRST, 1)),
+    ("glake_elastic_read", "-EINVAL", World.elastic, lambda w, x: (x, 1, None, c_size_t(0), RECORD, byref(c_size_t()))),
+    ("glake_elastic_read", "-EBUSY", World.keyed, lambda w, x: (x, 0, None, c_size_t(0), RECORD, byref(c_size_t()))),
+    ("glake_elastic_read", "-ENOENT", World.keyed, lambda w, x: (x, 1, None, c_size_t(0), RECORD, byref(c_size_t()))),
     ("glake_elastic_hide", "-EINVAL", World.elastic, lambda w, x: (x, 1, 2)),
     ("glake_elastic_stats", "-EINVAL", World.elastic, lambda w, x: (x, sized(size=0))),
     ("glake_session_info", "-EINVAL", nothing, lambda w, x: (w.session, sized(size=0))),

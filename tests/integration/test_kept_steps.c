@@ -435,6 +435,130 @@ START_TEST(with_kept_ms_0_nothing_is_kept)
 }
 END_TEST
 
+/* ---- it is read --------------------------------------------------------------------------------- */
+
+static Glake__Wire__Status share_as_read(int connection, const char *record)
+{
+	return connection_status(connection,
+	                         CONNECTION_REQUEST(CHUNK_KEEP, ChunkKeep, chunk_keep, .ids = ids,
+	                                            .n_ids = N_LANES, .key = text("layout"),
+	                                            .record = text(record), .may_be_read = true),
+	                         NULL, 0);
+}
+
+/* Into read_ids, with all fds; or nothing, if @name is of none. */
+static uint64_t read_ids[N_LANES];
+static bool read_named(int connection, const char *name)
+{
+	struct fdlist fds;
+	fdlist_init(&fds);
+	Glake__Wire__Answer *answer = connection_call(
+		connection,
+		CONNECTION_REQUEST(CHUNK_READ, ChunkRead, chunk_read, .key = text("layout"),
+	                           .chunk_bytes = CHUNK_BYTES, .n_chunks = N_LANES,
+	                           .name = text(name)),
+		NULL, 0, &fds);
+	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__OK);
+	const Glake__Wire__ChunkAdoptAnswer *got = answer->chunk_read;
+	const bool is_found = got->n_ids > 0;
+	ck_assert_uint_eq(fds.n_fds, got->n_ids);
+	if (is_found) {
+		ck_assert_uint_eq(got->n_ids, N_LANES);
+		memcpy(read_ids, got->ids, sizeof(read_ids));
+		ck_assert_uint_ge(got->record.len, strlen(name));
+		ck_assert_mem_eq(got->record.data, name, strlen(name));
+	}
+	connection_free(answer);
+	fdlist_deinit(&fds);
+	return is_found;
+}
+
+static Glake__Wire__Status give_back(int connection, uint64_t *of)
+{
+	return connection_status(
+		connection,
+		CONNECTION_REQUEST(CHUNK_FREE, ChunkFree, chunk_free, .ids = of, .n_ids = N_LANES),
+		NULL, 0);
+}
+
+START_TEST(nobody_else_is_to_write_to_what_is_read)
+{
+	begin();
+	int owner = connection_hello(&harness);
+	int reader = connection_hello(&harness);
+	ck_assert_int_eq(take(owner, N_LANES), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(keep(owner, "layout", "alone"), GLAKE__WIRE__STATUS__OK);
+	ck_assert(!read_named(reader, ""));
+	ck_assert_int_eq(share_as_read(owner, "first"), GLAKE__WIRE__STATUS__OK);
+	ck_assert(!read_named(reader, "firsts"));
+	ck_assert(!read_named(owner, ""));
+	ck_assert(read_named(reader, "fir"));
+	ck_assert(!read_named(reader, ""));
+	ck_assert_int_eq(unkeep(owner), GLAKE__WIRE__STATUS__BUSY);
+	ck_assert_int_eq(connection_status(owner,
+	                                   CONNECTION_REQUEST(CHUNK_SHARE, ChunkShare, chunk_share,
+	                                                      .ids = ids, .n_ids = 1),
+	                                   NULL, 0),
+	                 GLAKE__WIRE__STATUS__BUSY);
+	ck_assert_int_eq(
+		connection_status(owner,
+	                          CONNECTION_REQUEST(BLOCK_PUBLISH, BlockPublish, block_publish,
+	                                             .chunk = ids[1], .content_bytes = CHUNK_BYTES),
+	                          NULL, 0),
+		GLAKE__WIRE__STATUS__BAD_REQUEST);
+	/* A reader has nothing that it could keep, name or copy. */
+	ck_assert_int_eq(connection_status(reader,
+	                                   CONNECTION_REQUEST(CHUNK_SHARE, ChunkShare, chunk_share,
+	                                                      .ids = read_ids, .n_ids = 1),
+	                                   NULL, 0),
+	                 GLAKE__WIRE__STATUS__BAD_REQUEST);
+	ck_assert_int_eq(connection_status(reader,
+	                                   CONNECTION_REQUEST(CHUNK_KEEP, ChunkKeep, chunk_keep,
+	                                                      .ids = read_ids, .n_ids = N_LANES,
+	                                                      .key = text("layout")),
+	                                   NULL, 0),
+	                 GLAKE__WIRE__STATUS__BAD_REQUEST);
+	ck_assert_int_eq(give_back(reader, read_ids), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(give_back(reader, read_ids), GLAKE__WIRE__STATUS__BAD_REQUEST);
+	ck_assert_int_eq(unkeep(owner), GLAKE__WIRE__STATUS__OK);
+	ck_assert(!read_named(reader, ""));
+	connection_close(&reader);
+	connection_close(&owner);
+}
+END_TEST
+
+/* Lane by lane: each is the reader's then, and his to give back. */
+START_TEST(an_owner_gives_back_a_part)
+{
+	begin();
+	int owner = connection_hello(&harness);
+	int readers[] = {connection_hello(&harness), connection_hello(&harness)};
+	ck_assert_int_eq(take(owner, N_LANES), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(share_as_read(owner, "x"), GLAKE__WIRE__STATUS__OK);
+	uint64_t of_first[N_LANES];
+	ck_assert(read_named(readers[0], ""));
+	memcpy(of_first, read_ids, sizeof(of_first));
+	ck_assert(read_named(readers[1], ""));
+	ck_assert_int_eq(connection_status(owner,
+	                                   CONNECTION_REQUEST(CHUNK_FREE, ChunkFree, chunk_free,
+	                                                      .ids = &ids[1], .n_ids = 1),
+	                                   NULL, 0),
+	                 GLAKE__WIRE__STATUS__OK);
+	ck_assert_uint_eq(world_n_chunks(), N_LANES);
+	/* The first has one of its own now, and gives up all of them: so the second has one. */
+	ck_assert_int_eq(give_back(readers[0], of_first), GLAKE__WIRE__STATUS__OK);
+	ck_assert_uint_eq(world_n_chunks(), N_LANES);
+	connection_close(&owner);
+	while (world_n_chunks() != N_LANES) {
+		harness_sleep_ms(5);
+	}
+	ck_assert_int_eq(give_back(readers[1], read_ids), GLAKE__WIRE__STATUS__OK);
+	ck_assert_uint_eq(world_n_chunks(), 0);
+	connection_close(&readers[0]);
+	connection_close(&readers[1]);
+}
+END_TEST
+
 /* ---- it goes ----------------------------------------------------------------------------------- */
 
 START_TEST(its_time_is_over)

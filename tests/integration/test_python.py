@@ -513,6 +513,31 @@ class Elastic(Case):
                 elastic.seal(0)
             self.assertIn("is not held", str(caught.exception))
 
+    def test_another_session_reads_what_is_shared(self):
+        from glake.elastic import READ
+        mine, other = glake.default_session(), glake.connect()
+        memory = Memory(mine)
+        with glake.Elastic(self.CHUNK, steps=2, lanes=2, floor=2, key=b"layout", shared=True) as elastic, \
+                glake.Elastic(self.CHUNK, steps=2, lanes=2, key=b"layout", session=other) as reader:
+            for step in range(2):
+                memory._call("cuMemcpyHtoD_v2", ctypes.c_uint64(elastic.ptr(step, 1)), b"step %d" % step, ctypes.c_size_t(6))
+                elastic.seal(step, b"hash%d" % step)
+            self.assertIsNone(reader.read(0, b"hash2"))
+            self.assertEqual(reader.read(0, b"hash0"), b"hash0")
+            self.assertEqual(reader.read(1), b"hash1")
+            self.assertEqual(reader.states(), [READ, READ])
+            self.assertEqual(other.usage()["reserved_bytes"], 0)
+            for step in range(2):
+                got = ctypes.create_string_buffer(6)
+                _lib.check(_lib.library().glake_read(other.handle, 0, got, reader.ptr(step, 1), 6))
+                self.assertEqual(got.raw, b"step %d" % step)
+            with self.assertRaises(glake.Error) as caught:
+                elastic.unseal(0)
+            self.assertIn("reads chunk", str(caught.exception))
+            reader.hide(0)
+            elastic.unseal(0)
+        other.close()
+
     def test_a_guard_costs_a_chunk(self):
         session = glake.default_session()
         with glake.Elastic(self.CHUNK, steps=3, lanes=2, guard=True) as elastic:

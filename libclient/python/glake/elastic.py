@@ -11,7 +11,7 @@ from .session import DeviceLike, Session, default_session, parse_ordinal
 
 #: What Elastic.states() has.
 HOLE, COMING, HELD, LENT, GOING, LOST, SHOWN, READ = range(8)
-_SERVE, _GUARD = 1, 2
+_SERVE, _GUARD, _SHARED = 1, 2, 4
 _RECORD_BYTES = 32768
 
 
@@ -31,11 +31,12 @@ class Elastic:
     each lane. A step has its memory in all lanes, or in none. What is lent stays until others need it; the highest
     steps go first. Nothing of it may be in use on the GPU when it is lent, or when the range is closed. With ``guard``
     holes read zero; without, a kernel that reads one faults. With a ``key``, 64 bytes at most, steps can be sealed and
-    adopted: it says all that must be the same for their content to be of use."""
+    adopted: it says all that must be the same for their content to be of use. What is sealed of a ``shared`` one others may
+    read meanwhile."""
 
     def __init__(self, chunk_bytes: int, steps: int, lanes: int = 1, stride: Optional[int] = None,
                  floor: int = 0, device: DeviceLike = 0, session: Optional[Session] = None, *,
-                 guard: bool = False, key: bytes = b"") -> None:
+                 guard: bool = False, key: bytes = b"", shared: bool = False) -> None:
         self._handle = ctypes.c_void_p()
         self._session = session or default_session()
         #: bytes from lane to lane
@@ -47,7 +48,7 @@ class Elastic:
             ctypes.sizeof(_lib.ElasticDesc), self._session.device_index(parse_ordinal(device)),
             _lib.unsigned(lanes, "lanes", 32), _lib.unsigned(self.stride, "stride"),
             _lib.unsigned(chunk_bytes, "chunk_bytes"), _lib.unsigned(steps, "steps", 32),
-            _lib.unsigned(floor, "floor", 32), _SERVE | (_GUARD if guard else 0), key or None, len(key))
+            _lib.unsigned(floor, "floor", 32), _SERVE | (_GUARD if guard else 0) | (_SHARED if shared else 0), key or None, len(key))
         handle, base = ctypes.c_void_p(), ctypes.c_uint64()
         _lib.check(_lib.library().glake_elastic_open(self._session.handle, ctypes.byref(desc),
                                                      ctypes.byref(handle), ctypes.byref(base)))
