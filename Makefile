@@ -88,9 +88,9 @@ SHIM_PROGRAMS := $(addprefix $(B)/tests/shim/,program linked driver_usage contex
 	fault graphmem graphmem_random waits sleep sleep_random sleep_whole elastic auto constructor.so second.so)
 FUZZERS := $(call programs,tests/fuzz/fuzz_*.c)
 # docs/security.md says what each stands for.
-ATTACKS := $(addprefix $(B)/tests/unit/test_,bounds fdstore inflight mover_headers notify owner turn) \
+ATTACKS := $(addprefix $(B)/tests/unit/test_,bounds fdstore inflight mover_headers notify owned owner turn) \
 	$(addprefix $(B)/tests/integration/test_,bad_files books false_mover file_identity flood hostile holder \
-	keeper manifests realms secrets shim_bad_day subuid unread users weights_wire wire_abuse) \
+	keeper manifests realms secrets shim_bad_day shim_tables subuid unread users weights_wire wire_abuse) \
 	tests/integration/test_metrics_abuse.py tests/integration/test_metrics_token.py
 FORMATTED := $(wildcard $(addsuffix /*.[ch],proto daemon $(DAEMON_FOLDERS) daemon/keeper daemon/mover libclient \
 	$(CLIENT_FOLDERS) libclient/ctl libclient/top \
@@ -378,7 +378,7 @@ $(B)/lib/glake/%.so:
 
 $(B)/bin/glake: $(call objects,shim/run/*.c) $(REPLAY_OBJ) \
 		$(addprefix $(B)/obj/,shim/library.o shim/policy.o shim/readers.o shim/reader_files.o shim/learned.o \
-		proto/cudrv.o libclient/ctl/text.o) \
+		proto/cudrv.o proto/owned.o libclient/ctl/text.o) \
 		$(B)/lib/libglake-client.so
 	$(call say,LD,$@)
 	@mkdir -p $(@D)

@@ -10,6 +10,7 @@
 
 #include "glake.h"
 #include "glake_order.h"
+#include "libclient/link/readers.h"
 #include "libclient/link/report.h"
 #include "libclient/link/why.h"
 #include "libclient/space/fill.h"

@@ -30,6 +30,9 @@
  */
 #define GLAKE_PAGE_FDS 128u
 
+/* The tables of readers that glaked hands out, all of them, each with a NUL at its end. */
+#define GLAKE_MAX_READERS_BYTES (32u << 20)
+
 /* What an operator says why he drains glaked. */
 #define GLAKE_MAX_REASON_BYTES 200u
 

@@ -15,6 +15,7 @@
 #include "shim/guard.h"
 #include "shim/learn.h"
 #include "shim/may.h"
+#include "shim/reader_files.h"
 #include "shim/shim.h"
 #include "shim/turn.h"
 
@@ -81,6 +82,23 @@ static uint64_t quiet_ns(void)
 bool auto_has_sealed(void)
 {
 	return has_sealed;
+}
+
+void auto_begin(struct connection *connection)
+{
+	const enum shim_dedup dedup = shim_dedup();
+	char *text = NULL;
+	size_t n_bytes = 0;
+	if ((dedup != SHIM_DEDUP_AUTO && dedup != SHIM_DEDUP_OBSERVED) || !reader_files_wants()) {
+		return;
+	}
+	if (glake__readers_get(connection->session, &text, &n_bytes) == 0 && text &&
+	    reader_files_take(text, n_bytes)) {
+		/* What is known of kernels is asked again: tables may know them now. */
+		kernels_hide_code();
+		kernels_show_code(true);
+	}
+	free(text);
 }
 
 unsigned auto_turn_ms(void)

@@ -28,6 +28,9 @@
 #include "shim/connection.h"
 #include "shim/guard.h"
 
+/* A connection's first: the tables of readers that glaked has. What glaked does not give, the process does not have. */
+void auto_begin(struct connection *connection);
+
 /* How often auto_serve() wants to be called, in ms; 0: never. */
 unsigned auto_turn_ms(void);
 

@@ -4,16 +4,15 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "proto/cleanup.h"
+#include "proto/owned.h"
 
 #define ADMINS_FOLDER "/etc/glake/readers.d"
 #define SUFFIX ".readers"
@@ -28,75 +27,45 @@ static int refuse(struct readers_error *error, int code, const char *why)
 	return code;
 }
 
-static bool is_roots(const struct stat *what)
+/* Of root alone: they are for programs of all users. */
+static int explain(struct readers_error *error, int code, const char *why, bool is_folder)
 {
-	return what->st_uid == 0 && (what->st_mode & (S_IWGRP | S_IWOTH)) == 0;
-}
-
-static int read_text(int fd, char *text, size_t n_bytes)
-{
-	size_t at = 0;
-	while (at < n_bytes) {
-		ssize_t n = read(fd, text + at, n_bytes - at);
-		if (n < 0 && errno == EINTR) {
-			continue;
-		}
-		if (n <= 0) {
-			return n < 0 ? -errno : -EIO;
-		}
-		at += (size_t)n;
+	if (code == -EFBIG) {
+		return refuse(error, -EINVAL, "it is larger than 16 MiB");
 	}
-	return 0;
+	if (code != -EPERM) {
+		return refuse(error, code, why);
+	}
+	return refuse(error, code,
+	              is_folder
+	                      ? "its folder counts only if root owns it and nobody else may write "
+	                        "to it"
+	                      : "it counts only if root owns it and nobody else may write to it");
 }
 
 /* By its name in the folder, which was looked at before. */
-static int read_at(int folder, const char *name, struct readers **readers_out,
+static int read_at(int folder, const char *name, uid_t owner, struct readers **readers_out,
                    struct readers_error *error_out)
 {
-	struct stat facts;
-	cleanup_fd int fd = openat(folder, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-	if (fd < 0 || fstat(fd, &facts) < 0) {
-		return refuse(error_out, -errno, strerror(errno));
-	}
-	if (!S_ISREG(facts.st_mode)) {
-		return refuse(error_out, -EINVAL, "it is not a file");
-	}
-	if (!is_roots(&facts)) {
-		return refuse(error_out, -EPERM,
-		              "it counts only if root owns it and nobody else may write to it");
-	}
-	if (facts.st_size > READERS_MAX_TEXT_BYTES) {
-		return refuse(error_out, -EINVAL, "it is larger than 16 MiB");
-	}
-	cleanup_free char *text = malloc((size_t)facts.st_size + 1);
-	if (!text) {
-		return refuse(error_out, -ENOMEM, "out of memory");
-	}
-	int r = read_text(fd, text, (size_t)facts.st_size);
+	const char *why;
+	size_t n_bytes;
+	cleanup_free char *text = NULL;
+	int r = owned_read(folder, name, owner, READERS_MAX_TEXT_BYTES, &text, &n_bytes, &why);
 	if (r < 0) {
-		return refuse(error_out, r, strerror(-r));
+		return explain(error_out, r, why, false);
 	}
-	r = readers_parse(text, (size_t)facts.st_size, readers_out, error_out);
+	r = readers_parse(text, n_bytes, readers_out, error_out);
 	return r == -ENOMEM ? refuse(error_out, r, "out of memory") : r;
 }
 
-static int open_folder(const char *path, struct readers_error *error_out)
+static int open_folder(const char *path, uid_t owner, struct readers_error *error_out)
 {
-	struct stat facts;
-	int fd = open(path, O_RDONLY | O_CLOEXEC | O_DIRECTORY);
-	if (fd < 0) {
-		return refuse(error_out, -errno, strerror(errno));
-	}
-	if (fstat(fd, &facts) < 0 || !is_roots(&facts)) {
-		close(fd);
-		return refuse(error_out, -EPERM,
-		              "its folder counts only if root owns it and nobody else may write to "
-		              "it");
-	}
-	return fd;
+	const char *why;
+	int fd = owned_open_folder(path, owner, &why);
+	return fd < 0 ? explain(error_out, fd, why, true) : fd;
 }
 
-int reader_files_read(const char *path, struct readers **readers_out,
+int reader_files_read(const char *path, uid_t owner, struct readers **readers_out,
                       struct readers_error *error_out)
 {
 	const char *slash = strrchr(path, '/');
@@ -107,8 +76,8 @@ int reader_files_read(const char *path, struct readers **readers_out,
 	if (slash) {
 		snprintf(folder, sizeof(folder), "%.*s", (int)(slash - path + 1), path);
 	}
-	cleanup_fd int fd = open_folder(folder, error_out);
-	return fd < 0 ? fd : read_at(fd, slash ? slash + 1 : path, readers_out, error_out);
+	cleanup_fd int fd = open_folder(folder, owner, error_out);
+	return fd < 0 ? fd : read_at(fd, slash ? slash + 1 : path, owner, readers_out, error_out);
 }
 
 /* ---- all of them ------------------------------------------------------------------------------ */
@@ -128,11 +97,12 @@ static void read_folder(const char *path)
 {
 	struct readers_error error;
 	struct dirent **entries = NULL;
-	cleanup_fd int fd = open_folder(path, &error);
+	cleanup_fd int fd = open_folder(path, 0, &error);
 	int n = fd < 0 ? -1 : scandirat(fd, ".", &entries, is_table, alphasort);
 	for (int i = 0; i < n; i++) {
 		struct readers *table;
-		if (n_tables < MAX_FILES && read_at(fd, entries[i]->d_name, &table, &error) == 0) {
+		if (n_tables < MAX_FILES &&
+		    read_at(fd, entries[i]->d_name, 0, &table, &error) == 0) {
 			tables[n_tables++] = table;
 		}
 		free(entries[i]);
@@ -167,11 +137,46 @@ static void read_all(void)
 	read_folder(packaged);
 }
 
+/* ---- glaked's --------------------------------------------------------------------------------- */
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of who writes */
+static struct readers *given[MAX_FILES];
+static atomic_size_t n_given; /* those below are written, and stay */
+
+bool reader_files_take(const char *text, size_t n_bytes)
+{
+	struct readers_error error;
+	bool is_first;
+	size_t n = 0;
+	pthread_mutex_lock(&lock);
+	is_first = n_given == 0;
+	for (size_t at = 0; is_first && at < n_bytes && n < MAX_FILES;) {
+		size_t n_text = strnlen(text + at, n_bytes - at);
+		n += readers_parse(text + at, n_text, &given[n], &error) == 0;
+		at += n_text + 1;
+	}
+	if (is_first) {
+		atomic_store_explicit(&n_given, n, memory_order_release);
+	}
+	pthread_mutex_unlock(&lock);
+	return n > 0;
+}
+
+bool reader_files_wants(void)
+{
+	return secure_getenv("GLAKE_READERS") == NULL &&
+	       atomic_load_explicit(&n_given, memory_order_relaxed) == 0;
+}
+
 const struct reader_function *reader_files_find(const struct image_id *image, const char *name)
 {
 	static pthread_once_t once = PTHREAD_ONCE_INIT;
 	const struct reader_function *found = NULL;
+	const size_t n = atomic_load_explicit(&n_given, memory_order_acquire);
 	pthread_once(&once, read_all);
+	for (size_t i = 0; !found && i < n; i++) {
+		found = readers_find(given[i], image, name);
+	}
 	for (size_t i = 0; !found && i < n_tables; i++) {
 		found = readers_find(tables[i], image, name);
 	}

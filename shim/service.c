@@ -194,6 +194,7 @@ void service_start(struct connection *connection)
 	order_set_calls(capture_ask_idle, graphmem_keep);
 	glake_set_notice_handler(connection->session, on_notice, connection);
 	doubts_begin(connection->session);
+	auto_begin(connection);
 	seal_ask_follow(connection);
 	sleep_follow(connection);
 	pthread_attr_setstacksize(&attributes, STACK_BYTES);

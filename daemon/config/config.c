@@ -422,6 +422,9 @@ static int find_mover(char **path_out)
 int config_load(const char *path, struct config **config_out, char *error_out, size_t error_bytes)
 {
 	struct config *config = calloc(1, sizeof(*config));
+	if (config) {
+		config->reader_tables.fd = -1;
+	}
 	/* Errors in the file have their own text; others get one here. */
 	snprintf(error_out, error_bytes, "%s: out of memory", path ? path : "built-in defaults");
 	int result = config ? read_defaults(config, error_out, error_bytes) : -ENOMEM;
@@ -430,6 +433,9 @@ int config_load(const char *path, struct config **config_out, char *error_out, s
 	}
 	if (result == 0 && !config->mover_path) {
 		result = find_mover(&config->mover_path);
+	}
+	if (result == 0 && config->readers) {
+		result = reader_tables_load(config->readers, &config->reader_tables);
 	}
 	if (result < 0) {
 		config_free(config);
@@ -459,6 +465,8 @@ void config_free(struct config *config)
 		free(config->tenants[i].device_bytes.bytes);
 		free(config->tenants[i].host_bytes.bytes);
 	}
+	reader_tables_close(&config->reader_tables);
+	free(config->readers);
 	free(config->realms);
 	free(config->tenants);
 	free(config->pool);

@@ -23,6 +23,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/config/config_types.h"
+#include "daemon/config/reader_tables.h"
 #include "daemon/net/peer.h"
 
 /* The tenant of sessions that match no rule; it always exists. */
@@ -112,6 +113,9 @@ struct config {
 	uint64_t wake_wait_ms;
 	uint64_t kept_ms;      /* 0: nothing is kept */
 	uint64_t min_awake_ms; /* glaked puts no program to sleep before */
+
+	char *readers; /* absolute; NULL = none: the folder of */
+	struct reader_tables reader_tables;
 
 	struct config_realm *realms;
 	size_t n_realms;

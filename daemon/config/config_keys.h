@@ -47,6 +47,7 @@
 	KEY("", config, wake_wait_ms, "600000", u64, wake_wait_ms, 0, CONFIG_DAY_MS) \
 	KEY("", config, kept_ms, "600000", u64, kept_ms, 0, CONFIG_DAY_MS) \
 	KEY("", config, min_awake_ms, "5000", u64, min_awake_ms, 0, CONFIG_DAY_MS) \
+	KEY("", config, readers, "", absolute_path, readers, 0, 0) \
 	KEY("", config, realms, "()", realms, realms, 0, 0) \
 	KEY("", config, tenants, "()", tenants, tenants, 0, 0) \
 	KEY("pool", config_stock, chunk_bytes, "", chunk_size, chunk_bytes, \

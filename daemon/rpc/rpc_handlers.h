@@ -29,6 +29,7 @@ void rpc_usage_report(struct session *session, const request_t *request, struct 
 void rpc_fault_report(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_mistake_list(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_mistake_forgive(struct session *session, const request_t *request, struct fdlist *fds);
+void rpc_readers_get(struct session *session, const request_t *request, struct fdlist *fds);
 
 void rpc_drain(struct session *session, const request_t *request, struct fdlist *fds);
 

@@ -163,25 +163,25 @@ START_TEST(only_files_of_root_count)
 	snprintf(path, sizeof(path), "%s/a.readers", folder);
 	snprintf(link, sizeof(link), "%s/b.readers", folder);
 	write_file(path, BEGIN, 0644);
-	ck_assert_int_eq(reader_files_read(path, &readers, &error), 0);
+	ck_assert_int_eq(reader_files_read(path, 0, &readers, &error), 0);
 	ck_assert_str_eq(readers->what_for, "cuX 1.2");
 	readers_free(readers);
 	ck_assert_int_eq(symlink(path, link), 0);
-	ck_assert_int_eq(reader_files_read(link, &readers, &error), -ELOOP);
+	ck_assert_int_eq(reader_files_read(link, 0, &readers, &error), -ELOOP);
 	write_file(path, BEGIN, 0664);
-	ck_assert_int_eq(reader_files_read(path, &readers, &error), -EPERM);
+	ck_assert_int_eq(reader_files_read(path, 0, &readers, &error), -EPERM);
 	ck_assert_ptr_nonnull(strstr(error.text, "root owns it"));
 	write_file(path, BEGIN, 0644);
 	ck_assert_int_eq(chown(path, 1000, 0), 0);
-	ck_assert_int_eq(reader_files_read(path, &readers, &error), -EPERM);
+	ck_assert_int_eq(reader_files_read(path, 0, &readers, &error), -EPERM);
 	ck_assert_int_eq(chown(path, 0, 0), 0);
 	ck_assert_int_eq(chmod(folder, 0757), 0);
-	ck_assert_int_eq(reader_files_read(path, &readers, &error), -EPERM);
+	ck_assert_int_eq(reader_files_read(path, 0, &readers, &error), -EPERM);
 	ck_assert_ptr_nonnull(strstr(error.text, "its folder"));
 	ck_assert_int_eq(chmod(folder, 0755), 0);
 	unlink(link);
 	unlink(path);
-	ck_assert_int_eq(reader_files_read(path, &readers, &error), -ENOENT);
+	ck_assert_int_eq(reader_files_read(path, 0, &readers, &error), -ENOENT);
 	rmdir(folder);
 }
 END_TEST

@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "proto/owned.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "proto/cleanup.h"
+
+static int refuse(int error, const char *why, const char **why_out)
+{
+	*why_out = why ? why : strerrordesc_np(-error);
+	return error;
+}
+
+static bool is_owned(const struct stat *what, uid_t owner)
+{
+	return (what->st_uid == 0 || what->st_uid == owner) &&
+	       (what->st_mode & (S_IWGRP | S_IWOTH)) == 0;
+}
+
+int owned_open_folder(const char *path, uid_t owner, const char **why_out)
+{
+	struct stat facts;
+	int fd = open(path, O_RDONLY | O_CLOEXEC | O_DIRECTORY);
+	if (fd < 0) {
+		return refuse(-errno, NULL, why_out);
+	}
+	if (fstat(fd, &facts) < 0 || !is_owned(&facts, owner)) {
+		close(fd);
+		return refuse(-EPERM, "others may write to its folder", why_out);
+	}
+	return fd;
+}
+
+static int check_folder(const char *path, uid_t owner, const char **why_out)
+{
+	struct stat facts;
+	if (stat(path, &facts) < 0) {
+		return refuse(-errno, NULL, why_out);
+	}
+	if ((facts.st_uid == 0 && (facts.st_mode & S_ISVTX)) || is_owned(&facts, owner)) {
+		return 0;
+	}
+	return refuse(-EPERM, "others may write to a folder above it", why_out);
+}
+
+int owned_check_path(const char *path, uid_t owner, const char **why_out)
+{
+	cleanup_free char *at = realpath(path, NULL);
+	int r = at ? check_folder(at, owner, why_out) : refuse(-errno, NULL, why_out);
+	while (r == 0 && at[1]) {
+		char *slash = strrchr(at, '/');
+		/* Of "/x" there is "/" left. */
+		slash[slash == at] = '\0';
+		r = check_folder(at, owner, why_out);
+	}
+	return r;
+}
+
+static int read_text(int fd, char *text, size_t n_bytes)
+{
+	size_t at = 0;
+	while (at < n_bytes) {
+		ssize_t n = read(fd, text + at, n_bytes - at);
+		if (n < 0 && errno == EINTR) {
+			continue;
+		}
+		if (n <= 0) {
+			return n < 0 ? -errno : -EIO;
+		}
+		at += (size_t)n;
+	}
+	return 0;
+}
+
+static bool is_same(const struct stat *a, const struct stat *b)
+{
+	return a->st_size == b->st_size && a->st_mtim.tv_sec == b->st_mtim.tv_sec &&
+	       a->st_mtim.tv_nsec == b->st_mtim.tv_nsec && a->st_ctim.tv_sec == b->st_ctim.tv_sec &&
+	       a->st_ctim.tv_nsec == b->st_ctim.tv_nsec;
+}
+
+int owned_read(int folder, const char *name, uid_t owner, size_t max_bytes, char **text_out,
+               size_t *n_bytes_out, const char **why_out)
+{
+	struct stat before;
+	struct stat after;
+	/* A pipe without a writer would hold up who opens it. */
+	cleanup_fd int fd = openat(folder, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+	if (fd < 0 || fstat(fd, &before) < 0) {
+		return refuse(-errno, NULL, why_out);
+	}
+	if (!S_ISREG(before.st_mode)) {
+		return refuse(-EINVAL, "it is not a file", why_out);
+	}
+	if (!is_owned(&before, owner)) {
+		return refuse(-EPERM, "others may write to it", why_out);
+	}
+	if ((uint64_t)before.st_size > max_bytes) {
+		return refuse(-EFBIG, "it is too large", why_out);
+	}
+	const size_t n_bytes = (size_t)before.st_size;
+	cleanup_free char *text = malloc(n_bytes + 1);
+	if (!text) {
+		return refuse(-ENOMEM, NULL, why_out);
+	}
+	int r = read_text(fd, text, n_bytes);
+	if (r < 0 || fstat(fd, &after) < 0) {
+		return refuse(r < 0 ? r : -errno, NULL, why_out);
+	}
+	if (!is_same(&before, &after)) {
+		return refuse(-EBUSY, "it was changed while it was read", why_out);
+	}
+	if (n_bytes > 0 && text[n_bytes - 1] != '\n') {
+		return refuse(-EINVAL, "its last line has no end", why_out);
+	}
+	text[n_bytes] = '\0';
+	*text_out = text;
+	*n_bytes_out = n_bytes;
+	text = NULL;
+	return 0;
+}
