@@ -145,7 +145,7 @@ check-deploy: tests wheel ## the wheel; the packages on a bare Debian with a sys
 	@tests/deps deb && tests/deps boot
 	@VERSION=$(VERSION) SOVERSION=$(SOVERSION) PYTHON=$(SHARED)/deploy/venv/bin/python \
 		tests/run $(B) $(wildcard tests/deploy/test_*.py)
-demo: deps ## model servers that share weights, programs that are made to, six that take turns, and two that lend each other memory
+demo: deps ## model servers that share weights, programs that do without being asked, six that take turns, and two that lend each other memory
 	@+$(submake) all cudasim $(DEMO)
 	@tests/demo/run.sh $(B)
 play: deps ## a shell beside a glaked on two simulated GPUs, with models and programs, to look around in

@@ -2,7 +2,6 @@
 #include "shim/fault.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -14,9 +13,9 @@
 #include "shim/connection.h"
 #include "shim/eyes.h"
 #include "shim/shim.h"
+#include "shim/turn.h"
 
 #define PATIENCE_S 1
-#define STACK_BYTES (256u * 1024)
 #define KIB 1024ull
 #define MIB (KIB * 1024)
 
@@ -108,26 +107,6 @@ static void *tell(void *user)
 	return NULL;
 }
 
-/* All signals are blocked in the thread. */
-static bool start_telling(struct connection *connection)
-{
-	pthread_attr_t attributes;
-	pthread_t thread;
-	sigset_t all;
-	sigset_t before;
-	if (pthread_attr_init(&attributes) != 0) {
-		return false;
-	}
-	pthread_attr_setstacksize(&attributes, STACK_BYTES);
-	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
-	bool is_started = pthread_create(&thread, &attributes, tell, connection) == 0;
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	pthread_attr_destroy(&attributes);
-	return is_started;
-}
-
 /* A program that has memory of glaked only by sessions of its own has no connection: then stderr is all. */
 static void report(CUresult result)
 {
@@ -136,7 +115,7 @@ static void report(CUresult result)
 		print();
 	}
 	struct connection *connection = connection_peek();
-	if (!connection || !start_telling(connection)) {
+	if (!connection || !turn_start_thread(tell, connection)) {
 		connection_unref(connection);
 		set_told();
 	}

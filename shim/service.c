@@ -2,8 +2,6 @@
 #include "shim/service.h"
 
 #include <poll.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <unistd.h>
 
@@ -23,7 +21,6 @@
 #include "shim/sleep.h"
 #include "shim/turn.h"
 
-#define STACK_BYTES (256u * 1024)
 #define REPORT_MS 2000
 /* What stitches asks glaked for little: what it reports would be old news in a picture over time. */
 #define STITCH_REPORT_MS 250
@@ -183,13 +180,6 @@ static void on_notice(void *user, const struct glake_notice *notice)
 
 void service_start(struct connection *connection)
 {
-	pthread_attr_t attributes;
-	pthread_t thread;
-	sigset_t all;
-	sigset_t before;
-	if (pthread_attr_init(&attributes) != 0) {
-		return;
-	}
 	turn_watch_exit();
 	order_set_calls(capture_ask_idle, graphmem_keep);
 	glake_set_notice_handler(connection->session, on_notice, connection);
@@ -197,14 +187,8 @@ void service_start(struct connection *connection)
 	auto_begin(connection);
 	seal_ask_follow(connection);
 	sleep_follow(connection);
-	pthread_attr_setstacksize(&attributes, STACK_BYTES);
-	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
 	connection_ref(connection);
-	if (pthread_create(&thread, &attributes, serve, connection) != 0) {
+	if (!turn_start_thread(serve, connection)) {
 		connection_unref(connection);
 	}
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	pthread_attr_destroy(&attributes);
 }

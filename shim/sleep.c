@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <pthread.h>
 #include <semaphore.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <time.h>
@@ -23,7 +22,6 @@
 #include "shim/shim.h"
 #include "shim/turn.h"
 
-#define STACK_BYTES (256u * 1024)
 /* So long it is waited for the program's work, if somebody outside asks. */
 #define PATIENCE_NS 5000000000u
 /* Before glaked is asked for room once more. */
@@ -260,25 +258,6 @@ static void *sleep_and_wake(void *user)
 	return NULL;
 }
 
-static bool create_thread(void)
-{
-	pthread_attr_t attributes;
-	pthread_t thread;
-	sigset_t all;
-	sigset_t before;
-	if (pthread_attr_init(&attributes) != 0) {
-		return false;
-	}
-	pthread_attr_setstacksize(&attributes, STACK_BYTES);
-	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
-	int error = pthread_create(&thread, &attributes, sleep_and_wake, NULL);
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	pthread_attr_destroy(&attributes);
-	return error == 0;
-}
-
 /* With the lock. -EBUSY: the one that is there works for another connection; -EAGAIN: there can be none. */
 static int start(struct connection *connection)
 {
@@ -290,7 +269,7 @@ static int start(struct connection *connection)
 	}
 	sleeper.is_there = true;
 	sleeper.connection = connection ? connection_ref(connection) : NULL;
-	if (!create_thread()) {
+	if (!turn_start_thread(sleep_and_wake, NULL)) {
 		connection_unref(sleeper.connection);
 		sleeper = (struct sleeper){.is_there = false};
 		return -EAGAIN;

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "shim/turn.h"
 
+#include <link.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <time.h>
@@ -10,6 +12,8 @@
 
 /* A turn takes milliseconds, unless it and the exiting thread wait for each other. */
 #define EXIT_S 2
+/* For our own functions, and the driver's. */
+#define STACK_BYTES (256u * 1024)
 
 /* For reading: a turn. */
 static pthread_rwlock_t turns = PTHREAD_RWLOCK_INITIALIZER;
@@ -60,4 +64,39 @@ void turn_end(void)
 bool turn_is_last(void)
 {
 	return is_ending;
+}
+
+/* ---- threads ---------------------------------------------------------------------------------- */
+
+static int add_local_bytes(struct dl_phdr_info *info, size_t n_info, void *user)
+{
+	size_t *n_bytes = user;
+	(void)n_info;
+	for (unsigned i = 0; i < info->dlpi_phnum; i++) {
+		const ElfW(Phdr) *part = &info->dlpi_phdr[i];
+		*n_bytes += part->p_type == PT_TLS ? part->p_memsz + part->p_align : 0;
+	}
+	return 0;
+}
+
+bool turn_start_thread(void *(*run)(void *), void *user)
+{
+	pthread_attr_t attributes;
+	pthread_t thread;
+	sigset_t all;
+	sigset_t before;
+	/* The thread's copy of the program's _Thread_local memory lies in its stack. */
+	size_t n_bytes = STACK_BYTES;
+	dl_iterate_phdr(add_local_bytes, &n_bytes);
+	if (pthread_attr_init(&attributes) != 0) {
+		return false;
+	}
+	pthread_attr_setstacksize(&attributes, n_bytes);
+	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	int error = pthread_create(&thread, &attributes, run, user);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	pthread_attr_destroy(&attributes);
+	return error == 0;
 }

@@ -22,4 +22,10 @@ void turn_end(void);
 /* The program is ending: whoever has a turn gives it back as soon as it can. */
 bool turn_is_last(void);
 
+/*
+ * Start a thread of ours: nobody joins it, and it gets no signal. False: there can be none. Its stack is small, whatever the
+ * program has in its thread-local memory, which is of the same piece.
+ */
+bool turn_start_thread(void *(*run)(void *), void *user);
+
 #endif

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # The demo. First act: four model servers that use glake, two models, one copy of every weight. Second act: two
-# programs that know nothing of glake load one model each by itself, and are made to share it. Third act: six such programs
+# programs that know nothing of glake load one model each by itself, and share it without anybody asking. Third act: six such programs
 # take turns on a device that holds two. Fourth act: two caches lend each other memory of a device that has no room for both.
 #   tests/demo/run.sh [BUILD]
 # On the first GPU if the machine has one, else on cudasim. DEMO_SCALE=N makes the models N times
@@ -15,6 +15,7 @@ scale=${DEMO_SCALE:-1}
 private_mib=${DEMO_PRIVATE_MIB:-64}
 work=$(mktemp -d "${TMPDIR:-/tmp}/glake-demo.XXXXXX")
 export GLAKE_SOCKET=$work/glaked.sock
+unset GLAKE_READERS GLAKE_DEDUP
 declare -A pid_of=() input_of=()
 daemon=
 # The caller's stdout, for errors found inside $(...).
@@ -184,7 +185,11 @@ end_daemon()
 	daemon=
 }
 
-start_daemon ""
+# What only reads: the table of the programs of the second act. glaked takes it, since nobody else can have written it.
+mkdir -m 0755 "$work/readers"
+env ${sim_folder:+LD_LIBRARY_PATH=$sim_folder} "$tools/engine" --table >"$work/readers/engine.readers"
+chmod 0644 "$work/readers/engine.readers"
+start_daemon "readers = \"$work/readers\";"
 ctl status >/dev/null || fail "glaked does not answer"
 
 # ---- four servers -------------------------------------------------------------------------------
@@ -259,11 +264,12 @@ ctl evict --all
 echo "private memory and mappings: all given back"
 
 # ---- second act: programs that know nothing of glake --------------------------------------------
-say "two CUDA programs under 'glake run', each loading the base model by itself"
+quiet_ms=1000
+say "two CUDA programs under 'glake run --dedup=auto', each loading the base model by itself"
 engines="forward backward"
 for name in $engines; do
-	start "$name" env ${sim_folder:+LD_LIBRARY_PATH=$sim_folder} \
-		"$build/bin/glake" run -- "$tools/engine" "$work/base.safetensors" "$name"
+	start "$name" env ${sim_folder:+LD_LIBRARY_PATH=$sim_folder} GLAKE_DEDUP_QUIET_MS=$quiet_ms \
+		"$build/bin/glake" run --dedup=auto -- "$tools/engine" "$work/base.safetensors" "$name"
 done
 for name in $engines; do
 	line=$(answer "$name" ready)
@@ -275,21 +281,38 @@ before=$(dedup_of private_bytes)
 [ "$before" -ge $((2 * base_bytes)) ] || fail "two programs have only $before bytes"
 [ "$(dedup_of physical_bytes)" = 0 ] || fail "something is shared already"
 
-say "glakectl seal: what is equal becomes one copy, and the programs go on"
+# Is everything one copy but what is smaller than a page?
+is_shared()
+{
+	sealed_logical=$(dedup_of logical_bytes)
+	sealed_physical=$(dedup_of physical_bytes)
+	left=$(dedup_of private_bytes)
+	[ "$sealed_logical" -ge $((2 * base_bytes - base_bytes / 50)) ] &&
+		[ $((2 * sealed_physical)) = "$sealed_logical" ] &&
+		[ "$left" -le $((base_bytes / 50 + 16777216)) ]
+}
+
+say "they work: a kernel reads the weights. Nobody asks, and what is equal becomes one copy"
+echo "(waits until nothing has filled a tensor for $quiet_ms ms, by default 5000, and only kernels that"
+echo "glaked's table knows as readers were given it)"
 for name in $engines; do
-	ctl seal "${pid_of[$name]}" || fail "$name could not be sealed"
-	echo
+	ask "$name" work >/dev/null
 done
+start_ms=$(date +%s%3N)
+until is_shared; do
+	if [ $(($(date +%s%3N) - start_ms)) -ge $((${DEMO_SECONDS:-120} * 1000)) ]; then
+		ctl dedup
+		fail "the copies did not become one: $sealed_physical bytes for $sealed_logical of $before," \
+			"$left private"
+	fi
+	for name in $engines; do
+		kill -0 "${pid_of[$name]}" 2>/dev/null || fail "$name ended: $(tail -n 1 "$work/$name.err")"
+	done
+	sleep 0.1
+done
+echo "one copy after $(($(date +%s%3N) - start_ms)) ms"
+echo
 ctl dedup
-sealed_logical=$(dedup_of logical_bytes)
-sealed_physical=$(dedup_of physical_bytes)
-left=$(dedup_of private_bytes)
-# One copy of all but what is smaller than a page.
-[ "$sealed_logical" -ge $((2 * base_bytes - base_bytes / 50)) ] ||
-	fail "only $sealed_logical of $before bytes are sealed"
-[ $((2 * sealed_physical)) = "$sealed_logical" ] ||
-	fail "$sealed_physical bytes for $sealed_logical: the copies did not become one"
-[ "$left" -le $((base_bytes / 50 + 16777216)) ] || fail "$left bytes are still private"
 for name in $engines; do
 	line=$(ask "$name" verify)
 	echo "$name: $line"
