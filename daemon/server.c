@@ -14,6 +14,7 @@
 
 #include "daemon/changes.h"
 #include "daemon/holders/sleep_limit.h"
+#include "daemon/memory/reserve.h"
 #include "daemon/net/inflight.h"
 #include "daemon/net/listener.h"
 #include "daemon/base/notify.h"
@@ -279,6 +280,14 @@ static void apply_limits(struct server *server)
 	server->rpc.sessions.config = config;
 }
 
+/* Once the books are open: what they have needs its memory first. */
+static void set_reserve(struct server *server)
+{
+	for (uint32_t i = 0; i < server->n_devices; i++) {
+		reserve_set_part(&server->devices[i].at, server->config->dedup_reserve);
+	}
+}
+
 static void start_reload(struct server *server);
 
 /* A config that a thread of libuv's stock reads, because looking up users' names may need a network. */
@@ -310,6 +319,7 @@ static void take_config(struct server *server, struct config *config, char *move
 	config_free(server->config);
 	server->config = config;
 	books_forget_limits(server->books);
+	set_reserve(server);
 	owners_forget(server->owners);
 	apply_limits(server);
 	sleep_limit_tell(&server->rpc.holders, NULL);
@@ -766,6 +776,7 @@ static int open_books(struct server *server)
 		server->rpc.books = server->books;
 		superblocks_adopt(&server->superblocks, server->fdstore);
 		give_back(server);
+		set_reserve(server);
 	}
 	return r;
 }

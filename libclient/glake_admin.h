@@ -52,6 +52,12 @@ struct glake_device_status {
 	int rdma;                   /* nonzero: chunks are made for GPUDirect RDMA */
 	uint64_t
 		kept_bytes; /* of physical_bytes: outlived their process, for the next; they go first */
+	/* Of sealing that nobody asked for: */
+	uint64_t saved_alone_bytes; /* unsealing all of it would take so much more memory */
+	uint64_t
+		unsealing_bytes; /* the reserve for unsealing: not physical, and given for nothing else */
+	uint64_t
+		unsealing_wanted_bytes; /* that it is to have: dedup_reserve of the configuration */
 };
 
 /* Host memory of a NUMA node. */
@@ -259,6 +265,7 @@ struct glake_tenant_device {
 	uint64_t refused_fds;        /* glaked's fd budget */
 	uint64_t refused_manifests;  /* the tenant's bytes for manifests */
 	uint64_t refused_user_share; /* the user's share of these */
+	uint64_t refused_reserve;    /* the device is full, but for the reserve for unsealing */
 };
 
 struct glake_tenant_row {
@@ -346,7 +353,7 @@ struct glake_event_row {
 	/* Of "memory_refused", else 0 and "": the last of these refusals, with the numbers of its moment. */
 	uint64_t n_refused;
 	const char *
-		bound; /* "quota", "promise", "room", "tenant_fds", "fds", "manifests", "user_share": as glake_tenant_device */
+		bound; /* "quota", "promise", "room", "reserve", "tenant_fds", "fds", "manifests", "user_share": as glake_tenant_device */
 	const char *tenant; /* who would have paid */
 	const char *program;
 	int is_host;       /* nonzero: of a host node, else of a device; */

@@ -633,7 +633,8 @@ static void adopt_held(struct adoption *adoption, struct journal_entry *entry)
 	                        .request = body->request,
 	                        .ticket = body->ticket,
 	                        .was_chunk = body->was_chunk,
-	                        .was_known = body->was_known};
+	                        .was_known = body->was_known,
+	                        .was_alone = body->was_alone};
 	int r = body->kind == GLAKE__STATE__HELD_KIND__CHUNK
 	                ? hold_chunk(adoption, holder, &as, body)
 	        : body->kind == GLAKE__STATE__HELD_KIND__READ
@@ -656,7 +657,8 @@ static int hold_slept(struct adoption *adoption, struct holder *holder, uint64_t
 	const struct held held = {.id = id,
 	                          .request = body->request,
 	                          .was_chunk = body->was_chunk,
-	                          .was_known = body->was_known};
+	                          .was_known = body->was_known,
+	                          .was_alone = body->was_alone};
 	struct device *device = device_of(adoption, body->device);
 	struct copy *copy = find(adoption, BOOKS_COPY, body->copy);
 	const struct slept_adopted as = {

@@ -329,6 +329,7 @@ static void write_held(void *user, const struct holder *holder, const struct hel
 	body.ticket = held->ticket;
 	body.was_chunk = held->was_chunk;
 	body.was_known = held->was_known;
+	body.was_alone = held->was_alone;
 	if (held->kind == HELD_MODEL) {
 		body.kind = GLAKE__STATE__HELD_KIND__MODEL;
 		body.thing = held->model->id;
@@ -372,6 +373,7 @@ static void write_slept_thing(struct journal *journal, const struct slept *slept
 	body.is_block = slept->kind == HELD_BLOCK;
 	body.was_chunk = slept->held->was_chunk;
 	body.was_known = slept->held->was_known;
+	body.was_alone = slept->held->was_alone;
 	put(journal, BOOKS_SLEPT, slept->held->id, &body.base);
 }
 

@@ -103,6 +103,7 @@ struct config {
 	uint64_t load_window_bytes;
 	bool trust_file_times; /* also if the files' times may miss a change */
 	bool demote;           /* models are copied to host memory, and come back from there */
+	double dedup_reserve;  /* of what sealing by itself saves; 0 to 1 */
 	enum config_verify verify;
 	uint64_t reserve_bytes; /* per device, never given out */
 	struct config_sizes

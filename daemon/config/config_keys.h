@@ -38,6 +38,7 @@
 	    size, load_window_bytes, GLAKE_MAX_BLOCK_BYTES, CONFIG_MAX_BYTES) \
 	KEY("", config, trust_file_times, "false", flag, trust_file_times, 0, 0) \
 	KEY("", config, demote, "false", flag, demote, 0, 0) \
+	KEY("", config, dedup_reserve, "0.1", part, dedup_reserve, 0, 0) \
 	KEY("", config, verify, "\"sample\"", verify, verify, 0, 0) \
 	KEY("", config, reserve_bytes, "0", size, reserve_bytes, 0, CONFIG_MAX_BYTES) \
 	KEY("", config, host_bytes, "", sizes, host_bytes, 0, CONFIG_MAX_BYTES) \

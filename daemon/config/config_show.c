@@ -78,6 +78,11 @@ CONFIG_SHOW(verify)
 	fputs(config_verify_words[*(const enum config_verify *)field], out);
 }
 
+CONFIG_SHOW(part)
+{
+	fprintf(out, "%g", *(const double *)field);
+}
+
 CONFIG_SHOW(flag)
 {
 	fputs(*(const bool *)field ? "true" : "false", out);

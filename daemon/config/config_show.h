@@ -27,6 +27,7 @@ CONFIG_SHOW(pressure);
 CONFIG_SHOW(on_pressure);
 CONFIG_SHOW(dedup);
 CONFIG_SHOW(verify);
+CONFIG_SHOW(part);
 CONFIG_SHOW(flag);
 CONFIG_SHOW(u32);
 CONFIG_SHOW(u64);

@@ -312,6 +312,23 @@ CONFIG_VALUE(u64)
 	return result;
 }
 
+/* Not a number is no part either. */
+CONFIG_VALUE(part)
+{
+	bool is_whole = is_number(at);
+	if (!is_whole && config_setting_type(at) != CONFIG_TYPE_FLOAT) {
+		return config_value_wrong_type(file, at, "a part like 0.1");
+	}
+	double part = is_whole ? (double)config_setting_get_int64(at)
+	                       : config_setting_get_float(at);
+	if (!(part >= 0 && part <= 1)) {
+		return config_file_wrong(file, at, "%s is %g, must be 0 to 1", label_of(at).text,
+		                         part);
+	}
+	*(double *)field = part;
+	return 0;
+}
+
 CONFIG_VALUE(flag)
 {
 	if (config_setting_type(at) != CONFIG_TYPE_BOOL) {

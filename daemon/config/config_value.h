@@ -36,6 +36,7 @@ CONFIG_VALUE(pressure);      /* enum config_pressure */
 CONFIG_VALUE(on_pressure);   /* enum config_on_pressure */
 CONFIG_VALUE(dedup);         /* enum config_dedup */
 CONFIG_VALUE(verify);        /* enum config_verify */
+CONFIG_VALUE(part);          /* double: 0 to 1 */
 CONFIG_VALUE(flag);          /* bool */
 CONFIG_VALUE(u32);           /* uint32_t */
 CONFIG_VALUE(u64);           /* uint64_t */

@@ -12,6 +12,7 @@
 #include "daemon/holders/kept_step.h"
 #include "daemon/holders/slept.h"
 #include "daemon/holders/will.h"
+#include "daemon/memory/reserve.h"
 #include "proto/cleanup.h"
 #include "proto/limits.h"
 
@@ -347,6 +348,7 @@ static struct held *add_as(struct holder *holder, const struct held *as, enum he
 	held->was_chunk = as->was_chunk;
 	held->was_known = as->was_known;
 	held->origin = as->origin;
+	held->was_alone = as->was_alone;
 	HASH_ADD(hh, holder->held, id, sizeof(held->id), held);
 	if (!hash_has(held)) {
 		free(held);
@@ -583,11 +585,57 @@ void holder_forget_draft(struct holder *holder, struct held *held)
 	drop(holder, held);
 }
 
+/* Who found the block has set a chunk free, now or when that slept: the reserve has its part of that. */
+static void count_alone(struct held *held, struct block *block)
+{
+	held->is_counted = held->was_alone && held->was_known;
+	if (held->is_counted) {
+		store_add_alone(block);
+		reserve_keep(block->chunk.at, block->chunk.bytes);
+	}
+}
+
 static void put_block(struct holder *holder, struct held *held, struct block *block)
 {
 	held->block = block;
 	block->n_mappings++;
 	count_shared(holder, block->chunk.at, block->chunk.bytes);
+	count_alone(held, block);
+}
+
+static struct held *copy_of(const struct holder *holder, const struct held *block)
+{
+	struct held *chunk = block->copy ? holder_find(holder, HELD_CHUNK, block->copy) : NULL;
+	return chunk && chunk->chunk.unsealing_bytes > 0 ? chunk : NULL;
+}
+
+bool holder_may_unseal(const struct holder *holder, uint64_t id, const struct location *at,
+                       uint64_t bytes)
+{
+	const struct held *held = holder_find(holder, HELD_BLOCK, id);
+	return held && held->was_alone && !held->own && held->block->chunk.at == at &&
+	       held->block->chunk.bytes >= bytes && (held->was_known || held->block->was_shared) &&
+	       !copy_of(holder, held);
+}
+
+void holder_note_copy(struct holder *holder, uint64_t id, const struct held *chunk)
+{
+	struct held *block = holder_find(holder, HELD_BLOCK, id);
+	if (block && chunk->chunk.unsealing_bytes > 0) {
+		block->copy = chunk->id;
+	}
+}
+
+/*
+ * The private copy that the reserve gave stays: it is a chunk like any other. If nobody has the block any more, its memory is
+ * the reserve's in exchange.
+ */
+static void leave_for_copy(struct holder *holder, struct held *copy, struct block *block)
+{
+	struct location *at = block->chunk.at;
+	copy->chunk.unsealing_bytes = 0;
+	uint64_t bytes = store_leave_block(holder->all->store, block, holder->tenant->priority);
+	reserve_keep(at, bytes);
 }
 
 uint64_t holder_add_block(struct holder *holder, uint64_t request, struct block *block)
@@ -860,7 +908,13 @@ void holder_leave_chunk(struct holder *holder, struct held *held, struct chunk *
 static void release_block(struct holder *holder, struct held *held)
 {
 	struct block *block = held->block;
+	struct held *copy = copy_of(holder, held);
 	const struct location *at = block->chunk.at;
+	if (held->is_counted) {
+		held->is_counted = false;
+		store_remove_alone(block);
+	}
+	held->copy = 0;
 	if (held->own) {
 		release_own(holder, held);
 	} else {
@@ -870,7 +924,11 @@ static void release_block(struct holder *holder, struct held *held)
 	if (held->bed) {
 		sleeper_leave_bed(held, NULL);
 	}
-	store_unuse_block(holder->all->store, block, holder->tenant->priority);
+	if (copy) {
+		leave_for_copy(holder, copy, block);
+	} else {
+		store_unuse_block(holder->all->store, block, holder->tenant->priority);
+	}
 	settle(holder, at);
 }
 

@@ -87,8 +87,12 @@ struct held {
 	struct holder *owner; /* who has this. Of a HELD_READ, and of a chunk that is read */
 	uint64_t
 		origin; /* of a chunk that was read when glaked ended, and nobody else has: its id then; 0: none such */
-	bool was_chunk; /* a published block, under its chunk's id */
-	bool was_known; /* a published block that the store had already */
+	bool was_chunk;           /* a published block, under its chunk's id */
+	bool was_known;           /* a published block that the store had already */
+	bool was_alone;           /* a published block that was sealed without being asked */
+	bool is_counted;          /* among its block's n_alone */
+	uint64_t
+		copy; /* of a block: the chunk that the reserve gave for its private copy; 0: none */
 	/* Owned: the chunk that the block is to replace, while the process has that mapped; or NULL. */
 	struct chunk *own;
 	struct charge record;   /* for glaked's memory; none for a chunk that is not published */
@@ -458,7 +462,7 @@ uint64_t holder_add_block(struct holder *holder, uint64_t request, struct block 
 bool holder_pay_record(struct holder *holder, struct held *held);
 
 /*
- * The chunk of @held was moved away and has become @block, which the caller uses; or was found equal to it (@was_known).
+ * The chunk of @held, sealed by itself if was_alone is set, was moved away and has become @block, which the caller uses; or was found equal to it (@was_known).
  * @own is NULL, or that chunk, which is taken over and stays charged until the process has mapped the block in its place:
  * not without memory for that.
  */
@@ -466,6 +470,15 @@ void holder_turn_block(struct holder *holder, struct held *held, struct block *b
                        bool was_known, struct chunk *own);
 /* The process has mapped the block. */
 void holder_drop_own(struct holder *holder, struct held *held);
+
+/*
+ * May a chunk of @bytes at @at, the private copy of the block @id, have the reserve (reserve.h)? Once, and only if the block
+ * was sealed by itself, and others have it, too, or had it before.
+ */
+bool holder_may_unseal(const struct holder *holder, uint64_t id, const struct location *at,
+                       uint64_t bytes);
+/* @chunk is that copy. Harmless if the reserve gave nothing. */
+void holder_note_copy(struct holder *holder, uint64_t id, const struct held *chunk);
 
 /*
  * @holder reads the chunk @source of @owner, another holder, who has it as before. If he gives it back, puts it to sleep or ends it is the

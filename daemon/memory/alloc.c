@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "daemon/base/log.h"
+#include "daemon/memory/reserve.h"
 #include "proto/cleanup.h"
 
 /*
@@ -44,6 +45,7 @@ struct alloc {
 	struct promise *promise; /* drawn from; NULL: from none, or the chunks carry it */
 	uint64_t
 		covered_bytes; /* of coming_bytes of the location: what it had reserved, until the end */
+	uint64_t unsealing_bytes; /* of the reserve, until a chunk has them */
 	size_t n_chunks;
 	size_t n_missing; /* entries of missing[], below */
 	uint64_t *sizes;
@@ -88,6 +90,9 @@ static void alloc_free(struct alloc *alloc)
 	}
 	if (alloc->promise) {
 		promise_undraw(alloc->promise, alloc->request.bytes);
+	}
+	if (alloc->unsealing_bytes > 0) {
+		reserve_keep(alloc->request.at, alloc->unsealing_bytes);
 	}
 	free(alloc->sizes);
 	free(alloc->charges);
@@ -162,24 +167,59 @@ static void take_from_pool(struct alloc *alloc)
 static void cover(struct alloc *alloc, uint64_t taken_bytes)
 {
 	struct pressure_request *request = &alloc->request;
-	alloc->covered_bytes = taken_bytes < request->missing_bytes ? taken_bytes
-	                                                            : request->missing_bytes;
-	request->at->coming_bytes += alloc->covered_bytes;
-	request->missing_bytes -= alloc->covered_bytes;
+	uint64_t bytes = taken_bytes < request->missing_bytes ? taken_bytes
+	                                                      : request->missing_bytes;
+	alloc->covered_bytes += bytes;
+	request->at->coming_bytes += bytes;
+	request->missing_bytes -= bytes;
+}
+
+/* Of the reserve, what room lacks; who waits for room goes on to wait for it. */
+static void unseal(struct alloc *alloc)
+{
+	struct pressure_request *request = &alloc->request;
+	struct location *at = request->at;
+	uint64_t room = pressure_is_short(request->pressure, at) ? 0 : location_room_bytes(at);
+	if (request->may_unseal && request->missing_bytes > room) {
+		uint64_t taken_bytes = reserve_take(at, request->missing_bytes - room);
+		alloc->unsealing_bytes += taken_bytes;
+		cover(alloc, taken_bytes);
+	}
+}
+
+/*
+ * The program had this memory before glake sealed it, so its tenant's limit does not keep it from having it again, as long
+ * as it is the reserve's.
+ */
+static int charge_anyway(struct alloc *alloc)
+{
+	struct pressure_request *request = &alloc->request;
+	assert(alloc->n_chunks == 1);
+	return tenant_charge_promised(request->tenant, request->at->slot, alloc->sizes[0], 1,
+	                              &alloc->charges[0]);
 }
 
 /* All, or nothing. */
 static int charge(struct pressure_request *request)
 {
 	struct alloc *alloc = alloc_of(request);
-	uint64_t taken_bytes;
+	uint64_t taken_bytes = 0;
 	int r = promise_charge(alloc->promise, request->tenant, request->at->slot, alloc->sizes,
 	                       alloc->n_chunks, alloc->charges, &taken_bytes);
+	bool is_over = r == TENANT_E_BYTES && pressure_has_reserve(request);
+	if (is_over) {
+		r = charge_anyway(alloc);
+	}
 	if (r != 0) {
 		return r;
 	}
 	take_from_pool(alloc);
 	cover(alloc, taken_bytes);
+	if (is_over) {
+		alloc->unsealing_bytes = reserve_take(request->at, request->missing_bytes);
+		cover(alloc, alloc->unsealing_bytes);
+	}
+	unseal(alloc);
 	return 0;
 }
 
@@ -276,6 +316,7 @@ static void make(struct pressure_request *request)
 		pressure_made(request, STATUS_OK);
 		return;
 	}
+	unseal(alloc);
 	bool fits = location_has_room(at, request->missing_bytes);
 	if (fits) {
 		alloc->coming_bytes = request->missing_bytes;
@@ -317,6 +358,10 @@ static void done(struct pressure_request *request, enum status status)
 	uncover(alloc);
 	if (request->state == PRESSURE_GRANTED && alloc->promise) {
 		carry_promise(alloc);
+	}
+	if (request->state == PRESSURE_GRANTED) {
+		alloc->chunks[0].unsealing_bytes = alloc->unsealing_bytes;
+		alloc->unsealing_bytes = 0;
 	}
 	if (alloc->self) {
 		*alloc->self = NULL;
@@ -424,6 +469,7 @@ enum status alloc_start(struct allocator *allocator, const struct alloc_wanted *
 	alloc->request.patience_ms = wanted->patience_ms;
 	alloc->request.keeps_place = wanted->keeps_place;
 	alloc->request.is_spare = wanted->is_spare;
+	alloc->request.may_unseal = wanted->may_unseal && wanted->n_chunks == 1;
 	alloc->request.is_held_back = wanted->is_held_back;
 	if (alloc_out) {
 		*alloc_out = alloc;

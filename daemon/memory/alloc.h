@@ -68,6 +68,7 @@ struct alloc_wanted {
 	 * it is STATUS_OVER_QUOTA.
 	 */
 	struct promise *promise;
+	bool may_unseal; /* one chunk, the copy of a block that was sealed by itself: it may have the reserve (reserve.h) */
 };
 
 /*

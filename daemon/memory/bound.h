@@ -13,6 +13,7 @@
  * QUOTA        the tenant's bytes at the location
  * PROMISE      what the process was promised there
  * ROOM         the location is full, and no more can be taken back
+ * RESERVE      the location is full but for the reserve for unsealing (reserve.h)
  * TENANT_FDS   the tenant's fds
  * FDS          the fd budget of glaked
  * MANIFESTS    the tenant's bytes for manifests
@@ -22,6 +23,7 @@
 	X(QUOTA, "quota", quota_refusals, OVER_QUOTA) \
 	X(PROMISE, "promise", quota_refusals, OVER_QUOTA) \
 	X(ROOM, "room", memory_refusals, NO_DEVICE_MEMORY) \
+	X(RESERVE, "reserve", memory_refusals, NO_DEVICE_MEMORY) \
 	X(TENANT_FDS, "tenant_fds", quota_refusals, NO_FDS) \
 	X(FDS, "fds", fd_refusals, NO_FDS) \
 	X(MANIFESTS, "manifests", quota_refusals, OVER_QUOTA) \

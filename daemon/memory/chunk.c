@@ -4,6 +4,7 @@
 #include <assert.h>
 #include <stdlib.h>
 
+#include "daemon/memory/reserve.h"
 #include "proto/cleanup.h"
 
 /* WORKER_MAX_LAZY such jobs are fewer fds than the reserve, CONFIG_RESERVED_FDS. */
@@ -134,6 +135,7 @@ static struct leaving forget(struct chunk *chunk)
 	}
 	charge_refund(&chunk->charge);
 	chunk_hand_over(chunk);
+	reserve_keep(at, chunk->unsealing_bytes);
 	*chunk = (struct chunk){.fd = -1};
 	return left;
 }

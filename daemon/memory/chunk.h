@@ -48,6 +48,8 @@ struct chunk {
 		removed; /* number of the order to close the service manager's fd; 0: it has none */
 	struct charge charge;
 	struct promise *promise; /* a reference: it was drawn from that, and not handed over yet */
+	uint64_t
+		unsealing_bytes; /* of the reserve (reserve.h), which gets them back with its release; 0: none */
 };
 
 /* Enter a fresh chunk into the books. Takes over @charge. */

@@ -52,7 +52,8 @@ uint64_t location_most_bytes(const struct location *at)
 
 uint64_t location_room_bytes(const struct location *at)
 {
-	uint64_t taken_bytes = location_physical_bytes(at) + at->coming_bytes + at->promised_bytes;
+	uint64_t taken_bytes = location_physical_bytes(at) + at->coming_bytes + at->promised_bytes +
+	                       at->unsealing_bytes;
 	return taken_bytes < at->usable_bytes ? at->usable_bytes - taken_bytes : 0;
 }
 

@@ -61,6 +61,9 @@ struct location {
 	uint64_t use_bytes[CHUNK_N_USES];
 	uint64_t coming_bytes;          /* the worker is making them; in no use_bytes yet */
 	uint64_t promised_bytes;        /* reserved for processes (promise.h); nobody's chunks */
+	uint64_t unsealing_bytes;       /* the reserve for unsealing (reserve.h); nobody's chunks */
+	uint64_t saved_alone_bytes;     /* by what was sealed by itself */
+	double unsealing_part;          /* of these that the reserve wants */
 	_Atomic uint64_t leaving_bytes; /* the worker will close them; in no use_bytes any more */
 	uint64_t forgetting_bytes;    /* of CHUNK_COPIES: free when the mover has forgotten them */
 	uint64_t used_block_bytes;    /* of CHUNK_BLOCK: blocks with users */

@@ -209,8 +209,10 @@ struct refusal pressure_explain(const struct pressure *pressure,
 	bool is_fds = bound == BOUND_TENANT_FDS || bound == BOUND_FDS;
 	struct refusal refusal = refusal_of_tenant(bound, request->tenant, request->at,
 	                                           is_fds ? request->n_chunks : request->bytes);
-	if (bound == BOUND_ROOM) {
-		return refusal_of_room(request->tenant, request->at, request->bytes);
+	if (bound == BOUND_ROOM || bound == BOUND_RESERVE) {
+		refusal = refusal_of_room(request->tenant, request->at, request->bytes);
+		refusal.bound = bound;
+		return refusal;
 	}
 	if (bound == BOUND_FDS) {
 		refusal.limit = pressure->books->max_fds;
@@ -219,10 +221,19 @@ struct refusal pressure_explain(const struct pressure *pressure,
 	return refusal;
 }
 
+/* It would have fitted, but for the reserve. */
+static bool met_reserve(const struct pressure_request *request)
+{
+	uint64_t room = location_room_bytes(request->at);
+	return request->missing_bytes > room &&
+	       request->missing_bytes - room <= request->at->unsealing_bytes;
+}
+
 /* This is the one place that knows why. A spare request is no demand: its refusal is not counted. */
 static enum status refuse(struct pressure_request *request, enum bound bound)
 {
 	struct pressure *pressure = request->pressure;
+	bound = bound == BOUND_ROOM && met_reserve(request) ? BOUND_RESERVE : bound;
 	request->refusal = pressure_explain(pressure, request, bound);
 	if (!request->is_spare) {
 		refusal_count(&request->refusal, pressure->stats);
@@ -273,11 +284,22 @@ static bool exceeds(uint64_t wanted, uint64_t limit)
 	return limit > 0 && wanted > limit;
 }
 
+bool pressure_has_reserve(const struct pressure_request *request)
+{
+	return request->may_unseal && request->bytes <= request->at->unsealing_bytes;
+}
+
+/* No limit of bytes holds for it, and it is in no line. */
+static bool is_paid(const struct pressure_request *request)
+{
+	return request->is_promised || pressure_has_reserve(request);
+}
+
 /* Whether bytes and fds could ever be available. The tenant's own limits come first. */
 enum bound pressure_check(const struct pressure *pressure, const struct pressure_request *request)
 {
 	const struct tenant *tenant = request->tenant;
-	if (!request->is_promised &&
+	if (!is_paid(request) &&
 	    exceeds(request->bytes, tenant->at[request->at->slot].quota_bytes)) {
 		return BOUND_QUOTA;
 	}
@@ -299,8 +321,7 @@ static bool is_modest(const struct pressure_request *request)
 	return request->is_spare || request->tenant == request->pressure->cache;
 }
 
-/* Whether a request waits for room there. */
-static bool is_short(const struct pressure *pressure, const struct location *at)
+bool pressure_is_short(const struct pressure *pressure, const struct location *at)
 {
 	const struct pressure_request *request;
 	list_for_each (request, &pressure->waiting, link) {
@@ -438,10 +459,11 @@ static enum status admit(struct pressure_request *request)
 	if (bound != BOUND_NONE) {
 		return refuse(request, bound);
 	}
-	if (is_modest(request) && is_short(request->pressure, request->at)) {
+	if (is_modest(request) && !pressure_has_reserve(request) &&
+	    pressure_is_short(request->pressure, request->at)) {
 		return refuse(request, BOUND_ROOM);
 	}
-	bool is_next = request->is_promised ||
+	bool is_next = is_paid(request) ||
 	               tenant_queue_is_next(request->tenant, request->at->slot, &request->place);
 	int r = is_next ? request->ops->charge(request) : TENANT_E_BYTES;
 	if (r == TENANT_E_BYTES) {

@@ -59,6 +59,9 @@
  * Sleep: a program that waits here can be put to sleep for an earlier request. What it waits for is held back until it is awake:
  * else two programs could each have what the other needs to wake.
  *
+ * Reserve: a request that unseals takes from the reserve what room lacks (reserve.h). All others meet it as memory that is in
+ * use: nothing is taken back for what is reserved, and nobody waits for it.
+ *
  * Cache: for what the built-in tenant wants, copies in host memory, nothing is taken back, and it does not wait. The same goes
  * for a spare request, of a program that would use memory if it is free: it leaves the room to all who wait.
  *
@@ -194,6 +197,7 @@ struct pressure_request {
 	bool keeps_place;     /* while it waits for room, later ones leave that to it */
 	bool is_spare;    /* only of what is free: nothing is taken back, and it does not wait */
 	bool is_promised; /* it is paid for: no limit of bytes, and no line */
+	bool may_unseal;  /* it may have the reserve (reserve.h): the same, if that has all of it */
 	const bool *
 		is_held_back; /* NULL: never; while that is so, a request that waits for room goes on waiting */
 
@@ -263,6 +267,12 @@ void pressure_client_enter(struct pressure *pressure, struct pressure_client *cl
 void pressure_client_leave(struct pressure_client *client);
 /* The client has given what it can for all requests up to @id. Other ids are ignored. */
 void pressure_client_answer(struct pressure *pressure, struct pressure_client *client, uint64_t id);
+
+/* Does any request wait for room at @at? */
+bool pressure_is_short(const struct pressure *pressure, const struct location *at);
+
+/* Is its part of the reserve there, all of it? Then no limit of bytes holds, and nobody is before it. */
+bool pressure_has_reserve(const struct pressure_request *request);
 
 /*
  * Returns STATUS_OK: ops->done() follows, before this returns only if nothing was missing. Otherwise

@@ -43,7 +43,7 @@ struct refusal refusal_of_promise(const struct promise *promise, struct tenant *
 struct refusal refusal_of_room(struct tenant *tenant, const struct location *at, uint64_t wanted)
 {
 	uint64_t most = location_most_bytes(at);
-	uint64_t room = location_room_bytes(at);
+	uint64_t room = location_room_bytes(at) + at->unsealing_bytes;
 	return (struct refusal){.bound = BOUND_ROOM,
 	                        .at = at,
 	                        .tenant = tenant,
@@ -93,6 +93,7 @@ void refusal_text(const struct refusal *refusal, char text[REFUSAL_TEXT_BYTES])
 	char where[LOCATION_NAME_BYTES];
 	char more[SIZE_TEXT_BYTES];
 	char of[SIZE_TEXT_BYTES];
+	char kept[SIZE_TEXT_BYTES];
 	const char *tenant = refusal->tenant->name;
 	location_name(refusal->at, where);
 	size_text(refusal->wanted, more);
@@ -117,6 +118,13 @@ void refusal_text(const struct refusal *refusal, char text[REFUSAL_TEXT_BYTES])
 		snprintf(text, REFUSAL_TEXT_BYTES,
 		         "%s more on %s: %s are in use, and nothing can be evicted", more, where,
 		         of);
+		return;
+	case BOUND_RESERVE:
+		size_text(refusal->at->unsealing_bytes, kept);
+		snprintf(text, REFUSAL_TEXT_BYTES,
+		         "%s more on %s: %s are in use, and %s are kept for unsealing "
+		         "(dedup_reserve)",
+		         more, where, of, kept);
 		return;
 	case BOUND_TENANT_FDS:
 		snprintf(text, REFUSAL_TEXT_BYTES,

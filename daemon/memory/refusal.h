@@ -38,7 +38,7 @@ struct refusal refusal_of_tenant(enum bound bound, struct tenant *tenant, const 
 /* More than is left of what the process was promised. */
 struct refusal refusal_of_promise(const struct promise *promise, struct tenant *tenant,
                                   uint64_t wanted);
-/* The location is full. */
+/* The location is full; the reserve for unsealing is not in use. */
 struct refusal refusal_of_room(struct tenant *tenant, const struct location *at, uint64_t wanted);
 /*
  * A manifest, or the record of a thing that is open, was to grow by @more_bytes: the bound is MANIFESTS or USER_SHARE.

@@ -16,6 +16,7 @@ struct publish {
 	bool is_awaited;
 	bool is_admitted; /* worker and mover are done with it */
 	bool confirms;    /* the client says when it has mapped a block that was known */
+	bool is_alone;    /* nobody has asked its program to seal */
 	struct admit admit;
 	struct parking_wait parking; /* while the block is not parked */
 	struct holder *holder;       /* owned reference */
@@ -135,6 +136,7 @@ static void on_admitted(struct admit *admit, const struct admit_result *result)
 		return;
 	}
 	publish->id = publish->private->id;
+	publish->private->was_alone = publish->is_alone;
 	holder_turn_block(publish->holder, publish->private, block, result->was_known,
 	                  result->was_known && publish->confirms ? &admit->chunk : NULL);
 	store->stats->bytes_deduplicated += result->was_known ? block->chunk.bytes : 0;
@@ -270,6 +272,7 @@ void rpc_block_publish(struct session *session, const request_t *request, struct
 	}
 	publish->private = private;
 	publish->confirms = body->confirms;
+	publish->is_alone = body->is_alone;
 	private->admit = &publish->admit;
 	admit_start(&publish->admit, rpc_of(session)->admit_context, session->holder->realm,
 	            session->holder->user, &private->chunk, body->content_bytes, NULL, &admit_ops);

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/memory/reserve.h"
 #include "daemon/rpc/driver_usage.h"
 #include "daemon/store/copies.h"
 #include "daemon/rpc/rpc_handlers.h"
@@ -53,6 +54,9 @@ static void describe_device(const struct rpc_context *rpc, const struct device *
 	row->used_block_bytes = device->at.used_block_bytes + device->at.use_bytes[CHUNK_LOADING];
 	row->pool_bytes = device->at.use_bytes[CHUNK_STOCK];
 	row->kept_bytes = device->at.use_bytes[CHUNK_KEPT];
+	row->saved_alone_bytes = device->at.saved_alone_bytes;
+	row->unsealing_bytes = device->at.unsealing_bytes;
+	row->unsealing_wanted_bytes = reserve_wanted_bytes(&device->at);
 	row->logical_block_bytes = device->at.logical_block_bytes;
 	row->logical_bytes = device->at.logical_block_bytes + device->at.use_bytes[CHUNK_PRIVATE];
 	row->fabric = (char *)device->fabric;

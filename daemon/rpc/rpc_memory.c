@@ -16,6 +16,8 @@ struct chunk_request {
 	uint64_t waited_ms;
 	uint64_t began_ns;
 	bool is_again; /* the program was refused the same memory before */
+	uint64_t
+		unseals; /* the block that it is to replace, and may have the reserve for; 0: none */
 };
 
 static void cancel_chunk_request(struct pending *pending)
@@ -95,7 +97,11 @@ static enum status status_at(enum status status, const struct location *at)
 static struct promise *promise_at(void *user, const struct location *at)
 {
 	const struct chunk_request *operation = user;
-	return operation->pending.session->holder->at[at->slot].promise;
+	struct promise *promise = operation->pending.session->holder->at[at->slot].promise;
+	/* Then block and copy are both the process's for a moment, which its promise does not have to bear. */
+	bool is_beside = promise && operation->unseals &&
+	                 wanted_bytes(&operation->several, at) > promise_left_bytes(promise);
+	return is_beside ? NULL : promise;
 }
 
 static void on_chunks(void *user, enum status status, const struct location *at,
@@ -117,6 +123,8 @@ static void on_chunks(void *user, enum status status, const struct location *at,
 	if (status != STATUS_OK) {
 		alloc_explain(status, &refusal, text);
 		status = status_at(status, at);
+	} else if (operation->unseals) {
+		holder_note_copy(session->holder, operation->unseals, privates[0]);
 	}
 	histogram_add(&rpc_of(session)->stats->alloc_time, uv_hrtime() - operation->began_ns);
 	session_end(&operation->pending);
@@ -190,6 +198,17 @@ static bool add_parts(struct session *session, const request_t *request,
 	return is_good;
 }
 
+/* The block that the one chunk may be the copy of; 0: it is a chunk as any other. */
+static uint64_t unsealed_block(const struct session *session, const Glake__Wire__ChunkAlloc *body,
+                               const struct alloc_several *several)
+{
+	const struct alloc_part *part = &several->parts[0];
+	bool may = body->unseals && several->n_parts == 1 && part->n_chunks == 1 &&
+	           holder_may_unseal(session->holder, body->unseals, part->at,
+	                             alloc_part_bytes(part));
+	return may ? body->unseals : 0;
+}
+
 void rpc_chunk_alloc(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	_Static_assert(ALLOC_MAX_PARTS == GLAKE_MAX_ALSO + 1 &&
@@ -221,6 +240,8 @@ void rpc_chunk_alloc(struct session *session, const request_t *request, struct f
 	operation->waited_ms = request->chunk_alloc->waited_ms;
 	operation->is_again = request->chunk_alloc->is_again;
 	operation->several = several;
+	operation->unseals = unsealed_block(session, request->chunk_alloc, &several);
+	operation->several.may_unseal = operation->unseals != 0;
 	operation->several.waited_ms = &operation->waited_ms;
 	operation->several.user = operation;
 	alloc_several_start(&operation->several);

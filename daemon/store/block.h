@@ -88,6 +88,8 @@ struct block {
 	uint32_t n_users;
 	uint32_t n_compared;
 	uint32_t n_mappings; /* by holders: see holder.c */
+	uint32_t n_alone;    /* of n_users: it was found when their chunk was sealed by itself */
+	uint64_t saved_alone_bytes; /* by these, of its location's (reserve.h) */
 	enum block_state state;
 	enum block_keeping keeping;
 	struct parking_wait parking; /* while PARKING; its link while ROOMLESS, too */
@@ -95,7 +97,8 @@ struct block {
 	struct user_charge place; /* for that, while PARKING or PARKED */
 	bool is_noted;            /* the watch knows it */
 	bool is_published;        /* without users and manifests it is cache */
-	bool is_suspect;          /* other bytes had its digest: the patrol looks at it first */
+	bool was_shared; /* it has had two users at a time; not known of an earlier glaked's */
+	bool is_suspect; /* other bytes had its digest: the patrol looks at it first */
 };
 
 /* They move as drawn above; anything else is a bug of the caller's. */

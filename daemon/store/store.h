@@ -104,6 +104,16 @@ int store_use_block(struct store *store, struct block *block, struct tenant *ten
 /* The counterpart of store_use_block() and of store_seal(). The block may be gone afterwards. */
 void store_unuse_block(struct store *store, struct block *block, int32_t priority);
 
+/* One of its users, who had its content in a chunk that was sealed by itself, has it now; or not any more. */
+void store_add_alone(struct block *block);
+void store_remove_alone(struct block *block);
+
+/*
+ * The counterpart of store_use_block() as well, of a user who has a private copy now. As cache the block would be of no use: it
+ * goes with its last user. Returns the bytes that become free.
+ */
+uint64_t store_leave_block(struct store *store, struct block *block, int32_t priority);
+
 /* A chunk is compared with @block, which is not evicted meanwhile. */
 void store_begin_compare(struct block *block);
 /* They are not equal, or the comparison is not wanted any more. The block may be gone afterwards. */

@@ -4,6 +4,8 @@
 #include <assert.h>
 #include <stdlib.h>
 
+#include "daemon/memory/reserve.h"
+
 static struct block_key block_key(const struct realm *realm, const struct location *at,
                                   const struct digest *digest)
 {
@@ -72,12 +74,38 @@ struct block *store_seal(struct store *store, struct realm *realm, struct user *
 	return block;
 }
 
+/* n_users or n_alone has changed. Its last user would leave it: for him nothing is saved. */
+static void note_saved(struct block *block)
+{
+	uint64_t n = block->n_alone < block->n_users ? block->n_alone
+	             : block->n_users > 0            ? block->n_users - 1
+	                                             : 0;
+	uint64_t saved_bytes = n * block->chunk.bytes;
+	block->was_shared |= block->n_users > 1;
+	reserve_note_saved(block->chunk.at, block->saved_alone_bytes, saved_bytes);
+	block->saved_alone_bytes = saved_bytes;
+}
+
+void store_add_alone(struct block *block)
+{
+	block->n_alone++;
+	note_saved(block);
+}
+
+void store_remove_alone(struct block *block)
+{
+	assert(block->n_alone > 0);
+	block->n_alone--;
+	note_saved(block);
+}
+
 void store_add_user(struct block *block)
 {
 	if (block->n_users++ == 0) {
 		block->chunk.at->used_block_bytes += block->chunk.bytes;
 		list_remove(&block->idle.link);
 	}
+	note_saved(block);
 }
 
 /* @tenant pays for it from now on. Returns 0, or TENANT_E_*: nothing has changed. */
@@ -114,7 +142,7 @@ uint64_t store_free_block(struct store *store, struct block *block)
 {
 	uint64_t freed_bytes = block->chunk.bytes;
 	assert(block->n_users == 0 && block->n_compared == 0 && block->n_manifests == 0 &&
-	       block->n_pins == 0 && block->n_mappings == 0);
+	       block->n_pins == 0 && block->n_mappings == 0 && block->n_alone == 0);
 	if (block->state == BLOCK_SHARED) {
 		HASH_DEL(store->blocks, block);
 	}
@@ -165,13 +193,28 @@ uint64_t store_settle_block(struct store *store, struct block *block)
 void store_unuse_block(struct store *store, struct block *block, int32_t priority)
 {
 	assert(block->n_users > 0);
-	if (--block->n_users > 0) {
+	--block->n_users;
+	note_saved(block);
+	if (block->n_users > 0) {
 		return;
 	}
 	block->chunk.at->used_block_bytes -= block->chunk.bytes;
 	store_note_unused(store, &block->idle, priority);
 	store_pay_from_cache(store, block);
 	store_settle_block(store, block);
+}
+
+uint64_t store_leave_block(struct store *store, struct block *block, int32_t priority)
+{
+	bool is_last = block->n_users == 1 && block->n_pins == 0 && block->n_compared == 0 &&
+	               block->n_manifests == 0;
+	uint64_t bytes = is_last ? block->chunk.bytes : 0;
+	bool stays = block->is_published && block->state != BLOCK_LOST;
+	store_unuse_block(store, block, priority);
+	if (is_last && stays) {
+		store_evict_idle(store, &block->idle);
+	}
+	return bytes;
 }
 
 void store_begin_compare(struct block *block)
@@ -193,7 +236,9 @@ void store_use_compared(struct store *store, struct block *block, struct charge 
 	assert(block->n_compared > 0 && charge->slot == paid->slot &&
 	       charge->bytes == paid->bytes && charge->n_fds == paid->n_fds);
 	block->n_compared--;
-	if (block->n_users++ > 0) {
+	block->n_users++;
+	note_saved(block);
+	if (block->n_users > 1) {
 		return;
 	}
 	block->chunk.at->used_block_bytes += block->chunk.bytes;

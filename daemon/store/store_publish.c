@@ -20,7 +20,7 @@ int store_add_used_block(struct store *store, struct model *draft, struct block 
 	assert(block->n_users > 0);
 	int r = model_add_block(draft, block->chunk.bytes);
 	if (r == 0) {
-		block->n_users++;
+		store_add_user(block);
 		store_place_block(store, draft, draft->n_blocks - 1, block);
 	}
 	return r;

@@ -49,6 +49,9 @@ static void take_device(struct glake_device_status *to, const Glake__Wire__Devic
 		.fabric = TEXT(from->fabric),
 		.rdma = from->rdma,
 		.kept_bytes = from->kept_bytes,
+		.saved_alone_bytes = from->saved_alone_bytes,
+		.unsealing_bytes = from->unsealing_bytes,
+		.unsealing_wanted_bytes = from->unsealing_wanted_bytes,
 	};
 	if (from->uuid.len == sizeof(to->uuid)) {
 		memcpy(to->uuid, from->uuid.data, sizeof(to->uuid));
@@ -464,6 +467,7 @@ static void take_refused(const Glake__Wire__Refused *from, struct glake_tenant_d
 		{"fds", &to->refused_fds},
 		{"manifests", &to->refused_manifests},
 		{"user_share", &to->refused_user_share},
+		{"reserve", &to->refused_reserve},
 	};
 	to->n_refused += from->n;
 	for (size_t i = 0; i < n_elements(places); i++) {

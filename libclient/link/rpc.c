@@ -243,6 +243,7 @@ static void want_chunks(Glake__Wire__Request *request, Glake__Wire__ChunkAlloc *
 	alloc->waited_ms = (now_ns - wait->since_ns) / 1000000;
 	alloc->is_spare = wait->is_spare;
 	alloc->is_again = wait->is_room_made;
+	alloc->unseals = wait->unseals;
 	glake__wire__request__init(request);
 	request->body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC;
 	request->chunk_alloc = alloc;
@@ -836,6 +837,7 @@ static void want_block(Glake__Wire__Request *request, Glake__Wire__BlockPublish 
 	publish->chunk = publication->chunk;
 	publish->content_bytes = publication->content_bytes;
 	publish->confirms = true;
+	publish->is_alone = publication->is_alone;
 	glake__wire__request__init(request);
 	request->body_case = GLAKE__WIRE__REQUEST__BODY_BLOCK_PUBLISH;
 	request->block_publish = publish;

@@ -160,6 +160,7 @@ struct glake__publication {
 	uint64_t chunk;
 	uint64_t chunk_bytes;
 	uint64_t content_bytes;
+	bool is_alone; /* nobody has asked the program to seal it */
 	bool is_started;
 	int result;                        /* out: 0 or an error */
 	char *text;                        /* out, owned by the caller: glake__error_save() of it */

@@ -28,6 +28,8 @@ struct glake__wait {
 	uint64_t since_ns;
 	struct glake__order_wait parked;
 	bool is_room_made; /* what is free has gone back to glaked for it */
+	uint64_t
+		unseals; /* the block that the chunk is to replace, if it was sealed by itself; 0: none, or not known */
 	bool is_spare; /* it does not wait: of what is free, or not at all (glake__rpc_knows_spare()) */
 	struct glake_order *order; /* borrowed */
 	void *stream;              /* its CUstream, and */

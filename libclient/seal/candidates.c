@@ -242,7 +242,7 @@ static bool are_weights(glake_ptr ptr, uint64_t n_bytes)
 int glake__candidates_seal(const struct glake_span *spans, size_t n,
                            struct glake_sealed *sealed_out)
 {
-	return glake__seal_still(spans, n, are_weights, sealed_out);
+	return glake__seal_still(spans, n, are_weights, false, sealed_out);
 }
 
 /* Of the thread's own call. */
@@ -258,7 +258,7 @@ int glake__candidates_seal_if(const struct glake_span *spans, size_t n,
                               struct glake_sealed *sealed_out)
 {
 	may_seal = may;
-	return glake__seal_still(spans, n, are_weights_and_may, sealed_out);
+	return glake__seal_still(spans, n, are_weights_and_may, true, sealed_out);
 }
 
 int glake__candidates_part(const struct glake_span *spans, size_t n, struct glake_span **parts_out,

@@ -25,6 +25,7 @@ struct glake__look {
 	enum glake__page_kind kind;
 	enum glake__pin pin;
 	struct glake__device *device; /* whose memory it is; NULL: not glaked's */
+	uint64_t id;                  /* of its chunk or block in the session of the device */
 	uint64_t readers;             /* devices that have access, here */
 	bool is_unfinished;
 	bool is_beside;    /* other memory than what is held lies in it, too */

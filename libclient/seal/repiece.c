@@ -176,6 +176,7 @@ static int begin_exchange(struct exchange *exchange, struct glake__repiecing *wh
                           struct glake__wait *wait)
 {
 	*exchange = (struct exchange){.what = what};
+	wait->unseals = what->unseals;
 	for (size_t i = 0; i < what->n_sizes; i++) {
 		exchange->n_bytes += what->sizes[i];
 	}

@@ -22,6 +22,7 @@ struct glake__repiecing {
 	const uint64_t *sizes;        /* that they are to have; borrowed */
 	size_t n_sizes;
 	uint64_t last;    /* the number of the last mapping when they were looked at (look.h) */
+	uint64_t unseals; /* a block that this is the private copy of; 0: it is not one block */
 	bool may_be_host; /* rather in host memory than not at all */
 	bool is_host;     /* out: it is */
 	int result;       /* out */

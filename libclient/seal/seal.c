@@ -57,11 +57,11 @@ static void count_seal(struct glake__seal *seal, uint64_t since_ns)
 }
 
 int glake__seal_still(const struct glake_span *spans, size_t n_spans, glake__is_still_fn *is_still,
-                      struct glake_sealed *sealed_out)
+                      bool is_alone, struct glake_sealed *sealed_out)
 {
 	cleanup_cancel int cancel = cancel_disable();
 	uint64_t since_ns = clock_now_ns();
-	struct glake__seal seal = {.n_parts = 0};
+	struct glake__seal seal = {.is_alone = is_alone};
 	struct glake_sealed nothing = {0};
 	int r = sealed_out ? glake__sized_out(sealed_out, &nothing, sizeof(nothing)) : 0;
 	if (r < 0) {
@@ -128,7 +128,7 @@ int glake__seal_apart(const struct glake_span *spans, size_t n_spans, glake__is_
 
 int glake_seal(const struct glake_span *spans, size_t n_spans, struct glake_sealed *sealed_out)
 {
-	return glake__seal_still(spans, n_spans, NULL, sealed_out);
+	return glake__seal_still(spans, n_spans, NULL, false, sealed_out);
 }
 
 int glake_seal_idle(const struct glake_span *spans, size_t n_spans, struct glake_sealed *sealed_out)

@@ -10,9 +10,12 @@
 
 #include "libclient/seal/spans.h"
 
-/* glake_seal() of memory that somebody else uses: what is freed meanwhile is left out, and so is what @is_still refuses. */
+/*
+ * glake_seal() of memory that somebody else uses: what is freed meanwhile is left out, and so is what @is_still refuses.
+ * @is_alone: nobody has asked for it.
+ */
 int glake__seal_still(const struct glake_span *spans, size_t n_spans, glake__is_still_fn *is_still,
-                      struct glake_sealed *sealed_out);
+                      bool is_alone, struct glake_sealed *sealed_out);
 
 /*
  * Only the first steps: the private pages that the spans cover become pieces of their own, of at most a block, and stay

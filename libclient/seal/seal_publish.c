@@ -247,6 +247,7 @@ static void publish_all(struct glake__seal *seal, struct glake__publisher *publi
 			*part->publication = (struct glake__publication){
 				.chunk = chunk_of_locked(part)->id,
 				.chunk_bytes = part->n_bytes,
+				.is_alone = seal->is_alone,
 				.content_bytes = part->content_bytes ? part->content_bytes
 			                                             : part->n_bytes,
 			};

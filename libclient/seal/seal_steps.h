@@ -37,6 +37,7 @@ struct glake__seal {
 	size_t capacity;
 	uint64_t last; /* the number of the last mapping when it was planned (look.h) */
 	struct glake_sealed sum;
+	bool is_alone;   /* nobody has asked for it */
 	bool is_stopped; /* what is not sealed yet stays private */
 	int error;       /* the first */
 	char *text;      /* owned: its text */

@@ -52,6 +52,7 @@ static void add(struct batch *batch, const struct glake__look *block, uint64_t l
 		.sizes = &batch->sizes[batch->n],
 		.n_sizes = 1,
 		.last = last,
+		.unseals = block->id,
 		.may_be_host = why == GLAKE__UNSEALED_WRITTEN || why == GLAKE__UNSEALED_LAUNCHED,
 	};
 	batch->n++;

@@ -794,6 +794,82 @@ static void host_room(void)
 	read_it(&weights);
 }
 
+/* ---- the reserve for unsealing ---- */
+
+#define N_LARGE 6u
+#define LARGE_BYTES (32ull << 20)
+
+/* The same in all programs. */
+BYTE_LOOP static void fill_large(unsigned number, uint32_t *words)
+{
+	for (uint32_t i = 0; i < LARGE_BYTES / 4; i++) {
+		words[i] = (i * 2654435761u) ^ (number * 40503u + i / 1021);
+	}
+}
+
+static void read_large(CUdeviceptr from)
+{
+	uint64_t n_bytes = LARGE_BYTES;
+	void *list[] = {&from, &small, &n_bytes};
+	launch("read", &from, list);
+	must_ok(cuStreamSynchronize(stream));
+}
+
+static void compare_large(unsigned number, CUdeviceptr from, uint32_t *model, uint32_t *bytes,
+                          uint32_t value)
+{
+	fill_large(number, model);
+	model[1024] = value ? value : model[1024];
+	must_ok(cuMemcpyDtoH(bytes, from, LARGE_BYTES));
+	must(memcmp(model, bytes, LARGE_BYTES) == 0);
+}
+
+/* Reads words: a number is how many more are written to, and what is there is right; "end" ends it. */
+static void writes_when_told(void)
+{
+	static CUdeviceptr larges[N_LARGE];
+	uint32_t *model = malloc(LARGE_BYTES);
+	uint32_t *bytes = malloc(LARGE_BYTES);
+	unsigned n_written = 0;
+	unsigned n;
+	must(model && bytes);
+	for (unsigned i = 0; i < N_LARGE; i++) {
+		fill_large(i, model);
+		must_ok(cuMemAlloc(&larges[i], LARGE_BYTES));
+		must_ok(cuMemcpyHtoD(larges[i], model, LARGE_BYTES));
+	}
+	while (count_of("sealed_alone") < N_LARGE) {
+		for (unsigned i = 0; i < N_LARGE; i++) {
+			read_large(larges[i]);
+		}
+		usleep(1000);
+	}
+	say("sealed");
+	while (scanf("%u", &n) == 1) {
+		for (; n > 0; n--) {
+			CUdeviceptr to = larges[n_written++] + 4096;
+			uint32_t value = 7;
+			void *list[] = {&to, &value};
+			launch("write", &to, list);
+		}
+		must_ok(cuStreamSynchronize(stream));
+		for (unsigned i = 0; i < N_LARGE; i++) {
+			compare_large(i, larges[i], model, bytes, i < n_written ? 7 : 0);
+		}
+		say("written");
+	}
+}
+
+/* A neighbour, who wants all that there is. */
+static void takes_rest(void)
+{
+	CUdeviceptr rest[N_REST];
+	size_t n = take_rest(rest);
+	printf("took %zu\n", n);
+	say("full");
+	pause_here();
+}
+
 static void no_room(void)
 {
 	struct weights weights = load(0);
@@ -1109,6 +1185,8 @@ static const struct {
 	{"beside", beside},
 	{"host_room", host_room},
 	{"no_room", no_room},
+	{"told_to_write", writes_when_told},
+	{"rest", takes_rest},
 	{"learn", is_learned},
 	{"stuck", is_stuck},
 	{"threads", in_threads},

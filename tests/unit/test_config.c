@@ -88,6 +88,7 @@ static void check_defaults(const struct config *config)
 	ck_assert_uint_eq(config->load_window_bytes, GIB);
 	ck_assert(!config->trust_file_times);
 	ck_assert(!config->demote);
+	ck_assert(config->dedup_reserve == 0.1);
 	ck_assert_int_eq(config->verify, CONFIG_VERIFY_SAMPLE);
 	ck_assert_uint_eq(config->reserve_bytes, 0);
 	ck_assert_int_eq(config->pressure, CONFIG_PRESSURE_REFUSE);
@@ -160,6 +161,7 @@ START_TEST(every_scalar_arrives)
 	                             "load_window_bytes = 0x10000000;\n"
 	                             "trust_file_times = true;\n"
 	                             "demote = true;\n"
+	                             "dedup_reserve = 1;\n"
 	                             "verify = \"always\";\n"
 	                             "reserve_bytes = \"2GB\";\n"
 	                             "pressure = \"wait\";\n"
@@ -187,6 +189,7 @@ START_TEST(every_scalar_arrives)
 	ck_assert_uint_eq(config->load_window_bytes, 256 * MIB);
 	ck_assert(config->trust_file_times);
 	ck_assert(config->demote);
+	ck_assert(config->dedup_reserve == 1);
 	ck_assert_int_eq(config->verify, CONFIG_VERIFY_ALWAYS);
 	ck_assert_uint_eq(config->reserve_bytes, 2000000000);
 	ck_assert_int_eq(config->pressure, CONFIG_PRESSURE_WAIT);
@@ -326,6 +329,10 @@ START_TEST(mistakes_are_refused_with_their_line)
 		{"log_level = \"loud\";",
 	         ":1: log_level must be error, warning, info or debug, not \"loud\""},
 		{"verify = \"on\";", ":1: verify must be off, sample or always, not \"on\""},
+		{"dedup_reserve = \"much\";",
+	         ":1: dedup_reserve must be a part like 0.1, not a text"},
+		{"dedup_reserve = 1.5;", ":1: dedup_reserve is 1.5, must be 0 to 1"},
+		{"dedup_reserve = -1;", ":1: dedup_reserve is -1, must be 0 to 1"},
 		{"pressure = \"push\";", ":1: pressure must be refuse or wait, not \"push\""},
 		{"drain_ms = -1;", ":1: drain_ms is -1, must be 0 to 86400000"},
 		{"mover_idle_ms = 86400001;",

@@ -129,7 +129,9 @@ class DeviceStatus(Structure):
                 ("graph_bytes", c_uint64), ("other_bytes", c_uint64),
                 ("mover_bytes", c_uint64), ("foreign_bytes", c_uint64),
                 ("unaccounted_bytes", c_uint64), ("n_foreign", c_uint32),
-                ("fabric", c_char_p), ("rdma", c_int), ("kept_bytes", c_uint64)]
+                ("fabric", c_char_p), ("rdma", c_int), ("kept_bytes", c_uint64),
+                ("saved_alone_bytes", c_uint64), ("unsealing_bytes", c_uint64),
+                ("unsealing_wanted_bytes", c_uint64)]
 
 
 class HostStatus(Structure):
@@ -203,7 +205,8 @@ class TenantDevice(Structure):
                 ("peak_bytes", c_uint64), ("n_refused", c_uint64), ("refused_quota", c_uint64),
                 ("refused_promise", c_uint64), ("refused_room", c_uint64),
                 ("refused_tenant_fds", c_uint64), ("refused_fds", c_uint64),
-                ("refused_manifests", c_uint64), ("refused_user_share", c_uint64)]
+                ("refused_manifests", c_uint64), ("refused_user_share", c_uint64),
+                ("refused_reserve", c_uint64)]
 
 
 class TenantRow(Structure):

@@ -1,0 +1,351 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The reserve for unsealing: programs that were sealed without being asked (tests/shim/auto.c) find memory of the GPU for their
+ * private copies, though neighbours have taken all the rest.
+ */
+#include <stdlib.h>
+
+#include "tests/check_glake.h"
+#include "tests/harness/connection.h"
+#include "tests/harness/readers.h"
+#include "tests/harness/run.h"
+#include "tests/harness/world.h"
+
+/* Of each program: six allocations of 32 MiB, each a block. */
+#define LARGE (32 * MIB)
+#define WEIGHTS (6 * LARGE)
+
+/* Some of each GPU is the driver's: of that glaked's books know nothing. */
+#define CONFIG \
+	WORLD_CONFIG "warm_bytes = \"0\"; host_bytes = \"512MiB\"; reserve_bytes = \"32MiB\"; "
+#define PART(part) CONFIG "dedup_reserve = " part ";"
+
+static void begin_with(const char *config)
+{
+	world_begin(.config = config, .devices = "1x1GiB", .is_activated = true, .keeps_fds = true);
+	readers_begin();
+}
+
+static int take_device(void *user, const struct glake_status *status)
+{
+	*(struct glake_device_status *)user = status->devices[0];
+	return 0;
+}
+
+static struct glake_device_status device(void)
+{
+	struct glake_device_status status = {.index = 0};
+	struct glake_session *session = world_connect_blind();
+	assert_ok(glake_get_status(session, take_device, &status));
+	world_disconnect(session);
+	return status;
+}
+
+static void await_reserve(uint64_t n_bytes)
+{
+	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
+	while (device().unsealing_bytes != n_bytes) {
+		ck_assert_msg(harness_now_ms() < end_ms, "the reserve has %llu MiB, not %llu",
+		              (unsigned long long)(device().unsealing_bytes / MIB),
+		              (unsigned long long)(n_bytes / MIB));
+		harness_sleep_ms(5);
+	}
+}
+
+/* What the reserve keeps is not given to others, and never more than there is. */
+static void assert_fits(void)
+{
+	const struct glake_device_status status = device();
+	ck_assert_uint_le(status.physical_bytes + status.unsealing_bytes, 1024 * MIB);
+	ck_assert_uint_le(status.unsealing_bytes, status.unsealing_wanted_bytes);
+	ck_assert_uint_le(status.unsealing_wanted_bytes, status.saved_alone_bytes);
+}
+
+struct seen {
+	pid_t pid;
+	uint64_t private_bytes;
+	uint64_t host_bytes;
+};
+
+static int see(void *user, const struct glake_session_row *row)
+{
+	struct seen *seen = user;
+	if ((pid_t)row->pid == seen->pid) {
+		seen->private_bytes += row->reserved_bytes;
+		seen->host_bytes += row->host_bytes;
+	}
+	return 0;
+}
+
+static struct seen look_at(const struct run *run)
+{
+	struct seen seen = {.pid = run->pid};
+	struct glake_session *session = world_connect_blind();
+	assert_ok(glake_list_sessions(session, see, &seen));
+	world_disconnect(session);
+	return seen;
+}
+
+static void start_sealed(struct run *runs, unsigned n)
+{
+	for (unsigned i = 0; i < n; i++) {
+		run_start(&runs[i], "GLAKE_DEDUP=auto", run_in_build("tests/shim/auto"),
+		          "told_to_write", NULL);
+	}
+	for (unsigned i = 0; i < n; i++) {
+		run_read(&runs[i], "sealed");
+	}
+	/* The last one to be sealed says so before glaked has its chunk back. */
+	while (device().saved_alone_bytes != (n - 1) * WEIGHTS) {
+		harness_sleep_ms(5);
+	}
+}
+
+static void tell(struct run *run, const char *line)
+{
+	run->text[0] = '\0';
+	ck_assert_int_eq(write(run->input, line, strlen(line)), (ssize_t)strlen(line));
+}
+
+/* It writes to so many more of its allocations. */
+static void have_written(struct run *run, const char *n)
+{
+	tell(run, n);
+	run_read(run, "written");
+}
+
+static void end_all(struct run *runs, unsigned n)
+{
+	for (unsigned i = 0; i < n; i++) {
+		tell(&runs[i], "end\n");
+		run_end_well(&runs[i]);
+	}
+}
+
+static void start_neighbour(struct run *neighbour)
+{
+	run_start(neighbour, "GLAKE_SHIM_SAY=refused", run_in_build("tests/shim/auto"), "rest",
+	          NULL);
+	run_read(neighbour, "full");
+}
+
+/* All of them, on the GPU; what is beyond the reserve, in host memory. */
+START_TEST_WITH(unsealing_gets_the_reserve_and_then_host_memory, .timeout_s = 120)
+{
+	struct run runs[3];
+	struct run neighbour;
+	begin_with(PART("0.5"));
+	start_sealed(runs, 3);
+	await_reserve(WEIGHTS);
+	start_neighbour(&neighbour);
+	assert_fits();
+	ck_assert_uint_eq(device().unsealing_bytes, WEIGHTS);
+	have_written(&runs[0], "6\n");
+	ck_assert_uint_eq(look_at(&runs[0]).host_bytes, 0);
+	ck_assert_uint_ge(look_at(&runs[0]).private_bytes, WEIGHTS);
+	ck_assert_uint_eq(device().unsealing_bytes, 0);
+	assert_fits();
+	have_written(&runs[1], "1\n");
+	ck_assert_uint_eq(look_at(&runs[1]).host_bytes, LARGE);
+	assert_fits();
+	run_continue(&neighbour);
+	run_end_well(&neighbour);
+	end_all(runs, 3);
+	await_reserve(0);
+}
+END_TEST
+
+START_TEST_WITH(two_that_unseal_at_once_both_get_it, .timeout_s = 120)
+{
+	struct run runs[3];
+	struct run neighbour;
+	begin_with(PART("1"));
+	start_sealed(runs, 3);
+	await_reserve(2 * WEIGHTS);
+	start_neighbour(&neighbour);
+	tell(&runs[0], "6\n");
+	tell(&runs[1], "6\n");
+	run_read(&runs[0], "written");
+	run_read(&runs[1], "written");
+	ck_assert_uint_eq(look_at(&runs[0]).host_bytes + look_at(&runs[1]).host_bytes, 0);
+	ck_assert_uint_eq(device().unsealing_bytes, 0);
+	ck_assert_uint_eq(device().saved_alone_bytes, 0);
+	assert_fits();
+	run_continue(&neighbour);
+	run_end_well(&neighbour);
+	end_all(runs, 3);
+}
+END_TEST
+
+/* The last one of a block needs its copy beside it for a moment; its memory is the reserve's again. */
+START_TEST_WITH(the_last_one_leaves_as_much_as_it_took, .timeout_s = 120)
+{
+	struct run runs[2];
+	struct run neighbour;
+	begin_with(PART("0.5"));
+	start_sealed(runs, 2);
+	await_reserve(128 * MIB); /* one block, though half of it is less */
+	start_neighbour(&neighbour);
+	have_written(&runs[0], "1\n");
+	await_reserve(96 * MIB);
+	have_written(&runs[1], "1\n");
+	await_reserve(96 * MIB);
+	ck_assert_uint_eq(look_at(&runs[0]).host_bytes + look_at(&runs[1]).host_bytes, 0);
+	assert_fits();
+	run_continue(&neighbour);
+	run_end_well(&neighbour);
+	end_all(runs, 2);
+}
+END_TEST
+
+static int see_refused(void *user, const struct glake_event_row *row)
+{
+	char *text = user;
+	if (strcmp(row->kind, "memory_refused") == 0 && strcmp(row->bound, "reserve") == 0) {
+		snprintf(text, 512, "%s", row->text);
+	}
+	return 0;
+}
+
+static int see_tenant(void *user, const struct glake_tenant_row *row)
+{
+	if (strcmp(row->name, "default") == 0) {
+		*(uint64_t *)user = row->devices[0].refused_reserve;
+	}
+	return 0;
+}
+
+START_TEST_WITH(a_neighbour_is_told_why, .timeout_s = 120)
+{
+	struct run runs[2];
+	struct run neighbour;
+	char text[512] = "";
+	uint64_t n_refused = 0;
+	begin_with(PART("1"));
+	start_sealed(runs, 2);
+	start_neighbour(&neighbour);
+	run_expect(&neighbour, "192.0 MiB are kept for unsealing (dedup_reserve)");
+	while (!text[0]) {
+		harness_sleep_ms(5);
+		assert_ok(glake_list_events(eye, see_refused, text));
+	}
+	ck_assert_ptr_nonnull(strstr(text, "are kept for unsealing"));
+	assert_ok(glake_list_tenants(eye, see_tenant, &n_refused));
+	ck_assert_uint_eq(n_refused, 1);
+	run_continue(&neighbour);
+	run_end_well(&neighbour);
+	end_all(runs, 2);
+}
+END_TEST
+
+START_TEST_WITH(without_a_reserve_all_is_as_it_was, .timeout_s = 120)
+{
+	struct run runs[2];
+	struct run neighbour;
+	begin_with(PART("0"));
+	start_sealed(runs, 2);
+	ck_assert_uint_eq(device().unsealing_bytes, 0);
+	start_neighbour(&neighbour);
+	ck_assert_ptr_null(strstr(neighbour.text, "kept for unsealing"));
+	have_written(&runs[0], "1\n");
+	ck_assert_uint_eq(look_at(&runs[0]).host_bytes, LARGE);
+	run_continue(&neighbour);
+	run_end_well(&neighbour);
+	end_all(runs, 2);
+}
+END_TEST
+
+START_TEST_WITH(it_goes_with_its_owner, .timeout_s = 120)
+{
+	struct run runs[3];
+	begin_with(PART("1"));
+	start_sealed(runs, 3);
+	await_reserve(2 * WEIGHTS);
+	for (unsigned i = 0; i < 2; i++) {
+		kill(runs[i].pid, SIGKILL);
+		ck_assert_int_eq(WTERMSIG(run_end(&runs[i])), SIGKILL);
+		await_reserve((1 - i) * WEIGHTS);
+	}
+	end_all(&runs[2], 1);
+}
+END_TEST
+
+/* Killed in the middle: what it drew, and what it did not, is there for others. */
+START_TEST_WITH(who_is_killed_while_it_unseals_leaves_nothing_behind, .timeout_s = 120)
+{
+	struct run runs[3];
+	struct run neighbour;
+	begin_with(PART("1"));
+	start_sealed(runs, 3);
+	start_neighbour(&neighbour);
+	tell(&runs[0], "6\n");
+	harness_sleep_ms(20);
+	kill(runs[0].pid, SIGKILL);
+	ck_assert_int_eq(WTERMSIG(run_end(&runs[0])), SIGKILL);
+	while (device().saved_alone_bytes != WEIGHTS) {
+		harness_sleep_ms(5);
+	}
+	assert_fits();
+	have_written(&runs[1], "6\n");
+	ck_assert_uint_eq(look_at(&runs[1]).host_bytes, 0);
+	run_continue(&neighbour);
+	run_end_well(&neighbour);
+	end_all(&runs[1], 2);
+}
+END_TEST
+
+START_TEST_WITH(the_next_glaked_has_it_too, .timeout_s = 120)
+{
+	struct run runs[3];
+	struct run neighbour;
+	begin_with(PART("0.5"));
+	start_sealed(runs, 3);
+	await_reserve(WEIGHTS);
+	start_neighbour(&neighbour);
+	harness_kill(&harness);
+	harness_restart(&harness);
+	await_reserve(WEIGHTS);
+	assert_fits();
+	have_written(&runs[0], "6\n");
+	ck_assert_uint_eq(look_at(&runs[0]).host_bytes, 0);
+	run_continue(&neighbour);
+	run_end_well(&neighbour);
+	end_all(runs, 3);
+}
+END_TEST
+
+START_TEST_WITH(another_part_holds_at_once, .timeout_s = 120)
+{
+	struct run runs[3];
+	begin_with(PART("1"));
+	start_sealed(runs, 3);
+	await_reserve(2 * WEIGHTS);
+	harness_reload(&harness, PART("0.5"));
+	await_reserve(WEIGHTS);
+	harness_reload(&harness, PART("0"));
+	await_reserve(0);
+	harness_reload(&harness, PART("0.75"));
+	await_reserve(288 * MIB);
+	end_all(runs, 3);
+	await_reserve(0);
+}
+END_TEST
+
+/* Others of its tenant have taken what the sealing saved: what the reserve has is beside that. */
+START_TEST_WITH(a_full_quota_does_not_keep_it_from_the_reserve, .timeout_s = 120)
+{
+	struct run runs[2];
+	struct run neighbour;
+	begin_with(PART("1") "tenants = ( { name = \"default\"; device_bytes = \"512MiB\"; } );");
+	start_sealed(runs, 2);
+	await_reserve(WEIGHTS);
+	start_neighbour(&neighbour);
+	ck_assert_ptr_null(strstr(neighbour.text, "kept for unsealing"));
+	have_written(&runs[0], "6\n");
+	ck_assert_uint_eq(look_at(&runs[0]).host_bytes, 0);
+	assert_fits();
+	run_continue(&neighbour);
+	run_end_well(&neighbour);
+	end_all(runs, 2);
+}
+END_TEST
