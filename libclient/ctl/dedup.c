@@ -30,6 +30,8 @@ struct realm_row {
 	double ratio;
 	uint64_t saved_bytes;
 	uint64_t cached_bytes; /* of blocks that nobody uses */
+	uint64_t
+		unsealing_bytes; /* the reserve for unsealing, of the device; FIELD_NONE for a realm */
 };
 
 static const struct field place_fields[] = {
@@ -41,6 +43,7 @@ static const struct field place_fields[] = {
 	FIELD(ROW, ratio, RATIO, PLAIN, "RATIO"),
 	FIELD(ROW, saved_bytes, U64, BYTES, "SAVED"),
 	FIELD(ROW, cached_bytes, U64, BYTES, "CACHED"),
+	FIELD(ROW, unsealing_bytes, MAYBE, BYTES, "RESERVE"),
 };
 
 #undef ROW
@@ -231,6 +234,7 @@ static struct realm_row *place_of(struct dedup *dedup, struct rows *places, uint
 	if (place) {
 		place->device = device;
 		place->realm = keep(dedup, realm);
+		place->unsealing_bytes = FIELD_NONE;
 	}
 	return place;
 }
@@ -452,6 +456,20 @@ static void finish(const struct rows *places)
 	}
 }
 
+static int add_reserves(void *user, const struct glake_status *status)
+{
+	struct dedup *dedup = user;
+	for (size_t i = 0; i < dedup->devices.n; i++) {
+		struct place *place = rows_at(&dedup->devices, i);
+		for (uint32_t k = 0; k < status->n_devices; k++) {
+			if (status->devices[k].index == place->device) {
+				place->unsealing_bytes = status->devices[k].unsealing_bytes;
+			}
+		}
+	}
+	return 0;
+}
+
 static int gather(struct ctl *ctl, struct dedup *dedup)
 {
 	int err = glake_list_blocks(ctl->session, add_block, dedup);
@@ -476,7 +494,7 @@ static int gather(struct ctl *ctl, struct dedup *dedup)
 	}
 	finish(&dedup->devices);
 	finish(&dedup->realms);
-	return err;
+	return err ? err : glake_get_status(ctl->session, add_reserves, dedup);
 }
 
 static void dedup_deinit(struct dedup *dedup)

@@ -337,6 +337,9 @@ static const char *refused_remedy(const char *bound)
 		{"promise", "a larger GLAKE_PROMISE, glake run --promise"},
 		{"room", "glakectl status, glakectl map: what holds the rest; pressure = \"wait\" "
 	                 "lets requests wait"},
+		{"reserve",
+	         "glakectl dedup: what was sealed by itself; a lower dedup_reserve leaves "
+	         "more to others"},
 		{"tenant_fds", "tenants.max_fds"},
 		{"fds", "LimitNOFILE= of glaked.service, and fd_budget"},
 		{"manifests", "glakectl quota --manifests, or close models"},

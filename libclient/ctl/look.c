@@ -72,6 +72,9 @@ static const struct field device_fields[] = {
 	FIELD(ROW, fabric, TEXT, PLAIN, NULL),
 	FIELD(ROW, rdma, BOOL, PLAIN, NULL),
 	FIELD(ROW, kept_bytes, U64, BYTES, NULL),
+	FIELD(ROW, saved_alone_bytes, U64, BYTES, NULL),
+	FIELD(ROW, unsealing_bytes, U64, BYTES, NULL),
+	FIELD(ROW, unsealing_wanted_bytes, U64, BYTES, NULL),
 };
 
 #undef ROW
@@ -234,6 +237,11 @@ static void print_device(struct ctl *ctl, const struct glake_device_status *devi
 		line(ctl, "  dedup ratio", "-");
 	} else {
 		line(ctl, "  dedup ratio", "%.2f", ratio);
+	}
+	if (device->saved_alone_bytes > 0) {
+		line(ctl, "  reserve", "%s of %s for unsealing; sealing by itself saves %s",
+		     size(ctl, device->unsealing_bytes), size(ctl, device->unsealing_wanted_bytes),
+		     size(ctl, device->saved_alone_bytes));
 	}
 	print_driver_usage(ctl, device);
 	text_line(ctl, "  fabric", device->fabric);

@@ -98,6 +98,13 @@ static void write_devices(const struct snapshot *snapshot, FILE *out)
 		{"glake_device_logical_bytes", "What sessions would have without sharing",
 	         OF(logical_bytes)},
 		{"glake_device_logical_block_bytes", "Of it, blocks", OF(logical_block_bytes)},
+		{"glake_device_saved_alone_bytes",
+	         "What unsealing all that was sealed by itself would take", OF(saved_alone_bytes)},
+		{"glake_device_unsealing_bytes",
+	         "The reserve for unsealing, which nothing else gets; not physical",
+	         OF(unsealing_bytes)},
+		{"glake_device_unsealing_wanted_bytes",
+	         "What the reserve is to have, by dedup_reserve", OF(unsealing_wanted_bytes)},
 	};
 	const struct rows *devices = &snapshot->devices;
 	exposition_begin(out, "glake_device_info", "gauge", "Name and UUID of the device");
@@ -278,6 +285,7 @@ static const struct tenant_bound {
 	{"fds", OF(refused_fds), true},
 	{"manifests", OF(refused_manifests), true},
 	{"user_share", OF(refused_user_share), true},
+	{"reserve", OF(refused_reserve), true},
 };
 
 #undef OF

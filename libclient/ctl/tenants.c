@@ -38,6 +38,7 @@ static const struct field device_fields[] = {
 	FIELD(ROW, refused_fds, U64, PLAIN, NULL),
 	FIELD(ROW, refused_manifests, U64, PLAIN, NULL),
 	FIELD(ROW, refused_user_share, U64, PLAIN, NULL),
+	FIELD(ROW, refused_reserve, U64, PLAIN, NULL),
 };
 
 #undef ROW
