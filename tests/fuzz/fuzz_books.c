@@ -16,6 +16,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "daemon/memory/reserve.h"
 #include "daemon/base/log.h"
 #include "daemon/books/adopt.h"
 #include "daemon/books/kinds.h"
@@ -392,7 +393,10 @@ static void held_record(struct input *input)
 	body.device = take_device(input);
 	body.bytes = take_size(input);
 	body.thing = take_id(input);
-	body.was_chunk = take_byte(input) & 1;
+	uint8_t flags = take_byte(input);
+	body.was_chunk = flags & 1;
+	body.was_known = flags & 2;
+	body.was_alone = flags & 4;
 	body.node = take_node(input);
 	put(BOOKS_HELD, id, &body.base);
 }
@@ -448,7 +452,10 @@ static void slept_record(struct input *input)
 	body.device = take_device(input);
 	body.bytes = take_size(input);
 	body.is_block = take_byte(input) & 1;
-	body.was_chunk = take_byte(input) & 1;
+	uint8_t flags = take_byte(input);
+	body.was_chunk = flags & 1;
+	body.was_known = flags & 2;
+	body.was_alone = flags & 4;
 	put(BOOKS_SLEPT, id, &body.base);
 }
 
@@ -626,6 +633,7 @@ static void end(void)
 		}
 		must(devices[i].at.leaving_bytes == 0 && devices[i].at.logical_block_bytes == 0);
 		must(devices[i].at.promised_bytes == 0);
+		must(devices[i].at.saved_alone_bytes == 0 && devices[i].at.unsealing_bytes == 0);
 		location_close(&devices[i].at);
 	}
 	while (node.is_started && node.worker.n_pending > 0) {
@@ -833,6 +841,13 @@ static void adopt(void)
 	adopt_all(&parts, &image, &report);
 	must(report.n_models <= store.n_models && report.n_holders == holders.n);
 	store_settle_adopted(&store);
+	for (uint32_t i = 0; i < N_DEVICES; i++) {
+		const struct location *at = &devices[i].at;
+		reserve_set_part(&devices[i].at, 0.5);
+		must(at->unsealing_bytes <= reserve_wanted_bytes(at));
+		must(reserve_wanted_bytes(at) <= at->saved_alone_bytes);
+		must(at->saved_alone_bytes <= at->logical_block_bytes);
+	}
 	sleepers_settle_adopted(&holders);
 	copies_settle_adopted(&copies);
 	check_sleepers();

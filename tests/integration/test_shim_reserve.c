@@ -5,6 +5,7 @@
  */
 #include <stdlib.h>
 
+#include "proto/wire.h"
 #include "tests/check_glake.h"
 #include "tests/harness/connection.h"
 #include "tests/harness/readers.h"
@@ -331,6 +332,32 @@ START_TEST_WITH(another_part_holds_at_once, .timeout_s = 120)
 }
 END_TEST
 
+static int note_sleep(void *user, const struct glake_sleep_report *report)
+{
+	(void)user;
+	(void)report;
+	return 0;
+}
+
+/* Who sleeps has nothing to unseal; who wakes has, and his memory comes before the reserve. */
+START_TEST_WITH(it_goes_and_comes_with_a_sleeper, .timeout_s = 120)
+{
+	struct run runs[3];
+	begin_with(PART("1"));
+	start_sealed(runs, 3);
+	await_reserve(2 * WEIGHTS);
+	const uint64_t session = world_session_of(runs[0].pid);
+	struct glake_sleep_options options = {.size = sizeof(options)};
+	assert_ok(glake_sleep_session(eye, session, &options, note_sleep, NULL));
+	await_reserve(WEIGHTS);
+	options.wakes = 1;
+	assert_ok(glake_sleep_session(eye, session, &options, note_sleep, NULL));
+	await_reserve(2 * WEIGHTS);
+	have_written(&runs[0], "6\n");
+	end_all(runs, 3);
+}
+END_TEST
+
 /* Others of its tenant have taken what the sealing saved: what the reserve has is beside that. */
 START_TEST_WITH(a_full_quota_does_not_keep_it_from_the_reserve, .timeout_s = 120)
 {
@@ -347,5 +374,138 @@ START_TEST_WITH(a_full_quota_does_not_keep_it_from_the_reserve, .timeout_s = 120
 	run_continue(&neighbour);
 	run_end_well(&neighbour);
 	end_all(runs, 2);
+}
+END_TEST
+
+/* ---- programs that say what is not so --------------------------------------------------------- */
+
+static Glake__Wire__Status ask_for(int connection, uint64_t unseals, uint64_t *id_out)
+{
+	Glake__Wire__Answer *answer = connection_call(
+		connection,
+		CONNECTION_REQUEST(CHUNK_ALLOC, ChunkAlloc, chunk_alloc, .chunk_bytes = LARGE,
+	                           .n_chunks = 1, .unseals = unseals),
+		NULL, 0, NULL);
+	Glake__Wire__Status status = answer->status;
+	if (status == GLAKE__WIRE__STATUS__OK) {
+		*id_out = answer->chunk_alloc->ids[0];
+	}
+	connection_free(answer);
+	return status;
+}
+
+static void free_chunk(int connection, uint64_t id)
+{
+	ck_assert_int_eq(connection_status(connection,
+	                                   CONNECTION_REQUEST(CHUNK_FREE, ChunkFree, chunk_free,
+	                                                      .ids = &id, .n_ids = 1),
+	                                   NULL, 0),
+	                 GLAKE__WIRE__STATUS__OK);
+}
+
+static void release_block(int connection, uint64_t id)
+{
+	ck_assert_int_eq(connection_status(connection,
+	                                   CONNECTION_REQUEST(BLOCK_RELEASE, BlockRelease,
+	                                                      block_release, .block = id),
+	                                   NULL, 0),
+	                 GLAKE__WIRE__STATUS__OK);
+}
+
+/* A block of zeros, as all of these are. Returns its id, which was the chunk's. */
+static uint64_t publish(int connection, bool is_alone)
+{
+	uint64_t id = 0;
+	ck_assert_int_eq(ask_for(connection, 0, &id), GLAKE__WIRE__STATUS__OK);
+	Glake__Wire__Answer *answer = connection_call(
+		connection,
+		CONNECTION_REQUEST(BLOCK_PUBLISH, BlockPublish, block_publish, .chunk = id,
+	                           .content_bytes = LARGE, .confirms = true, .is_alone = is_alone),
+		NULL, 0, NULL);
+	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__OK);
+	bool is_kept = answer->block->is_kept;
+	connection_free(answer);
+	if (is_kept) {
+		free_chunk(connection, id);
+	}
+	return id;
+}
+
+#define NONE GLAKE__WIRE__STATUS__NO_DEVICE_MEMORY
+
+START_TEST(only_who_has_saved_something_gets_it_and_once)
+{
+	struct run neighbour;
+	uint64_t copy = 0;
+	begin_with(PART("1"));
+	int liar = connection_hello(&harness);
+	int owner = connection_hello(&harness);
+	uint64_t first = publish(owner, true);
+	ck_assert_uint_eq(device().unsealing_bytes, 0);
+	ck_assert_uint_eq(ask_for(owner, first, &copy), GLAKE__WIRE__STATUS__OK);
+	free_chunk(owner, copy);
+	uint64_t asked = publish(owner, false);
+	ck_assert_uint_eq(device().unsealing_bytes, 0);
+	uint64_t alone = publish(owner, true);
+	await_reserve(LARGE);
+	start_neighbour(&neighbour);
+	/* Another's block, none, one that its program was asked to seal; none of these is an error. */
+	ck_assert_int_eq(ask_for(liar, alone, &copy), NONE);
+	ck_assert_int_eq(ask_for(owner, alone + 1000, &copy), NONE);
+	ck_assert_int_eq(ask_for(owner, asked, &copy), NONE);
+	ck_assert_int_eq(ask_for(owner, 0, &copy), NONE);
+	ck_assert_uint_eq(device().unsealing_bytes, LARGE);
+	ck_assert_int_eq(ask_for(owner, alone, &copy), GLAKE__WIRE__STATUS__OK);
+	ck_assert_uint_eq(device().unsealing_bytes, 0);
+	ck_assert_int_eq(ask_for(owner, alone, &copy), NONE);
+	/* It did not want it after all. */
+	free_chunk(owner, copy);
+	ck_assert_uint_eq(device().unsealing_bytes, LARGE);
+	ck_assert_int_eq(ask_for(owner, alone, &copy), GLAKE__WIRE__STATUS__OK);
+	release_block(owner, alone);
+	ck_assert_uint_eq(device().saved_alone_bytes, 0);
+	/* Now it is a chunk as any other. */
+	free_chunk(owner, copy);
+	ck_assert_uint_eq(device().unsealing_bytes, 0);
+	assert_fits();
+	run_continue(&neighbour);
+	run_end_well(&neighbour);
+	release_block(owner, first);
+	release_block(owner, asked);
+	connection_close(&owner);
+	connection_close(&liar);
+}
+END_TEST
+
+/* The answer is lost with the connection: nobody has the copy, and the reserve has its memory again. */
+START_TEST(an_answer_that_is_lost_costs_nothing)
+{
+	struct connection_identity identity = {.version = GLAKE_WIRE_VERSION};
+	uint64_t unanswered;
+	begin_with(PART("1"));
+	int owner = connection_open(&harness);
+	ck_assert_int_eq(connection_greet_as(owner, &identity), GLAKE__WIRE__STATUS__OK);
+	publish(owner, true);
+	uint64_t alone = publish(owner, true);
+	await_reserve(LARGE);
+	struct run neighbour;
+	start_neighbour(&neighbour);
+	unanswered = connection_send(owner,
+	                             CONNECTION_REQUEST(CHUNK_ALLOC, ChunkAlloc, chunk_alloc,
+	                                                .chunk_bytes = LARGE, .n_chunks = 1,
+	                                                .unseals = alone),
+	                             NULL, 0);
+	await_reserve(0);
+	connection_drop(&owner);
+	identity.has_key = true;
+	identity.unanswered = &unanswered;
+	identity.n_unanswered = 1;
+	owner = connection_open(&harness);
+	ck_assert_int_eq(connection_greet_as(owner, &identity), GLAKE__WIRE__STATUS__OK);
+	await_reserve(LARGE);
+	assert_fits();
+	run_continue(&neighbour);
+	run_end_well(&neighbour);
+	connection_close(&owner);
 }
 END_TEST

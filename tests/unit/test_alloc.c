@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/memory/reserve.h"
 #include "tests/unit/made_store.h"
 
 #define MOST_BYTES (1024 * MIB)
@@ -334,6 +335,137 @@ START_TEST(what_waits_for_its_quota_is_charged_nothing)
 	ck_assert_int_eq(second->status, STATUS_OK);
 	ck_assert_uint_eq(payer->at[0].used_bytes, 0);
 	end();
+}
+END_TEST
+
+/* ---- the reserve for unsealing ---------------------------------------------------------------- */
+
+static uint64_t kept_unsealing_bytes;
+
+static void keep_chunk(void *user, enum status status, struct chunk *chunks, size_t n_chunks)
+{
+	struct request *request = user;
+	request->place = ++n_over;
+	request->status = status;
+	kept_unsealing_bytes = n_chunks ? chunks[0].unsealing_bytes : 0;
+}
+
+static enum status start_unsealing(struct request *request, bool is_spare)
+{
+	static uint64_t waited_ms;
+	const uint64_t size = 4 * MIB;
+	const struct alloc_wanted wanted = {.at = &devices[0].at,
+	                                    .tenant = payer,
+	                                    .uid = 1,
+	                                    .use = CHUNK_PRIVATE,
+	                                    .sizes = &size,
+	                                    .n_chunks = 1,
+	                                    .waited_ms = &waited_ms,
+	                                    .is_spare = is_spare,
+	                                    .may_unseal = true};
+	*request = (struct request){.place = 0};
+	return alloc_start(&allocator, &wanted, keep_chunk, request, &request->alloc);
+}
+
+/* There is room for 2 MiB, and a reserve of @bytes. */
+static void begin_reserve(uint64_t bytes)
+{
+	struct location *at = &devices[0].at;
+	begin();
+	at->usable_bytes = bytes + 2 * MIB;
+	reserve_note_saved(at, 0, bytes);
+	reserve_set_part(at, 1);
+	ck_assert_uint_eq(at->unsealing_bytes, bytes);
+	ck_assert_uint_eq(location_room_bytes(at), 2 * MIB);
+}
+
+static void end_reserve(void)
+{
+	struct location *at = &devices[0].at;
+	run_worker();
+	ck_assert_uint_eq(at->coming_bytes, 0);
+	reserve_note_saved(at, at->saved_alone_bytes, 0);
+	ck_assert_uint_eq(at->unsealing_bytes, 0);
+	end();
+}
+
+/* What room lacks comes from it, at once; a chunk that is not taken gives it back. In the end it is there. */
+START_TEST_WITH(a_private_copy_takes_what_room_lacks, .n = 2)
+{
+	struct location *at = &devices[0].at;
+	begin_reserve(8 * MIB);
+	ck_assert_int_eq(start_unsealing(&requests[0], _i == 1), STATUS_OK);
+	ck_assert_uint_eq(at->unsealing_bytes, 6 * MIB);
+	uv_sem_post(&gate);
+	run_worker();
+	ck_assert_int_eq(requests[0].status, STATUS_OK);
+	ck_assert_uint_eq(kept_unsealing_bytes, 2 * MIB);
+	ck_assert_uint_eq(at->unsealing_bytes, 8 * MIB);
+	end_reserve();
+}
+END_TEST
+
+/* Cancelled while it is made, or refused by the driver: it is the reserve's again. */
+START_TEST_WITH(a_copy_that_fails_gives_it_back, .n = 2)
+{
+	struct location *at = &devices[0].at;
+	begin_reserve(8 * MIB);
+	atomic_store(&n_makeable, _i == 0 ? UINT32_MAX : 0);
+	ck_assert_int_eq(start_unsealing(&requests[0], true), STATUS_OK);
+	ck_assert_uint_eq(at->unsealing_bytes, 6 * MIB);
+	if (_i == 0) {
+		await_gate();
+		alloc_cancel(requests[0].alloc);
+	}
+	uv_sem_post(&gate);
+	run_worker();
+	ck_assert_uint_eq(requests[0].place, _i);
+	ck_assert_uint_eq(at->unsealing_bytes, 8 * MIB);
+	ck_assert_uint_eq(location_room_bytes(at), 2 * MIB);
+	end_reserve();
+}
+END_TEST
+
+/* The tenant's limit is met: the reserve gives all of it, or it is refused. */
+START_TEST_WITH(a_copy_beyond_the_quota_is_all_of_the_reserve, .n = 2)
+{
+	struct location *at = &devices[0].at;
+	begin_reserve(_i == 0 ? 8 * MIB : 2 * MIB);
+	tenant_set_quota(payer, 0, 2 * MIB);
+	enum status status = start_unsealing(&requests[0], true);
+	ck_assert_int_eq(status, _i == 0 ? STATUS_OK : STATUS_OVER_QUOTA);
+	ck_assert_uint_eq(at->unsealing_bytes, _i == 0 ? 4 * MIB : 2 * MIB);
+	ck_assert_uint_eq(payer->at[0].used_bytes, _i == 0 ? 4 * MIB : 0);
+	uv_sem_post(&gate);
+	run_worker();
+	ck_assert_uint_eq(payer->at[0].used_bytes, 0);
+	end_reserve();
+}
+END_TEST
+
+/* Who waits for room keeps it, and the copy comes from the reserve alone. Another's request gets nothing of that. */
+START_TEST(who_waits_goes_on_to_wait_for_room)
+{
+	struct location *at = &devices[0].at;
+	begin_reserve(8 * MIB);
+	allocator.pressure.wait_ms = 1000000;
+	struct request *other = start(1, 2, 2);
+	uv_sem_post(&gate);
+	while (alloc_waiting_number(other->alloc) == 0) {
+		uv_run(&loop, UV_RUN_ONCE);
+	}
+	ck_assert_int_eq(start_unsealing(&requests[0], true), STATUS_OK);
+	ck_assert_uint_eq(at->unsealing_bytes, 4 * MIB);
+	run_worker();
+	ck_assert_uint_eq(kept_unsealing_bytes, 4 * MIB);
+	ck_assert_uint_eq(other->place, 0);
+	/* What is unsealed saves nothing any more. */
+	reserve_note_saved(at, 8 * MIB, 0);
+	while (other->place == 0) {
+		uv_run(&loop, UV_RUN_ONCE);
+	}
+	ck_assert_int_eq(other->status, STATUS_OK);
+	end_reserve();
 }
 END_TEST
 
