@@ -87,10 +87,10 @@ struct held {
 	struct holder *owner; /* who has this. Of a HELD_READ, and of a chunk that is read */
 	uint64_t
 		origin; /* of a chunk that was read when glaked ended, and nobody else has: its id then; 0: none such */
-	bool was_chunk;           /* a published block, under its chunk's id */
-	bool was_known;           /* a published block that the store had already */
-	bool was_alone;           /* a published block that was sealed without being asked */
-	bool is_counted;          /* among its block's n_alone */
+	bool was_chunk;  /* a published block, under its chunk's id */
+	bool was_known;  /* a published block that the store had already */
+	bool was_alone;  /* a published block that was sealed without being asked */
+	bool is_counted; /* among its block's n_alone */
 	uint64_t
 		copy; /* of a block: the chunk that the reserve gave for its private copy; 0: none */
 	/* Owned: the chunk that the block is to replace, while the process has that mapped; or NULL. */

@@ -460,7 +460,7 @@ static int add_reserves(void *user, const struct glake_status *status)
 {
 	struct dedup *dedup = user;
 	for (size_t i = 0; i < dedup->devices.n; i++) {
-		struct place *place = rows_at(&dedup->devices, i);
+		struct realm_row *place = rows_at(&dedup->devices, i);
 		for (uint32_t k = 0; k < status->n_devices; k++) {
 			if (status->devices[k].index == place->device) {
 				place->unsealing_bytes = status->devices[k].unsealing_bytes;
