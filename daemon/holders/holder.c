@@ -975,6 +975,10 @@ void holder_wake_block(struct holder *holder, struct held *held, struct block *b
 {
 	set_kind(holder, held, HELD_BLOCK);
 	put_block(holder, held, block);
+	/* Whoever had made the block, not found it, gave way to the others' part of the reserve when he fell asleep. */
+	if (held->was_alone && !held->is_counted) {
+		reserve_keep(block->chunk.at, block->chunk.bytes);
+	}
 	holder_note(holder, held);
 }
 

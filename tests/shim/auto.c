@@ -858,6 +858,8 @@ static void writes_when_told(void)
 		}
 		say("written");
 	}
+	free(model);
+	free(bytes);
 }
 
 /* A neighbour, who wants all that there is. */
