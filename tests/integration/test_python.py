@@ -1098,6 +1098,70 @@ class SealsUnderTheShim(Case):
             self.assertEqual((result.stdout, result.stderr), (f"{4 * MIB} {expected}\n", ""))
 
 
+class SealsByItself(Case):
+    """tests/shim/auto.c, which nobody asks to seal."""
+
+    def setUp(self):
+        super().setUp()
+        self.tables = self.path("readers.d")
+        os.mkdir(self.tables, 0o755)
+        writer = self.start("table", self.table("test"), GLAKE_SHIM="off")
+        self.assertEqual((*writer.communicate("", 60), writer.returncode), ("", "", 0))
+        os.chmod(self.table("test"), 0o644)
+
+    def table(self, name):
+        return os.path.join(self.tables, name + ".readers")
+
+    def start(self, *scenario, **environment):
+        program = subprocess.Popen(
+            [os.path.join(BUILD, "bin", "glake"), "run", "--dedup=auto", "--",
+             os.path.join(BUILD, "tests", "shim", "auto"), *scenario], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "GLAKE_READERS": self.tables, "GLAKE_DEDUP_QUIET_MS": "300", **environment})
+        self.addCleanup(program.kill)
+        return program
+
+    def test_candidates(self):
+        program = self.start("shown")
+        self.assertEqual(program.stdout.readline(), "sealed\n")
+        (number,) = (row["session"] for row in glake.sessions() if row["pid"] == program.pid and row["shared_bytes"])
+        (row,) = glake.candidates(number)
+        self.assertEqual((row["session"], row["bytes"], row["filled_bytes"], row["state"], row["refused_why"],
+                          row["n_unsealed"]), (number, 4 * MIB, 4 * MIB, "sealed", "", 0))
+        self.assertGreater(row["address"], 0)
+        program.stdin.write("\n")
+        program.stdin.flush()
+        self.assertEqual(program.stdout.readline(), "written\n")
+        self.until(lambda: glake.candidates(number)[0]["state"] == "refused")
+        self.assertIn("is in no table", glake.candidates(number)[0]["refused_why"])
+        self.assertEqual(program.communicate("\n", 60), ("", ""))
+        with self.assertRaises(glake.NotFoundError):
+            glake.candidates(number)
+
+    def test_mistakes(self):
+        self.assertEqual(glake.mistakes(), [])
+        with open(self.table("test")) as file:
+            text = file.read()
+        # It says of a kernel that writes that it only reads.
+        with open(self.table("a-wrong"), "w") as file:
+            file.write(text.replace("function write\n", "function write\n  reads 0\n"))
+        program = self.start("faults")
+        _, said = program.communicate("", 60)
+        self.assertEqual(program.returncode, 0, said)
+        self.assertIn("not sealed by itself again", said)
+        (row,) = glake.mistakes()
+        self.assertEqual((row["program"], row["uid"], row["n_faults"]), ("auto", os.getuid(), 1))
+        self.assertIn("write at 0x", row["kernels"])
+        with self.assertRaises(glake.NotFoundError):
+            glake.forgive(row["id"] + 1)
+        glake.forgive(row["id"])
+        self.assertEqual(glake.mistakes(), [])
+        glake.forgive()
+        for number in (-1, 1 << 64):
+            with self.assertRaises(ValueError):
+                glake.forgive(number)
+
+
 # What _torch_sleep.py uses of PyTorch.
 SLEEPY_PYTORCH = """
 import sys, types

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """glake: borrow GPU memory from glaked, the one owner of it on this node. See README.md."""
 from ._version import VERSION as __version__
-from .admin import (blocks, drain, events, evict, models, pin, seal_session, sessions, set_host_quota,
+from .admin import (blocks, candidates, drain, events, evict, forgive, mistakes, models, pin, seal_session, sessions,
+                    set_host_quota,
                     set_manifest_quota,
                     set_max_sessions, set_quota, sleep_session, sleepers, stats, status, tenants, undrain, unpin)
 from .elastic import Elastic
@@ -16,8 +17,8 @@ from .tensor import Tensor
 __all__ = [
     "BadFileError", "BusyError", "DrainedError", "DriverError", "Elastic", "Error", "ForkedError", "GoneError", "Model",
     "NotFoundError", "OutOfMemoryError", "PermissionDeniedError", "Published", "QuotaError",
-    "Sealed", "Session", "Tensor", "Weight", "__version__", "blocks", "connect",
-    "default_session", "drain", "events", "evict", "models", "pin", "publish", "seal", "seal_session",
+    "Sealed", "Session", "Tensor", "Weight", "__version__", "blocks", "candidates", "connect",
+    "default_session", "drain", "events", "evict", "forgive", "mistakes", "models", "pin", "publish", "seal", "seal_session",
     "sessions", "set_host_quota", "set_manifest_quota", "set_max_sessions", "set_quota", "sleep_session",
     "sleepers", "stats", "status", "tenants", "undrain", "unpin", "unseal", "unseal_spans",
 ]

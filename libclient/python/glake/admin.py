@@ -44,13 +44,14 @@ def _row(struct: ctypes.Structure, flags: Tuple[str, ...] = ()) -> Row:
             row[name] = [_plain(value[i]) for i in range(getattr(struct, "n_" + name))]
         elif isinstance(value, ctypes._Pointer):
             row[name] = [_row(value[i], ("rdma",)) for i in range(getattr(struct, "n_" + name))]
-        elif name not in ("n_devices", "n_unsealed", "n_pools", "n_hosts", "n_stays"):
+        elif name not in ("n_devices", "n_unsealed", "n_pools", "n_hosts", "n_stays") or not hasattr(struct, name[2:]):
             row[name] = "" if value is None else _plain(value)
     return row
 
 
 def _collect(function: str, callback: Any, session: Optional[Session],
-             flags: Tuple[str, ...] = ()) -> List[Row]:
+             flags: Tuple[str, ...] = (), before: Tuple[Any, ...] = (), after: Tuple[Any, ...] = ()) -> List[Row]:
+    """``before`` and ``after`` are the function's other arguments, around the callback and its user."""
     rows: List[Row] = []
     failures: List[BaseException] = []
 
@@ -64,7 +65,7 @@ def _collect(function: str, callback: Any, session: Optional[Session],
             return 1
 
     with _session(session) as open_session:
-        _lib.check(getattr(_lib.library(), function)(open_session.handle, callback(take), None))
+        _lib.check(getattr(_lib.library(), function)(open_session.handle, *before, callback(take), None, *after))
     if failures:
         raise failures[0]
     return rows
@@ -113,6 +114,33 @@ def blocks(session: Optional[Session] = None) -> List[Row]:
 def events(session: Optional[Session] = None) -> List[Row]:
     """What an operator must know, oldest first."""
     return _collect("glake_list_events", _lib.EVENT_ROW, session)
+
+
+def candidates(number: int, session: Optional[Session] = None) -> List[Row]:
+    """What a program that seals without being asked has to seal: its allocations that copies from the host have filled.
+
+    ``number`` is ``row["session"]`` of sessions(). The largest first, 256 at most. The program is asked, and answers within ten
+    seconds. Keys are the members of struct glake_candidate_row.
+    """
+    _lib.unsigned(number, "number")
+    return _collect("glake_list_candidates", _lib.CANDIDATE_ROW, session, before=(number,), after=(None,))
+
+
+def mistakes(session: Optional[Session] = None) -> List[Row]:
+    """Programs that lost their context while they were sealed without being asked, and are not sealed so again.
+
+    Those of the own user, or of all as admin. Keys are the members of struct glake_mistake_row.
+    """
+    return _collect("glake_list_mistakes", _lib.MISTAKE_ROW, session)
+
+
+def forgive(number: int = 0, session: Optional[Session] = None) -> None:
+    """Processes of a program that begin from now on may be sealed without being asked again.
+
+    ``number`` is ``row["id"]`` of mistakes(); 0: all of them.
+    """
+    _lib.unsigned(number, "number")
+    _act(lambda s: _lib.library().glake_forgive(s.handle, number), session)
 
 
 def _act(call: Callable[[Session], int], session: Optional[Session]) -> None:
