@@ -641,6 +641,7 @@ static int open_parts(struct server *server)
 	damage_init(&server->damage, &server->loop, &server->rpc);
 	patrol_init(&server->patrol, &server->loop, &server->store, &server->mover, server->devices,
 	            server->n_devices);
+	layout_init(&server->layout, &server->loop, &server->store, &server->mover);
 	server->patrol.on_damaged = on_block_damaged;
 	server->patrol.user = server;
 	apply_limits(server);
@@ -705,6 +706,7 @@ static bool workers_are_busy(const struct server *server)
 static void close_parts(struct server *server)
 {
 	patrol_close(&server->patrol);
+	layout_close(&server->layout);
 	damage_close(&server->damage);
 	copies_close(&server->copies);
 	mover_link_close(&server->mover);

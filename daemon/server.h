@@ -35,6 +35,7 @@
 #include "daemon/rpc/rpc_context.h"
 #include "daemon/store/admit.h"
 #include "daemon/store/copies.h"
+#include "daemon/store/layout.h"
 #include "daemon/store/load.h"
 #include "daemon/store/mover_link.h"
 #include "daemon/store/patrol.h"
@@ -74,6 +75,7 @@ struct server {
 	struct load_context load_context;
 	struct sleep_context sleep_context;
 	struct patrol patrol;
+	struct layout layout;
 	struct damage damage;
 	struct books *books; /* owned; NULL: nobody keeps fds */
 	struct nvml *nvml;   /* owned; NULL: no memory for it */

@@ -396,6 +396,28 @@ GLAKE_API int glake_list_candidates(struct glake_session *session, uint64_t id,
                                     glake_candidate_fn row, void *user, uint64_t *n_out);
 
 /*
+ * What a session has sealed that nobody else maps, and others of its realm have at other offsets: it could be shared if it lay as
+ * theirs does. Estimated from samples: bytes, of those that were looked at, in which others have an equal part somewhere.
+ */
+struct glake_layout_row {
+	uint64_t session;
+	uint32_t pid;
+	uint64_t with; /* the other session; 0: all others */
+	uint32_t with_pid;
+	uint64_t unshared_bytes;
+	uint64_t looked_bytes; /* of them */
+	uint64_t equal_bytes;  /* of these */
+};
+
+typedef int (*glake_layout_fn)(void *user, const struct glake_layout_row *row);
+/*
+ * With @id 0 one row per session that has sealed anything; else of the session @id one row for each other one that has
+ * something equal. Errors: request errors; GLAKE_E_NOT_FOUND (@id); GLAKE_E_BAD_REQUEST (an older glaked).
+ */
+GLAKE_API int glake_list_layout(struct glake_session *session, uint64_t id, glake_layout_fn row,
+                                void *user);
+
+/*
  * A program that lost its context to an illegal access while memory was sealed that nobody had asked to seal. It is not
  * sealed by itself again, and of its user's programs none takes the words that it used last for readers.
  */

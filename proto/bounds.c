@@ -142,6 +142,7 @@ static const struct bounds bounds_of[] = {
 	[GLAKE__WIRE__REQUEST__BODY_MISTAKE_LIST] = SMALL,
 	[GLAKE__WIRE__REQUEST__BODY_MISTAKE_FORGIVE] = SMALL,
 	[GLAKE__WIRE__REQUEST__BODY_READERS_GET] = SMALL,
+	[GLAKE__WIRE__REQUEST__BODY_LAYOUT_LIST] = SMALL,
 };
 
 /* Of a request of a later version: it is not decoded, and refused. */

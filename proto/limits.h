@@ -33,6 +33,9 @@
 /* The tables of readers that glaked hands out, all of them, each with a NUL at its end. */
 #define GLAKE_MAX_READERS_BYTES (32u << 20)
 
+/* Of one block: numbers by which equal content is found at other offsets (daemon/mover/layout.h). */
+#define GLAKE_MAX_PRINTS 1024u
+
 /* What an operator says why he drains glaked. */
 #define GLAKE_MAX_REASON_BYTES 200u
 

@@ -47,6 +47,8 @@
 	X(models_promoted, "models that came back from host memory") \
 	X(blocks_verified, "times that a block was digested again, see verify") \
 	X(blocks_damaged, "blocks whose digest was another one then") \
+	X(blocks_looked_at, "blocks looked at for what others have at other offsets, once each") \
+	X(look_us, "microseconds that copies from GPUs took for that") \
 	X(reclaims_sent, "notices asking clients for warm memory") \
 	X(quota_waits, "requests that waited for room in a tenant's limit") \
 	X(quota_refusals, "requests refused by a tenant's limit") \

@@ -236,6 +236,19 @@ static void order_zero(struct jobs *jobs, uint64_t job, const Glake__Mover__Zero
 	submit(jobs, &probe, fds, 1);
 }
 
+static void order_layout(struct jobs *jobs, uint64_t job, const Glake__Mover__Layout *body,
+                         struct fdlist *fds)
+{
+	struct probe probe = {
+		.kind = PROBE_LAYOUT,
+		.job = job,
+		.chunk_bytes = body->chunk_bytes,
+		.content_bytes = body->content_bytes,
+	};
+	put_uuid(&probe, &body->device_uuid);
+	submit(jobs, &probe, fds, 1);
+}
+
 static void order_forget(struct jobs *jobs, uint64_t job, uint64_t host_chunk, struct fdlist *fds)
 {
 	struct probe probe = {.kind = PROBE_FORGET, .job = job, .host_chunk = host_chunk};
@@ -280,6 +293,9 @@ static void take_order(struct jobs *jobs, const Glake__Mover__Order *order, stru
 		break;
 	case GLAKE__MOVER__ORDER__BODY_ZERO:
 		order_zero(jobs, order->job, order->zero, fds);
+		break;
+	case GLAKE__MOVER__ORDER__BODY_LAYOUT:
+		order_layout(jobs, order->job, order->layout, fds);
 		break;
 	case GLAKE__MOVER__ORDER__BODY_FORGET:
 		order_forget(jobs, order->job, order->forget->host_chunk, fds);

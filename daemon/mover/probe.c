@@ -126,6 +126,7 @@ static void start(struct prober *prober, struct runs *runs, const struct probe *
 	int error = probe_start(&prober->lanes, run, i_slot, &fault);
 	drop_fds(&run->probe);
 	if (error) {
+		free(run->layout);
 		report_failed(prober->report, run->probe.job, &fault);
 	} else {
 		runs->n++;
@@ -143,11 +144,14 @@ static void finish_oldest(struct prober *prober, struct runs *runs)
 	runs->n--;
 	if (error) {
 		report_failed(prober->report, job, &fault);
+	} else if (run->probe.kind == PROBE_LAYOUT) {
+		report_prints(prober->report, job, run->layout, run->copied_ns);
 	} else if (run->probe.kind != PROBE_COMPARE && run->probe.kind != PROBE_COMPARE_HOST) {
 		report_digested(prober->report, job, &result.digest, result.equal, result.zero);
 	} else {
 		report_compared(prober->report, job, result.equal);
 	}
+	free(run->layout);
 }
 
 /* Copies from and to the chunk may be under way. */

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/clock.h"
 #include "proto/limits.h"
 
 /* What a check reads at a time. */
@@ -114,6 +115,9 @@ static void lane_deinit(struct probe_lane *lane, const struct cudrv *drv)
 {
 	for (unsigned i = 0; i < PROBES_AT_ONCE; i++) {
 		slot_deinit(&lane->slots[i], drv);
+	}
+	if (lane->piece) {
+		drv->cuMemFreeHost(lane->piece);
 	}
 	for (unsigned i = 0; i < N_SCRATCHES; i++) {
 		const struct probe_scratch *scratch = &lane->scratches[i];
@@ -677,6 +681,71 @@ static int start_compare_host(struct probe_run *run, struct fault *fault)
 	                              : device_fault(run->device->drv, result, "comparing", fault);
 }
 
+/* ---- layout --------------------------------------------------------------------------------- */
+
+/* What is copied at a time, and behind it what a print needs that begins in it. */
+#define PIECE_BYTES (2ull * 1024 * 1024)
+#define TAIL_BYTES (LAYOUT_PRINT_BYTES - LAYOUT_STEP)
+
+static CUresult copy_piece(struct probe_run *run, uint64_t at, uint64_t n_bytes)
+{
+	const struct cudrv *drv = run->device->drv;
+	const CUstream stream = run->lane->streams[STREAM_BACK];
+	const uint64_t began_ns = clock_now_ns();
+	CUresult result = drv->cuMemcpyDtoHAsync(run->lane->piece, run->views[0].address + at,
+	                                         n_bytes, stream);
+	if (result == CUDA_SUCCESS) {
+		result = drv->cuStreamSynchronize(stream);
+	}
+	run->copied_ns += clock_now_ns() - began_ns;
+	return result;
+}
+
+/* The content comes to host memory, piece by piece, and is looked at here: it is done when this returns. */
+static CUresult look_at_content(struct probe_run *run)
+{
+	const uint64_t content_bytes = run->probe.content_bytes;
+	CUresult result = CUDA_SUCCESS;
+	if (!run->lane->piece) {
+		result = run->device->drv->cuMemHostAlloc((void **)&run->lane->piece,
+		                                          PIECE_BYTES + TAIL_BYTES,
+		                                          CU_MEMHOSTALLOC_PORTABLE);
+		run->lane->piece = result == CUDA_SUCCESS ? run->lane->piece : NULL;
+	}
+	for (uint64_t at = 0; result == CUDA_SUCCESS && at < content_bytes; at += PIECE_BYTES) {
+		const uint64_t n_left = content_bytes - at;
+		const uint64_t n_there = n_left < PIECE_BYTES + TAIL_BYTES
+		                                 ? n_left
+		                                 : PIECE_BYTES + TAIL_BYTES;
+		result = copy_piece(run, at, n_there);
+		if (result == CUDA_SUCCESS) {
+			layout_add(run->layout, run->lane->piece,
+			           n_there < PIECE_BYTES ? n_there : PIECE_BYTES, n_there);
+		}
+	}
+	layout_finish(run->layout);
+	return result;
+}
+
+static int start_layout(struct probe_run *run, struct fault *fault)
+{
+	const struct probe *probe = &run->probe;
+	if (probe->content_bytes > probe->chunk_bytes) {
+		return fault_set(fault, FAULT_BAD_REQUEST, "a content larger than its chunk");
+	}
+	run->layout = calloc(1, sizeof(*run->layout));
+	if (!run->layout) {
+		return fault_set(fault, FAULT_NO_HOST_MEMORY, "out of host memory");
+	}
+	int error = view_open(&run->views[0], run->device, probe->fds[0], probe->chunk_bytes,
+	                      CHUNK_READ, fault);
+	CUresult result = error ? CUDA_SUCCESS : look_at_content(run);
+	if (result != CUDA_SUCCESS) {
+		error = device_fault(run->device->drv, result, "looking at content", fault);
+	}
+	return error;
+}
+
 /* ---- runs ----------------------------------------------------------------------------------- */
 
 /* The one where the last work of the run is, which comes after all of it. */
@@ -700,6 +769,7 @@ static int (*const starts[])(struct probe_run *run, struct fault *fault) = {
 	[PROBE_DIGEST] = start_digest, [PROBE_COMPARE] = start_compare,
 	[PROBE_COPY_OUT] = start_copy, [PROBE_COMPARE_HOST] = start_compare_host,
 	[PROBE_COPY_IN] = start_copy,  [PROBE_ZERO] = start_zero,
+	[PROBE_LAYOUT] = start_layout,
 };
 
 int probe_start(struct probe_lanes *lanes, struct probe_run *run, unsigned i_slot,

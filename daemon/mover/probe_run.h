@@ -18,6 +18,7 @@
 #include "daemon/mover/device.h"
 #include "daemon/mover/fault.h"
 #include "daemon/mover/host_chunks.h"
+#include "daemon/mover/layout.h"
 #include "proto/digest.h"
 
 /* COPY_* and COMPARE_HOST are about a chunk and a part of a large chunk of host memory, FORGET about a large one. */
@@ -28,6 +29,7 @@ enum probe_kind {
 	PROBE_COPY_OUT,
 	PROBE_COPY_IN,
 	PROBE_ZERO,
+	PROBE_LAYOUT,
 	PROBE_FORGET,
 };
 
@@ -39,7 +41,7 @@ struct probe {
 	uint8_t uuid[16];
 	size_t n_uuid_bytes;
 	uint64_t chunk_bytes;
-	uint64_t content_bytes; /* digest, copy, zero */
+	uint64_t content_bytes; /* digest, copy, zero, layout */
 	uint64_t host_chunk;    /* copy, compare host, forget; and of the first two: */
 	uint64_t host_bytes;
 	uint64_t host_offset;
@@ -88,6 +90,7 @@ struct probe_lane {
 	CUstream streams[N_PROBE_STREAMS];
 	struct probe_scratch scratches[N_SCRATCHES];
 	unsigned next_scratch;
+	uint8_t *piece; /* pinned: what is looked at for its layout; NULL = none yet */
 	struct probe_slot slots[PROBES_AT_ONCE];
 };
 
@@ -114,6 +117,8 @@ struct probe_run {
 	unsigned i_slot;
 	struct probe_slot *slot;
 	struct probe_view views[2];
+	struct layout *layout; /* owned, of a PROBE_LAYOUT; and so long it was copied: */
+	uint64_t copied_ns;
 };
 
 struct probe_result {
@@ -122,12 +127,12 @@ struct probe_result {
 	bool zero;            /* all of the one chunk of a PROBE_DIGEST or PROBE_COPY_OUT */
 };
 
-/* Map the chunks of run->probe, no PROBE_FORGET, and queue the work, in the slot @i_slot, which no other run has. */
+/* Also after a failure run->layout is the caller's. Map the chunks of run->probe, no PROBE_FORGET, and queue the work, in the slot @i_slot, which no other run has. */
 int probe_start(struct probe_lanes *lanes, struct probe_run *run, unsigned i_slot,
                 struct fault *fault);
 /* Or it has failed: probe_finish() will not wait. */
 bool probe_is_done(const struct probe_run *run);
-/* Wait for it, and unmap the chunks in any case. */
+/* Wait for it, and unmap the chunks in any case. Of a PROBE_LAYOUT run->layout is the result, the caller's from then on. */
 int probe_finish(struct probe_run *run, struct probe_result *result_out, struct fault *fault);
 
 /* The devices are still open. */

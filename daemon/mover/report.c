@@ -191,6 +191,18 @@ void report_compared(struct report *report, uint64_t job, bool equal)
 	send_report(report, &message);
 }
 
+void report_prints(struct report *report, uint64_t job, const struct layout *layout, uint64_t ns)
+{
+	Glake__Mover__Prints body = GLAKE__MOVER__PRINTS__INIT;
+	Glake__Mover__Report message = REPORT(job, PRINTS);
+	body.prints = (uint64_t *)layout->prints;
+	body.n_prints = layout->n;
+	body.varied_bytes = layout->varied_bytes;
+	body.ns = ns;
+	message.prints = &body;
+	send_report(report, &message);
+}
+
 void report_forgotten(struct report *report, uint64_t job)
 {
 	Glake__Mover__Forgotten body = GLAKE__MOVER__FORGOTTEN__INIT;

@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "daemon/mover/fault.h"
+#include "daemon/mover/layout.h"
 #include "daemon/mover/plan.h"
 #include "proto/digest.h"
 
@@ -37,6 +38,7 @@ void report_load_done(struct report *report, uint64_t job, uint64_t read_bytes,
 void report_digested(struct report *report, uint64_t job, const struct digest *digest, bool equal,
                      bool zero);
 void report_compared(struct report *report, uint64_t job, bool equal);
+void report_prints(struct report *report, uint64_t job, const struct layout *layout, uint64_t ns);
 void report_forgotten(struct report *report, uint64_t job);
 
 /* Ends the process after a FAULT_DEVICE_LOST: glaked starts another one. */

@@ -251,6 +251,7 @@ static const struct {
 	[GLAKE__WIRE__REQUEST__BODY_MISTAKE_LIST] = {rpc_mistake_list},
 	[GLAKE__WIRE__REQUEST__BODY_MISTAKE_FORGIVE] = {rpc_mistake_forgive},
 	[GLAKE__WIRE__REQUEST__BODY_READERS_GET] = {rpc_readers_get},
+	[GLAKE__WIRE__REQUEST__BODY_LAYOUT_LIST] = {rpc_layout_list},
 };
 
 /* What is given back is always written: the books keep room for it. */

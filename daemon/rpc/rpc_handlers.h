@@ -53,6 +53,7 @@ void rpc_tenant_list(struct session *session, const request_t *request, struct f
 void rpc_model_list(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_block_list(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_event_list(struct session *session, const request_t *request, struct fdlist *fds);
+void rpc_layout_list(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_use_list(struct session *session, const request_t *request, struct fdlist *fds);
 
 void rpc_pin(struct session *session, const request_t *request, struct fdlist *fds);

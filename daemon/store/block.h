@@ -6,7 +6,7 @@
  *   n_manifests  models that contain it
  *   n_users      models in use (see model.h) that contain it, and holders that use it directly
  *   n_pins       its places in pinned models
- *   n_compared   chunks that are being compared with it (admit.h), and a look at it (patrol.h); its payer
+ *   n_compared   chunks that are being compared with it (admit.h), and looks at it (patrol.h, looks.h); its payer
  *                stays the same meanwhile
  * While n_users > 0 or n_pins > 0, the tenant that brought it into use or pinned it pays. Otherwise
  * the built-in tenant pays, and the block is cache. A block that a program published may be cache
@@ -64,6 +64,17 @@ enum block_state {
 	BLOCK_N_STATES,
 };
 
+/* What of it may be elsewhere, at another offset (prints.h). */
+struct block_layout {
+	struct block_print
+		*prints; /* owned by the store's table; NULL: none, or not looked at yet */
+	uint32_t n_prints;
+	bool is_looked_at; /* not again */
+	bool is_left_out;  /* it has prints, and no room for them */
+	uint64_t varied_bytes;
+	uint64_t mark; /* prints_mark() */
+};
+
 enum block_keeping {
 	BLOCK_UNKEPT,   /* nobody keeps fds, or it is LOST */
 	BLOCK_ROOMLESS, /* it waits for room; link: store.roomless */
@@ -99,6 +110,7 @@ struct block {
 	bool is_published;        /* without users and manifests it is cache */
 	bool was_shared; /* it has had two users at a time; not known of an earlier glaked's */
 	bool is_suspect; /* other bytes had its digest: the patrol looks at it first */
+	struct block_layout layout;
 };
 
 /* They move as drawn above; anything else is a bug of the caller's. */

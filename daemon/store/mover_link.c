@@ -362,6 +362,20 @@ int mover_zero(struct mover_link *link, struct digest_job *zero, const struct de
 	return begin_probe(link, &zero->job, &order, &fd, 1);
 }
 
+int mover_layout(struct mover_link *link, struct layout_job *layout, const struct device *device,
+                 int fd, uint64_t chunk_bytes, uint64_t content_bytes)
+{
+	Glake__Mover__Layout body = GLAKE__MOVER__LAYOUT__INIT;
+	order_t order = GLAKE__MOVER__ORDER__INIT;
+	body.device_uuid = uuid_of(device);
+	body.chunk_bytes = chunk_bytes;
+	body.content_bytes = content_bytes;
+	order.body_case = GLAKE__MOVER__ORDER__BODY_LAYOUT;
+	order.layout = &body;
+	layout->job.kind = JOB_LAYOUT;
+	return begin_probe(link, &layout->job, &order, &fd, 1);
+}
+
 int mover_forget(struct mover_link *link, struct forget_job *forget, uint64_t host_chunk)
 {
 	Glake__Mover__Forget body = GLAKE__MOVER__FORGET__INIT;
@@ -523,6 +537,23 @@ static int deliver_forget(struct mover_link *link, struct forget_job *job, const
 	return 0;
 }
 
+static int deliver_layout(struct mover_link *link, struct layout_job *job, const report_t *report)
+{
+	const Glake__Mover__Prints *prints = report->prints;
+	if (report->body_case != GLAKE__MOVER__REPORT__BODY_PRINTS ||
+	    prints->n_prints > GLAKE_MAX_PRINTS) {
+		return -EPROTO;
+	}
+	for (size_t i = 1; i < prints->n_prints; i++) {
+		if (prints->prints[i] <= prints->prints[i - 1]) {
+			return -EPROTO;
+		}
+	}
+	remove_job(link, &job->job);
+	job->on_prints(job, prints->prints, prints->n_prints, prints->varied_bytes, prints->ns);
+	return 0;
+}
+
 static int deliver(struct mover_link *link, struct mover_job *job, const report_t *report)
 {
 	if (report->body_case == GLAKE__MOVER__REPORT__BODY_FAILED) {
@@ -542,6 +573,8 @@ static int deliver(struct mover_link *link, struct mover_job *job, const report_
 		return deliver_compare(link, container_of(job, struct compare_job, job), report);
 	case JOB_FORGET:
 		return deliver_forget(link, container_of(job, struct forget_job, job), report);
+	case JOB_LAYOUT:
+		return deliver_layout(link, container_of(job, struct layout_job, job), report);
 	}
 	return -EPROTO;
 }

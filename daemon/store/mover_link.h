@@ -38,6 +38,7 @@ enum job_kind {
 	JOB_DIGEST,
 	JOB_COMPARE,
 	JOB_FORGET,
+	JOB_LAYOUT,
 };
 
 /* A job of any kind. */
@@ -100,6 +101,13 @@ struct digest_job {
 struct compare_job {
 	struct mover_job job;
 	void (*on_compared)(struct compare_job *job, bool equal);
+};
+
+struct layout_job {
+	struct mover_job job;
+	/* Each print once, at most GLAKE_MAX_PRINTS, borrowed. The GPU had to copy for so long. */
+	void (*on_prints)(struct layout_job *job, const uint64_t *prints, size_t n_prints,
+	                  uint64_t varied_bytes, uint64_t ns);
 };
 
 struct forget_job {
@@ -187,6 +195,9 @@ int mover_copy(struct mover_link *link, struct digest_job *copy, const struct de
 /* The chunk is to read zero. The digest is of that. */
 int mover_zero(struct mover_link *link, struct digest_job *zero, const struct device *device,
                int fd, uint64_t chunk_bytes, uint64_t content_bytes);
+/* What of the content may be elsewhere as well (daemon/mover/layout.h). */
+int mover_layout(struct mover_link *link, struct layout_job *layout, const struct device *device,
+                 int fd, uint64_t chunk_bytes, uint64_t content_bytes);
 /* A mover runs. */
 int mover_forget(struct mover_link *link, struct forget_job *forget, uint64_t host_chunk);
 

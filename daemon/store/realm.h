@@ -18,6 +18,7 @@ struct realm {
 	uint64_t id;
 	unsigned n_refs;
 	uint64_t idle_manifest_bytes; /* of its unused models; counted by the store */
+	uint64_t n_prints;            /* of its blocks: prints.h */
 	char name[CONFIG_NAME_BYTES];
 };
 

@@ -11,6 +11,7 @@
 
 #include "daemon/store/guess.h"
 #include "daemon/store/model.h"
+#include "daemon/store/prints.h"
 #include "daemon/base/stats.h"
 
 struct copy;
@@ -63,6 +64,7 @@ struct store {
 	struct list demoted;   /* of model.demoted: the longest unused first */
 	struct copies *copies; /* borrowed; NULL: none are made (copies.h) */
 	struct guess guess;
+	struct prints prints;
 	uint64_t last_id;
 	uint64_t n_blocks;
 	uint64_t n_models;

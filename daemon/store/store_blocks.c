@@ -147,6 +147,7 @@ uint64_t store_free_block(struct store *store, struct block *block)
 		HASH_DEL(store->blocks, block);
 	}
 	guess_forget(&store->guess, block);
+	prints_drop(&store->prints, block);
 	store_unpark(store, block);
 	list_remove(&block->link);
 	list_remove(&block->idle.link);

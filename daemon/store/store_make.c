@@ -27,5 +27,7 @@ void store_deinit(struct store *store)
 	store->on_evicted = NULL;
 	store_evict_all(store, NULL, NULL);
 	assert(list_is_empty(&store->model_list) && list_is_empty(&store->block_list));
+	assert(store->prints.n == 0);
+	prints_deinit(&store->prints);
 	pot_deinit(&store->places);
 }

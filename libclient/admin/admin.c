@@ -710,6 +710,80 @@ int glake_list_mistakes(struct glake_session *session, glake_mistake_fn row, voi
 	return walk(session, &list);
 }
 
+/* ---- layout ----------------------------------------------------------------------------------- */
+
+struct layout_walk {
+	glake_layout_fn row;
+	void *user;
+	struct glake_layout_row
+		sum; /* of the rows about the same two so far; session 0: there are none */
+};
+
+static int end_layout_row(struct layout_walk *walk)
+{
+	const struct glake_layout_row row = walk->sum;
+	walk->sum.session = 0;
+	return row.session ? walk->row(walk->user, &row) : 0;
+}
+
+static int show_layout(struct layout_walk *walk, const Glake__Wire__LayoutInfo *from)
+{
+	struct glake_layout_row *sum = &walk->sum;
+	int r = 0;
+	if (sum->session != from->session || sum->with != from->with) {
+		r = end_layout_row(walk);
+		*sum = (struct glake_layout_row){.session = from->session,
+		                                 .pid = from->pid,
+		                                 .with = from->with,
+		                                 .with_pid = from->with_pid};
+	}
+	sum->unshared_bytes += from->unshared_bytes;
+	sum->looked_bytes += from->looked_bytes;
+	sum->equal_bytes += from->equal_bytes;
+	return r;
+}
+
+static int walk_layout(struct glake_session *session, uint64_t id, struct layout_walk *walk)
+{
+	Glake__Wire__LayoutList list = GLAKE__WIRE__LAYOUT_LIST__INIT;
+	bool more = true;
+	int r = 0;
+	list.session = id;
+	while (r == 0 && more) {
+		Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+		struct glake__call call;
+		request.body_case = GLAKE__WIRE__REQUEST__BODY_LAYOUT_LIST;
+		request.layout_list = &list;
+		r = glake__call(&session->link, &call, &request,
+		                GLAKE__WIRE__ANSWER__BODY_LAYOUT_LIST, NULL, 0);
+		if (r < 0) {
+			return r;
+		}
+		const Glake__Wire__LayoutListAnswer *page = call.answer->layout_list;
+		for (size_t i = 0; r == 0 && i < page->n_rows; i++) {
+			r = show_layout(walk, page->rows[i]);
+		}
+		more = page->more;
+		bool goes_on = page->from > list.from ||
+		               (page->from == list.from && page->place > list.place);
+		list.from = page->from;
+		list.place = page->place;
+		glake__call_end(&session->link, &call);
+		if (r == 0 && more && !goes_on) {
+			return glake__link_kill(&session->link, GLAKE_E_PROTOCOL,
+			                        "the daemon's list does not come to an end");
+		}
+	}
+	return r == 0 ? end_layout_row(walk) : r;
+}
+
+int glake_list_layout(struct glake_session *session, uint64_t id, glake_layout_fn row, void *user)
+{
+	struct layout_walk walk = {.row = row, .user = user};
+	int r = glake__session_check(session);
+	return r < 0 ? r : glake__leave(session, walk_layout(session, id, &walk));
+}
+
 /* ---- sleepers --------------------------------------------------------------------------------- */
 
 /* Owned by the caller. NULL: no memory, the error set. */

@@ -159,6 +159,27 @@ static const struct field why_fields[] = {
 };
 
 #undef ROW
+#define ROW struct glake_layout_row
+
+/* Of all sessions; and of one, beside each other. */
+static const struct field layout_fields[] = {
+	FIELD(ROW, session, U64, PLAIN, NULL),
+	FIELD(ROW, pid, U32, PLAIN, "PID"),
+	FIELD(ROW, unshared_bytes, U64, BYTES, "SEALED ALONE"),
+	FIELD(ROW, looked_bytes, U64, BYTES, "LOOKED AT"),
+	FIELD(ROW, equal_bytes, U64, BYTES, "EQUAL AT OTHER OFFSETS"),
+};
+
+static const struct field beside_fields[] = {
+	FIELD(ROW, session, U64, PLAIN, NULL),
+	FIELD(ROW, pid, U32, PLAIN, "PID"),
+	FIELD(ROW, with, U64, PLAIN, NULL),
+	FIELD(ROW, with_pid, U32, PLAIN, "WITH"),
+	FIELD(ROW, looked_bytes, U64, BYTES, "LOOKED AT"),
+	FIELD(ROW, equal_bytes, U64, BYTES, "EQUAL AT OTHER OFFSETS"),
+};
+
+#undef ROW
 #define ROW struct candidate
 
 /* Of one process. */
@@ -207,8 +228,9 @@ struct dedup {
 	struct rows unsealed;   /* struct unsealed */
 	struct rows candidates; /* struct candidate: of one process */
 	uint64_t n_left_out;    /* of them */
-	struct rows mistakes;   /* struct glake_mistake_row */
-	struct rows texts;      /* char *, owned */
+	struct rows layouts;  /* struct glake_layout_row: of all, or of one process beside others */
+	struct rows mistakes; /* struct glake_mistake_row */
+	struct rows texts;    /* char *, owned */
 };
 
 /* A copy that lives as long as @dedup; "" without memory. */
@@ -387,6 +409,25 @@ static int add_mistake(void *user, const struct glake_mistake_row *row)
 	return 0;
 }
 
+static int add_layout(void *user, const struct glake_layout_row *row)
+{
+	struct dedup *dedup = user;
+	struct glake_layout_row *layout = row->equal_bytes > 0
+	                                          ? rows_add(&dedup->layouts, sizeof(*layout))
+	                                          : NULL;
+	if (layout) {
+		*layout = *row;
+	}
+	return row->equal_bytes > 0 && !layout ? -ENOMEM : 0;
+}
+
+/* An older glaked tells none. */
+static int gather_layout(struct ctl *ctl, struct dedup *dedup, uint64_t session)
+{
+	int err = glake_list_layout(ctl->session, session, add_layout, dedup);
+	return err == GLAKE_E_BAD_REQUEST || err == GLAKE_E_NOT_FOUND ? 0 : err;
+}
+
 struct asked {
 	struct dedup *dedup;
 	uint32_t pid;
@@ -428,6 +469,7 @@ static int gather_candidates(struct ctl *ctl, struct dedup *dedup)
 		                            &n_all);
 		dedup->n_left_out += n_all > asked.n ? n_all - asked.n : 0;
 		err = err == GLAKE_E_BAD_REQUEST || err == -ENOTSUP ? 0 : err;
+		err = err ? err : gather_layout(ctl, dedup, session->session);
 	}
 	return err;
 }
@@ -483,6 +525,7 @@ static int gather(struct ctl *ctl, struct dedup *dedup)
 		err = glake_list_mistakes(ctl->session, add_mistake, dedup);
 		/* An older glaked has none. */
 		err = err == GLAKE_E_BAD_REQUEST ? 0 : err;
+		err = err ? err : gather_layout(ctl, dedup, 0);
 	}
 	for (size_t i = 0; err == 0 && i < dedup->realms.n; i++) {
 		const struct realm_row *realm = rows_at(&dedup->realms, i);
@@ -511,6 +554,7 @@ static void dedup_deinit(struct dedup *dedup)
 	rows_deinit(&dedup->alones);
 	rows_deinit(&dedup->unsealed);
 	rows_deinit(&dedup->candidates);
+	rows_deinit(&dedup->layouts);
 	rows_deinit(&dedup->mistakes);
 }
 
@@ -564,15 +608,18 @@ static int print_json(struct ctl *ctl, const struct dedup *dedup)
 		                      session_object(dedup, rows_at(&dedup->sessions, i)));
 	}
 	if (dedup->number) {
-		return ctl_print_json(ctl, json_pack("{s:o}", "sessions", sessions));
+		json_t *beside = rows_json(&dedup->layouts, FIELDS(beside_fields));
+		return ctl_print_json(
+			ctl, json_pack("{s:o, s:o}", "sessions", sessions, "layout", beside));
 	}
+	json_t *layouts = rows_json(&dedup->layouts, FIELDS(layout_fields));
 	json_t *devices = rows_json(&dedup->devices, FIELDS(place_fields));
 	json_t *realms = rows_json(&dedup->realms, FIELDS(place_fields));
 	json_t *models = rows_json(&dedup->models, FIELDS(model_fields));
 	json_t *mistakes = rows_json(&dedup->mistakes, FIELDS(mistake_fields));
-	return ctl_print_json(ctl, json_pack("{s:o, s:o, s:o, s:o, s:o}", "devices", devices,
+	return ctl_print_json(ctl, json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "devices", devices,
 	                                     "realms", realms, "models", models, "sessions",
-	                                     sessions, "mistakes", mistakes));
+	                                     sessions, "layout", layouts, "mistakes", mistakes));
 }
 
 static int print_text(struct ctl *ctl, const struct dedup *dedup)
@@ -592,6 +639,11 @@ static int print_text(struct ctl *ctl, const struct dedup *dedup)
 		fprintf(ctl->out, "and %llu smaller ones\n", (unsigned long long)dedup->n_left_out);
 	}
 	err = err ? err : rows_show_next(ctl, &dedup->unsealed, FIELDS(unsealed_fields));
+	if (dedup->number) {
+		err = err ? err : rows_show_next(ctl, &dedup->layouts, FIELDS(beside_fields));
+	} else {
+		err = err ? err : rows_show_next(ctl, &dedup->layouts, FIELDS(layout_fields));
+	}
 	return err ? err : rows_show_next(ctl, &dedup->mistakes, FIELDS(mistake_fields));
 }
 

@@ -485,6 +485,24 @@ int glake_list_candidates(struct glake_session *session, uint64_t id, glake_cand
 	return r ? r : row(user, &candidates[1]);
 }
 
+int glake_list_layout(struct glake_session *session, uint64_t id, glake_layout_fn row, void *user)
+{
+	const struct glake_layout_row all = {.session = 9,
+	                                     .pid = 100,
+	                                     .unshared_bytes = 3 * GIB,
+	                                     .looked_bytes = 2 * GIB,
+	                                     .equal_bytes = GIB};
+	const struct glake_layout_row none = {.session = 10, .pid = 101, .unshared_bytes = GIB};
+	struct glake_layout_row beside = all;
+	beside.with = 12;
+	beside.with_pid = 102;
+	if (fake.error || fake.is_old) {
+		return fake.error ? fake.error : GLAKE_E_BAD_REQUEST;
+	}
+	int r = row(user, id ? &beside : &all);
+	return r || id ? r : row(user, &none);
+}
+
 int glake_list_mistakes(struct glake_session *session, glake_mistake_fn row, void *user)
 {
 	const struct glake_mistake_row mistake = {
@@ -1818,6 +1836,9 @@ START_TEST(dedup_adds_up_what_sharing_saves)
 	                 "100    1.0 GiB  written to by the driver's API\n"
 	                 "100  512.0 MiB  named for other processes\n"
 	                 "\n"
+	                 "PID  SEALED ALONE  LOOKED AT  EQUAL AT OTHER OFFSETS\n"
+	                 "100       3.0 GiB    2.0 GiB                 1.0 GiB\n"
+	                 "\n"
 	                 "MISTAKE   UID  PROGRAM  SCRIPT    FAULTS                 LAST  "
 	                 "SUSPECTS\n"
 	                 "      7  1000  python3  serve.py       2  1970-01-01 00:00:00  gemm at "
@@ -1826,6 +1847,11 @@ START_TEST(dedup_adds_up_what_sharing_saves)
 	json_t *mistake = json_array_get(json_object_get(document, "mistakes"), 0);
 	ck_assert_str_eq(json_string_value(json_object_get(mistake, "executable")),
 	                 "build-id 00ff");
+	json_t *layout = json_object_get(document, "layout");
+	ck_assert_uint_eq(json_array_size(layout), 1);
+	ck_assert_int_eq(
+		json_integer_value(json_object_get(json_array_get(layout, 0), "looked_bytes")),
+		2 * GIB);
 	json_t *device = json_array_get(json_object_get(document, "devices"), 0);
 	ck_assert_int_eq(json_integer_value(json_object_get(device, "saved_bytes")), 4 << 20);
 	ck_assert_uint_eq(json_array_size(json_object_get(document, "realms")), 2);
@@ -1862,13 +1888,19 @@ START_TEST(dedup_of_one_process_lists_its_candidates)
 	                 "\n"
 	                 "PID   UNSEALED  WHY\n"
 	                 "100    1.0 GiB  written to by the driver's API\n"
-	                 "100  512.0 MiB  named for other processes\n");
+	                 "100  512.0 MiB  named for other processes\n"
+	                 "\n"
+	                 "PID  WITH  LOOKED AT  EQUAL AT OTHER OFFSETS\n"
+	                 "100   102    2.0 GiB                 1.0 GiB\n");
 	json_t *document = run_json("dedup --json 100");
 	json_t *session = json_array_get(json_object_get(document, "sessions"), 0);
 	json_t *candidate = json_array_get(json_object_get(session, "candidates"), 1);
 	ck_assert_str_eq(json_string_value(json_object_get(candidate, "state")), "refused");
 	ck_assert_str_eq(json_string_value(json_object_get(candidate, "refused_why")),
 	                 "gemm is in no table");
+	json_t *beside = json_array_get(json_object_get(document, "layout"), 0);
+	ck_assert_int_eq(json_integer_value(json_object_get(beside, "with_pid")), 102);
+	ck_assert_int_eq(json_integer_value(json_object_get(beside, "equal_bytes")), GIB);
 	json_decref(document);
 	ck_assert_int_eq(run("dedup 99"), CTL_NOT_FOUND);
 	ck_assert_int_eq(run("dedup some"), CTL_USAGE);

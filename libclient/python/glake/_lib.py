@@ -244,6 +244,11 @@ class CandidateRow(Structure):
                 ("n_unsealed", c_uint32)]
 
 
+class LayoutRow(Structure):
+    _fields_ = [("session", c_uint64), ("pid", c_uint32), ("with_session", c_uint64), ("with_pid", c_uint32),
+                ("unshared_bytes", c_uint64), ("looked_bytes", c_uint64), ("equal_bytes", c_uint64)]
+
+
 class MistakeRow(Structure):
     _fields_ = [("id", c_uint64), ("uid", c_uint32), ("program", c_char_p), ("script", c_char_p),
                 ("executable", c_char_p), ("time_ms", c_uint64), ("n_faults", c_uint64),
@@ -311,6 +316,7 @@ MODEL_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(ModelRow))
 BLOCK_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(BlockRow))
 EVENT_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(EventRow))
 CANDIDATE_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(CandidateRow))
+LAYOUT_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(LayoutRow))
 MISTAKE_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(MistakeRow))
 SLEEP_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(SleepReport))
 SLEEPER_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(SleeperRow))
@@ -392,6 +398,7 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("glake_list_events", c_int, [c_void_p, EVENT_ROW, c_void_p]),
     ("glake_list_candidates", c_int, [c_void_p, c_uint64, CANDIDATE_ROW, c_void_p,
                                       POINTER(c_uint64)]),
+    ("glake_list_layout", c_int, [c_void_p, c_uint64, LAYOUT_ROW, c_void_p]),
     ("glake_list_mistakes", c_int, [c_void_p, MISTAKE_ROW, c_void_p]),
     ("glake_forgive", c_int, [c_void_p, c_uint64]),
     ("glake_pin", c_int, [c_void_p, c_char_p, c_int]),
