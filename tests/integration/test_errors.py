@@ -538,7 +538,7 @@ CALLS = {
     "glake_drain": (World.undrained, lambda w, x: (w.session, None)),
     "glake_undrain": (nothing, lambda w, x: (w.session,)),
     "glake_list_candidates": (nothing, lambda w, x: (w.session, 1, ROW, None, None)),
-    "glake_list_layout": (nothing, lambda w, x: (w.session, 0, ROW, None)),
+    "glake_list_layout": (nothing, lambda w, x: (w.session, 1, ROW, None)),
     "glake_list_mistakes": (nothing, lambda w, x: (w.session, ROW, None)),
     "glake_forgive": (nothing, lambda w, x: (w.session, 0)),
     "glake_set_host_quota": (nothing, lambda w, x: (w.session, b"default", 0, 0)),
