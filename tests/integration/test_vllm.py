@@ -316,6 +316,12 @@ class RangeKey(unittest.TestCase):
                   self.key(prefix_caching_hash_algo="xxhash")]
         self.assertEqual(len({self.key(), *others}), len(others) + 1)
 
+    def test_another_rank_has_another_key(self):
+        """Of the same model, with as many heads of it."""
+        made = [self.key(weights=keys.parts(self.engine(), self.engine().model_config, "", {"tp": rank, "pp": 0, "dp": 0}, {}))
+                for rank in (0, 1)]
+        self.assertNotEqual(*made)
+
     def test_what_is_of_no_use_to_the_next_is_not_kept(self):
         self.assertIsNone(keys.why_not_kept(self.engine(), self.environment))
         for environment in ({}, {"PYTHONHASHSEED": "random"}):

@@ -649,6 +649,30 @@ def while_others_take(m):
     assert engine.n_done > 10 and m.elastic.stats()["n_returns"] > 0, (engine.n_done, m.elastic.stats())
 
 
+# ---- what is read of the sources ----
+
+class Names(unittest.TestCase):
+    """What decides that a cache is plain."""
+
+    def each(self):
+        for version, source in SOURCES.items():
+            with self.subTest(version):
+                if source.why:
+                    self.skipTest(source.why)
+                yield source
+
+    def test_sizes_of_ranks_are_in_the_configuration(self):
+        from glake._vllm_plan import _SIZES
+        for source in self.each():
+            for name, _ in _SIZES:
+                source.find("config/parallel.py", f"ParallelConfig.{name}")
+            source.find("v1/executor/uniproc_executor.py", "UniProcExecutor")
+            # Of every executor; a subclass of several processes asks all ranks by it.
+            source.find("v1/executor/abstract.py", "Executor.initialize_from_config")
+            with self.assertRaises(KeyError):
+                source.find("v1/executor/multiproc_executor.py", "MultiprocExecutor.initialize_from_config")
+
+
 # ---- doors, with PyTorch ----
 
 METHODS = ("_allocate_kv_cache_tensors", "_reshape_kv_cache_tensors", "_has_mixed_attention_kv_layout")
@@ -788,6 +812,7 @@ class Vllm:
                 machine.layout, machine.elastic, machine.one, self.vllm_config = layout, elastic, self, config
                 super().__init__(elastic, layout, LANES)
 
+        UniProcExecutor.__name__ = changes.pop("executor", "UniProcExecutor")
         Scheduler.__module__, Scheduler.__qualname__ = "vllm.v1.core.sched.scheduler", "Scheduler"
         self.scheduler = Scheduler
         options = {name: changes.pop(name) for name in ("groups", "order") if name in changes}
@@ -843,7 +868,12 @@ def allocated(m):
 def refused(m):
     """With a word about why."""
     vllm = Vllm(m)
-    cases = [({"parallel_config__world_size": 2}, "several ranks"),
+    cases = [({"parallel_config__world_size": 2}, "several ranks (2)"),
+             ({"parallel_config__world_size": 2, "parallel_config__tensor_parallel_size": 2},
+              "tensor_parallel_size is 2: a step may go only when all ranks"),
+             ({"parallel_config__world_size": 4, "parallel_config__pipeline_parallel_size": 4}, "pipeline_parallel_size is 4"),
+             ({"parallel_config__data_parallel_size": 2}, "data_parallel_size is 2"),
+             ({"parallel_config__decode_context_parallel_size": 2}, "decode_context_parallel_size is 2"),
              ({"kv_transfer_config": types.SimpleNamespace(kv_connector_extra_config={})}, "connector"),
              ({"model_config__is_encoder_decoder": True}, "encoder"),
              ({"model_config__enable_sleep_mode": True, "cache_config__cache_dtype": "fp8"}, "when it wakes"),
@@ -858,6 +888,9 @@ def refused(m):
         views, engine = vllm.start("v2", **changes)
         assert len(vllm.lines) == 1 and "KV memory is plain" in vllm.lines[0] and why in vllm.lines[0], vllm.lines
         assert type(engine.pool).__name__ == "BlockPool" and all(view.abs().sum() == 0 for view in views.values())
+    # One rank, but in a process of its own.
+    views, engine = vllm.start("v2", executor="MultiprocExecutor")
+    assert "in another process (MultiprocExecutor)" in vllm.lines[0], vllm.lines
     # Groups that share one pool of blocks are no reason.
     views, engine = vllm.start("v2", groups=[group(["layer.0", "layer.1"], vllm.spec()),
                                              group(["layer.2", "layer.3"], small)])

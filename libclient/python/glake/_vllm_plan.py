@@ -20,6 +20,16 @@ _SPECS = frozenset({"FullAttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec"
                     "ChunkedLocalAttentionSpec"})
 _SCHEDULERS = ("vllm.v1.core.sched.scheduler.Scheduler", "vllm.v1.core.sched.async_scheduler.AsyncScheduler")
 
+#: What makes several ranks of an engine, and why their memory cannot come and go yet (docs/decisions/090)
+_SIZES = (
+    ("tensor_parallel_size", "a step may go only when all ranks are done with it, and a block be used when all have its memory; "
+                             "the scheduler cannot ask other processes for that yet"),
+    ("pipeline_parallel_size", "ranks have other layers, and are done at other times"),
+    ("prefill_context_parallel_size", "ranks have other parts of a block"),
+    ("decode_context_parallel_size", "ranks have other parts of a block"),
+    ("data_parallel_size", "ranks run dummy batches that their scheduler does not know of"),
+)
+
 
 class Unfit(Exception):
     """Why the cache is a plain one."""
@@ -31,8 +41,14 @@ def check_engine(executor: Any) -> None:
     config = executor.vllm_config
     parallel = config.parallel_config
     scheduler = config.scheduler_config.get_scheduler_cls()
-    if type(executor).__name__ != "UniProcExecutor" or parallel.world_size > 1 or parallel.data_parallel_size > 1:
-        raise Unfit("the engine has several ranks, or a worker in another process")
+    for sizes, why in _SIZES:
+        n = getattr(parallel, sizes, 1) or 1
+        if n > 1:
+            raise Unfit(f"{sizes} is {n}: {why}")
+    if parallel.world_size > 1:
+        raise Unfit(f"the engine has several ranks ({parallel.world_size}): {_SIZES[0][1]}")
+    if type(executor).__name__ != "UniProcExecutor":
+        raise Unfit(f"its worker is in another process ({type(executor).__name__}), and its scheduler cannot lend that one's memory")
     if config.kv_transfer_config is not None:
         raise Unfit("a KV connector uses blocks when the scheduler does not know")
     if f"{scheduler.__module__}.{scheduler.__qualname__}" not in _SCHEDULERS:
