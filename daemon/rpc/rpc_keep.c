@@ -171,12 +171,21 @@ static void answer_chunks(struct session *session, uint64_t id, const struct wil
 	rpc_answer(session, id, &answer, fds, will->n_chunks);
 }
 
+static void refuse_bound(struct session *session, uint64_t id, enum status status,
+                         const struct refusal *refusal)
+{
+	char text[REFUSAL_TEXT_BYTES];
+	refusal_count(refusal, session->holder->all->kept->stats);
+	holder_note_refusal(session->holder, refusal);
+	alloc_explain(status, refusal, text);
+	rpc_refuse(session, id, status, "to have them: %s", text);
+}
+
 static void adopt(struct session *session, uint64_t id, const struct will_wanted *wanted,
                   bool is_read)
 {
 	struct kept_steps *kept = session->holder->all->kept;
 	struct held *chunks[GLAKE_MAX_PACKET_FDS];
-	char text[REFUSAL_TEXT_BYTES];
 	struct refusal refusal;
 	struct kept_step *step = kept_steps_find(kept, session->holder, wanted);
 	if (!step) {
@@ -188,10 +197,25 @@ static void adopt(struct session *session, uint64_t id, const struct will_wanted
 		answer_chunks(session, id, chunks[0]->will, chunks, is_read);
 		return;
 	}
-	refusal_count(&refusal, kept->stats);
-	holder_note_refusal(session->holder, &refusal);
-	alloc_explain(status, &refusal, text);
-	rpc_refuse(session, id, status, "to adopt them: %s", text);
+	refuse_bound(session, id, status, &refusal);
+}
+
+/* False after a refusal. */
+static bool may_get(struct session *session, uint64_t id, const struct will_wanted *wanted)
+{
+	const ProtobufCBinaryData key = {.len = wanted->n_key};
+	if (!is_chunk_count(wanted->n_chunks) || !is_key(&key) ||
+	    wanted->n_name > GLAKE_MAX_WILL_KEY_BYTES) {
+		rpc_refuse(session, id, STATUS_BAD_REQUEST,
+		           "impossible: %zu chunks, a key of %zu bytes, a name of %zu",
+		           wanted->n_chunks, wanted->n_key, wanted->n_name);
+		return false;
+	}
+	if (session->holder->sleep.is_asleep) {
+		rpc_refuse(session, id, STATUS_BUSY, "the session is asleep");
+		return false;
+	}
+	return true;
 }
 
 void rpc_chunk_adopt(struct session *session, const request_t *request, struct fdlist *fds)
@@ -199,21 +223,12 @@ void rpc_chunk_adopt(struct session *session, const request_t *request, struct f
 	const Glake__Wire__ChunkAdopt *body = request->chunk_adopt;
 	struct location *at = rpc_location(session, request->id,
 	                                   GLAKE__WIRE__LOCATION_KIND__LOCATION_GPU, body->device);
-	if (!at) {
-		return;
-	}
 	const struct will_wanted wanted = {.at = at,
 	                                   .key = body->key.data,
 	                                   .n_key = body->key.len,
 	                                   .chunk_bytes = body->chunk_bytes,
 	                                   .n_chunks = body->n_chunks};
-	if (!is_chunk_count(body->n_chunks) || !is_key(&body->key)) {
-		rpc_refuse(session, request->id, STATUS_BAD_REQUEST,
-		           "impossible: %u chunks, a key of %zu bytes", body->n_chunks,
-		           body->key.len);
-	} else if (session->holder->sleep.is_asleep) {
-		rpc_refuse(session, request->id, STATUS_BUSY, "the session is asleep");
-	} else {
+	if (at && may_get(session, request->id, &wanted)) {
 		adopt(session, request->id, &wanted, false);
 	}
 }
@@ -270,12 +285,8 @@ static void read_living(struct session *session, uint64_t id, const struct will 
 	struct promise *promise = reader->at[at->slot].promise;
 	struct held *chunks[GLAKE_MAX_PACKET_FDS];
 	if (promise && !promise_draw(promise, bytes)) {
-		char text[REFUSAL_TEXT_BYTES];
 		const struct refusal refusal = refusal_of_promise(promise, reader->tenant, bytes);
-		refusal_count(&refusal, reader->all->kept->stats);
-		holder_note_refusal(reader, &refusal);
-		alloc_explain(refusal_status(&refusal), &refusal, text);
-		rpc_refuse(session, id, refusal_status(&refusal), "to read them: %s", text);
+		refuse_bound(session, id, refusal_status(&refusal), &refusal);
 		return;
 	}
 	bool are_read = add_readings(reader, id, owner, will, chunks);
@@ -295,9 +306,6 @@ void rpc_chunk_read(struct session *session, const request_t *request, struct fd
 	struct holder *owner;
 	struct location *at = rpc_location(session, request->id,
 	                                   GLAKE__WIRE__LOCATION_KIND__LOCATION_GPU, body->device);
-	if (!at) {
-		return;
-	}
 	const struct will_wanted wanted = {.at = at,
 	                                   .key = body->key.data,
 	                                   .n_key = body->key.len,
@@ -305,15 +313,7 @@ void rpc_chunk_read(struct session *session, const request_t *request, struct fd
 	                                   .n_chunks = body->n_chunks,
 	                                   .name = body->name.data,
 	                                   .n_name = body->name.len};
-	if (!is_chunk_count(body->n_chunks) || !is_key(&body->key) ||
-	    body->name.len > GLAKE_MAX_WILL_KEY_BYTES) {
-		rpc_refuse(session, request->id, STATUS_BAD_REQUEST,
-		           "impossible: %u chunks, a key of %zu bytes, a name of %zu",
-		           body->n_chunks, body->key.len, body->name.len);
-		return;
-	}
-	if (session->holder->sleep.is_asleep) {
-		rpc_refuse(session, request->id, STATUS_BUSY, "the session is asleep");
+	if (!at || !may_get(session, request->id, &wanted)) {
 		return;
 	}
 	const struct will *will = find_living(session->holder, &wanted, &owner);
