@@ -19,7 +19,7 @@
  *
  * Memory that another device may have, since the program had a dma-buf of it made (RDMA), bound it to a multicast object (NCCL) or set
  * SYNC_MEMOPS there, is never given, also if it was lent: under the shim, which sees such calls. Without the shim do not lend it.
- * Of a guard no dma-buf is made: it would not be what comes in its place.
+ * Of a guard no dma-buf is made: it would not be what comes in its place. Nor is of a second place (glake_elastic_show()).
  *
  * Like vAttention (arXiv 2405.04437) and kvcached, which take and return such memory themselves; lending is ours.
  *

@@ -33,12 +33,14 @@ const struct glake__use glake__use_elastic = {
 	.name = "elastic",
 	.kind = GLAKE__OWN,
 	.session = session_of,
+	.has_seconds = true,
 };
 
 const struct glake__use glake__use_elastic_guarded = {
 	.name = "elastic, guarded",
 	.kind = GLAKE__OWN,
 	.session = session_of,
+	.has_seconds = true,
 	.keeps_handles = true,
 };
 

@@ -60,6 +60,13 @@ static bool is_guard(const struct glake__piece *piece)
 	return piece && piece->chunk && piece->chunk == piece->range->guard;
 }
 
+/* A name of it would be good for writing, to all holes or where others read. */
+static bool is_for_reading(const struct glake__piece *piece)
+{
+	return piece && piece->chunk && piece->range->use->has_seconds &&
+	       piece->access == GLAKE__ACCESS_READ;
+}
+
 bool glake__has_guard(glake_ptr address, uint64_t n_bytes)
 {
 	glake_ptr end = address + n_bytes;
@@ -67,7 +74,7 @@ bool glake__has_guard(glake_ptr address, uint64_t n_bytes)
 	glake__lock();
 	while (!has_guard && address < end) {
 		const struct glake__piece *piece = glake__piece_at_locked(address);
-		has_guard = is_guard(piece);
+		has_guard = is_guard(piece) || is_for_reading(piece);
 		address = piece ? piece->range->ptr + piece->offset + piece->n_bytes
 		                : glake__next_place_locked(address, end);
 	}
@@ -89,7 +96,7 @@ bool glake__pin_range(glake_ptr address, uint64_t n_bytes, enum glake__pin pin, 
 			glake__lock();
 			continue;
 		}
-		if (piece && piece->chunk && !is_guard(piece) &&
+		if (piece && piece->chunk && !is_guard(piece) && !is_for_reading(piece) &&
 		    !(is_pinned && piece->chunk->kind == GLAKE__PAGE_BLOCK)) {
 			was_pinned |= piece->chunk->pins >> pin & 1;
 			glake__chunk_note_pin_locked(piece->chunk, pin, is_pinned);

@@ -31,7 +31,7 @@ enum glake__pin glake__pin_at(glake_ptr address);
 /* Where something of ours may begin behind @address, which nothing has; at most @end, however far that is. */
 glake_ptr glake__next_place_locked(glake_ptr address, glake_ptr end);
 
-/* Does a guard stand somewhere in [address, address + n_bytes)? To whoever gives memory another name it is a hole. */
+/* Does a guard stand somewhere in [address, address + n_bytes), or a second place? To whoever gives memory another name it is a hole. */
 bool glake__has_guard(glake_ptr address, uint64_t n_bytes);
 
 /*

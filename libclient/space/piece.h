@@ -40,6 +40,7 @@ struct glake__use {
 	bool is_worked_on; /* by work on the GPU that nobody can call back: what is written there is no other's */
 	bool is_nowhere;    /* it has no addresses: the row of chunks that a number names */
 	bool keeps_handles; /* its chunks are mapped again and again */
+	bool has_seconds; /* what is read-only in it is so for good: a guard, or a second place of memory that others write to */
 
 	/*
 	 * For held.h; without hold, its memory can be neither held nor sealed. Called with the lock held, they wait

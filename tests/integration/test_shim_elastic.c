@@ -48,3 +48,16 @@ START_TEST(nobody_is_given_a_guard)
 	run_scenario("nobody_is_given_a_guard");
 }
 END_TEST
+
+START_TEST(a_second_place_has_no_name)
+{
+	run_scenario("a_second_place_beside_holes");
+	run_scenario("a_second_place_beside_guards");
+}
+END_TEST
+
+START_TEST(what_others_own_has_no_name)
+{
+	run_scenario("what_others_own_has_no_name");
+}
+END_TEST

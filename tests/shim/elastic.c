@@ -54,7 +54,7 @@ static void start(uint32_t flags)
 static void expect_states(const char *letters)
 {
 	for (uint32_t i = 0; letters[i]; i++) {
-		must("-cHLgx"[glake_elastic_states(elastic)[i]] == letters[i]);
+		must("-cHLgxSR"[glake_elastic_states(elastic)[i]] == letters[i]);
 	}
 }
 
@@ -200,7 +200,101 @@ static void what_nobody_knows_is_kept(void)
 	glake_disconnect(session);
 }
 
+static void expect_no_name(uint32_t step)
+{
+	CUmemGenericAllocationHandle handle;
+	CUipcMemHandle name;
+	int fd = -1;
+	int yes = 1;
+	must_be(cuMemGetHandleForAddressRange(&fd, place(step, 0), CHUNK,
+	                                      CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0),
+	        CUDA_ERROR_INVALID_VALUE);
+	must_be(cuPointerSetAttribute(&yes, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, place(step, 0)),
+	        CUDA_ERROR_INVALID_VALUE);
+	must_be(cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)place(step, 1)),
+	        CUDA_ERROR_INVALID_VALUE);
+	must(cuIpcGetMemHandle(&name, place(step, 0)) != CUDA_SUCCESS);
+	must(cuMemUnmap(place(step, 0), CHUNK) != CUDA_SUCCESS);
+	must(cuMemsetD8(place(step, 0), 77, CHUNK) != CUDA_SUCCESS);
+	must(cuMemcpyDtoD(place(step, 1), place(step, 0), CHUNK) != CUDA_SUCCESS);
+}
+
+/* Whoever had one could write where others read. What has names of its own already is read all the same, and hidden. */
+static void a_second_place_has_no_name(uint32_t flags)
+{
+	static const uint32_t steps[] = {0, 1};
+	int fd = -1;
+	unsigned type = 0;
+	start(flags);
+	must(glake_elastic_commit(elastic, 0, 3, NULL) == 0);
+	for (uint32_t i = 0; i < 3; i++) {
+		set(i, (uint8_t)(i + 1));
+	}
+	name_some();
+	must(glake_elastic_seal(elastic, 0, "x", 1) == 0);
+	must(glake_elastic_show(elastic, 3, elastic, steps, 2) == 0);
+	expect_states("SSHRR");
+	expect(3, 1);
+	expect(4, 2);
+	expect_no_name(3);
+	expect(0, 1);
+	must_ok(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, place(3, 1)));
+	must(type == CU_MEMORYTYPE_DEVICE);
+	/* A call that was refused pins nothing, and ends no seal. */
+	must(glake_elastic_seal(elastic, 0, "x", 1) == 0);
+	must(glake_elastic_hide(elastic, 3, 2) == 0);
+	expect_states("HHH--");
+	expect(1, 2);
+	must_ok(cuMemGetHandleForAddressRange(&fd, place(0, 0), CHUNK,
+	                                      CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0));
+	must(glake_elastic_close(elastic) == 0);
+	glake_disconnect(session);
+}
+
+static void a_second_place_beside_holes(void)
+{
+	a_second_place_has_no_name(0);
+}
+
+static void a_second_place_beside_guards(void)
+{
+	a_second_place_has_no_name(GLAKE_ELASTIC_GUARD);
+}
+
+/* Of another session of this program, which is the same to those who name. */
+static void what_others_own_has_no_name(void)
+{
+	static uint8_t record[GLAKE_ELASTIC_RECORD_BYTES];
+	size_t n_record;
+	start(GLAKE_ELASTIC_SHARED);
+	must(glake_elastic_commit(elastic, 0, 1, NULL) == 0);
+	set(0, 5);
+	must(glake_elastic_seal(elastic, 0, "name", 4) == 0);
+	struct glake_elastic *theirs = elastic;
+	struct glake_session *owner = session;
+	glake_ptr their_base = base;
+	start(GLAKE_ELASTIC_GUARD);
+	must(glake_elastic_read(elastic, 2, "name", 4, record, &n_record) == 0);
+	expect_states("--R--");
+	expect(2, 5);
+	expect_no_name(2);
+	must(glake_elastic_unseal(theirs, 0, 1) == GLAKE_E_BUSY);
+	/* Nor do others get what somebody reads. */
+	int fd = -1;
+	must(cuMemGetHandleForAddressRange(&fd, their_base, CHUNK,
+	                                   CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0) != CUDA_SUCCESS);
+	must(glake_elastic_hide(elastic, 2, 1) == 0);
+	must(glake_elastic_unseal(theirs, 0, 1) == 0);
+	must_ok(cuMemGetHandleForAddressRange(&fd, their_base, CHUNK,
+	                                      CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0));
+	glake_disconnect(session);
+	glake_disconnect(owner);
+}
+
 static const struct scenario scenarios[] = {
+	{"a_second_place_beside_holes", a_second_place_beside_holes},
+	{"a_second_place_beside_guards", a_second_place_beside_guards},
+	{"what_others_own_has_no_name", what_others_own_has_no_name},
 	{"what_others_know_is_not_kept", what_others_know_is_not_kept},
 	{"what_nobody_knows_is_kept", what_nobody_knows_is_kept},
 	{"what_others_know_is_not_given", what_others_know_is_not_given},
