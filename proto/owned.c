@@ -63,11 +63,11 @@ int owned_check_path(const char *path, uid_t owner, const char **why_out)
 	return r;
 }
 
-static int read_text(int fd, char *text, size_t n_bytes)
+int owned_read_text(int fd, char *text, size_t n_bytes)
 {
 	size_t at = 0;
 	while (at < n_bytes) {
-		ssize_t n = read(fd, text + at, n_bytes - at);
+		ssize_t n = pread(fd, text + at, n_bytes - at, (off_t)at);
 		if (n < 0 && errno == EINTR) {
 			continue;
 		}
@@ -110,7 +110,7 @@ int owned_read(int folder, const char *name, uid_t owner, size_t max_bytes, char
 	if (!text) {
 		return refuse(-ENOMEM, NULL, why_out);
 	}
-	int r = read_text(fd, text, n_bytes);
+	int r = owned_read_text(fd, text, n_bytes);
 	if (r < 0 || fstat(fd, &after) < 0) {
 		return refuse(r < 0 ? r : -errno, NULL, why_out);
 	}

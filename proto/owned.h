@@ -26,9 +26,12 @@ int owned_check_path(const char *path, uid_t owner, const char **why_out);
 
 /*
  * The text of the file @name in that folder, which ends with a line's end and then a NUL that is not counted. 0, or -errno with
- * *why_out (static). *text_out is the caller's to free; NULL for an empty file.
+ * *why_out (static). *text_out is the caller's to free.
  */
 int owned_read(int folder, const char *name, uid_t owner, size_t max_bytes, char **text_out,
                size_t *n_bytes_out, const char **why_out);
+
+/* All of the first @n_bytes, whoever else reads the same open file. 0, or -errno; -EIO: there are fewer. */
+int owned_read_text(int fd, char *text, size_t n_bytes);
 
 #endif

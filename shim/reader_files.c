@@ -139,33 +139,29 @@ static void read_all(void)
 
 /* ---- glaked's --------------------------------------------------------------------------------- */
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of who writes */
 static struct readers *given[MAX_FILES];
 static atomic_size_t n_given; /* those below are written, and stay */
-
-bool reader_files_take(const char *text, size_t n_bytes)
-{
-	struct readers_error error;
-	bool is_first;
-	size_t n = 0;
-	pthread_mutex_lock(&lock);
-	is_first = n_given == 0;
-	for (size_t at = 0; is_first && at < n_bytes && n < MAX_FILES;) {
-		size_t n_text = strnlen(text + at, n_bytes - at);
-		n += readers_parse(text + at, n_text, &given[n], &error) == 0;
-		at += n_text + 1;
-	}
-	if (is_first) {
-		atomic_store_explicit(&n_given, n, memory_order_release);
-	}
-	pthread_mutex_unlock(&lock);
-	return n > 0;
-}
 
 bool reader_files_wants(void)
 {
 	return secure_getenv("GLAKE_READERS") == NULL &&
 	       atomic_load_explicit(&n_given, memory_order_relaxed) == 0;
+}
+
+bool reader_files_take(const char *text, size_t n_bytes)
+{
+	struct readers_error error;
+	size_t n = 0;
+	if (!reader_files_wants()) {
+		return false;
+	}
+	for (size_t at = 0; at < n_bytes && n < MAX_FILES;) {
+		size_t n_text = strnlen(text + at, n_bytes - at);
+		n += readers_parse(text + at, n_text, &given[n], &error) == 0;
+		at += n_text + 1;
+	}
+	atomic_store_explicit(&n_given, n, memory_order_release);
+	return n > 0;
 }
 
 const struct reader_function *reader_files_find(const struct image_id *image, const char *name)

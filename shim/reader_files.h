@@ -23,7 +23,10 @@ const struct reader_function *reader_files_find(const struct image_id *image, co
 /* Are glaked's wanted? Not if there are some already, or $GLAKE_READERS is there. */
 bool reader_files_wants(void);
 
-/* glaked's, each text with a NUL at its end. False: none of them counts. What is known of kernels is old then: kernels.h. */
+/*
+ * glaked's, each text with a NUL at its end. False: none of them counts, or others are there already. What was known of kernels
+ * is old afterwards: kernels.h. One thread at a time: that which connects.
+ */
 bool reader_files_take(const char *text, size_t n_bytes);
 
 /*

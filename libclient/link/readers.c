@@ -6,28 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "libclient/link/call.h"
 #include "libclient/link/session.h"
 #include "proto/cleanup.h"
-
-/* Every program has the same open file: only pread() is for one alone. */
-static int read_all(int fd, char *text, size_t n_bytes)
-{
-	size_t at = 0;
-	while (at < n_bytes) {
-		ssize_t n = pread(fd, text + at, n_bytes - at, (off_t)at);
-		if (n < 0 && errno == EINTR) {
-			continue;
-		}
-		if (n <= 0) {
-			return n < 0 ? -errno : -EIO;
-		}
-		at += (size_t)n;
-	}
-	return 0;
-}
+#include "proto/owned.h"
 
 /* Others have it too. */
 static bool is_sealed(int fd)
@@ -57,7 +40,8 @@ static int take_tables(const struct glake__call *call, char **text_out, size_t *
 	if (!text) {
 		return glake__fail(-ENOMEM, "out of memory");
 	}
-	int r = read_all(call->fds.fds[0], text, n_bytes);
+	/* Every program has the same open file. */
+	int r = owned_read_text(call->fds.fds[0], text, n_bytes);
 	if (r < 0) {
 		return glake__fail(r, "tables of readers: %s", strerrordesc_np(-r));
 	}
