@@ -337,6 +337,43 @@ START_TEST(it_goes_from_reader_to_reader)
 }
 END_TEST
 
+/* It has the memory then, though it sleeps. */
+static void sleep_through_its_end(void *user)
+{
+	begin_to_read(user ? GLAKE_ELASTIC_GUARD : 0);
+	commit(0, 1);
+	write_step(0, 1);
+	words_fall_asleep(session);
+	world_reach(4);
+	world_await(5);
+	ck_assert(glake_is_asleep(session));
+	check_step(4, 10);
+	assert_ok(glake_wake(session, NULL));
+	await_paid((user ? CHUNK : 0) + 2 * STEP);
+	check_step(0, 1);
+	check_step(4, 10);
+	struct glake_slept slept = words_fall_asleep(session);
+	ck_assert_uint_eq(slept.private_bytes, STEP);
+	assert_ok(glake_wake(session, NULL));
+	check_step(4, 10);
+	ck_assert(!words_can_write(place(4, 1)));
+	assert_ok(glake_elastic_hide(elastic, 4, 1));
+	expect_paid((user ? CHUNK : 0) + STEP, 0);
+}
+
+START_TEST_WITH(an_owner_may_end_while_its_reader_sleeps, .n = 2)
+{
+	begin();
+	pid_t owner = world_client(own, (void *)(uintptr_t)do_nothing);
+	pid_t reader = world_client(sleep_through_its_end, (void *)(uintptr_t)_i);
+	world_await(4);
+	world_kill(owner);
+	world_wait_metric("steps_kept", 1);
+	world_reach(5);
+	world_join(reader);
+}
+END_TEST
+
 static void read_to_the_end(void *user)
 {
 	begin_to_read(0);

@@ -527,6 +527,54 @@ START_TEST(nobody_else_is_to_write_to_what_is_read)
 }
 END_TEST
 
+static Glake__Wire__Status promise(int connection, uint64_t bytes)
+{
+	return connection_status(
+		connection, CONNECTION_REQUEST(PROMISE, Promise, promise, .bytes = bytes), NULL, 0);
+}
+
+/* By a process of its own: a promise is a process's. */
+static void read_as_promised(void *user)
+{
+	int reader = connection_hello(&harness);
+	ck_assert_int_eq(promise(reader, STEP + CHUNK_BYTES), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(take(reader, 2), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(connection_status(reader,
+	                                   CONNECTION_REQUEST(CHUNK_READ, ChunkRead, chunk_read,
+	                                                      .key = text("layout"),
+	                                                      .chunk_bytes = CHUNK_BYTES,
+	                                                      .n_chunks = N_LANES),
+	                                   NULL, 0),
+	                 GLAKE__WIRE__STATUS__OVER_QUOTA);
+	ck_assert_int_eq(connection_status(reader,
+	                                   CONNECTION_REQUEST(CHUNK_FREE, ChunkFree, chunk_free,
+	                                                      .ids = ids, .n_ids = 2),
+	                                   NULL, 0),
+	                 GLAKE__WIRE__STATUS__OK);
+	ck_assert(read_named(reader, ""));
+	ck_assert_int_eq(take(reader, 1), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(take(reader, 1), GLAKE__WIRE__STATUS__OVER_QUOTA);
+	ck_assert_int_eq(give_back(reader, read_ids), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(take(reader, 1), GLAKE__WIRE__STATUS__OK);
+	connection_close(&reader);
+}
+
+/* What is read may be the reader's one day, so it comes out of what was promised at once. */
+START_TEST(a_promise_has_room_for_what_is_read)
+{
+	begin();
+	int owner = connection_hello(&harness);
+	ck_assert_int_eq(take(owner, N_LANES), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(share_as_read(owner, "x"), GLAKE__WIRE__STATUS__OK);
+	uint64_t owned[N_LANES];
+	memcpy(owned, ids, sizeof(owned));
+	world_join(world_client(read_as_promised, NULL));
+	ck_assert_int_eq(unkeep(owner), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(give_back(owner, owned), GLAKE__WIRE__STATUS__OK);
+	connection_close(&owner);
+}
+END_TEST
+
 /* Lane by lane: each is the reader's then, and his to give back. */
 START_TEST(an_owner_gives_back_a_part)
 {
