@@ -373,7 +373,9 @@ static void *show_and_hide(void *user)
 {
 	const uint32_t own = *(const uint32_t *)user;
 	unsigned dice = own + 1;
-	words_open_driver();
+	CUcontext context;
+	ck_assert_int_eq(drv.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
+	ck_assert_int_eq(drv.cuCtxSetCurrent(context), CUDA_SUCCESS);
 	for (unsigned i = 0; i < N_ROUNDS; i++) {
 		const uint32_t step = rand_r(&dice) % 4;
 		if (rand_r(&dice) % 3 == 0) {
