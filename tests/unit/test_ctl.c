@@ -1817,32 +1817,33 @@ START_TEST(dedup_adds_up_what_sharing_saves)
 {
 	fake.name = "python";
 	ck_assert_int_eq(run("dedup"), 0);
-	ck_assert_str_eq(out_text,
-	                 "DEVICE  REALM     PRIVATE  LOGICAL  PHYSICAL  RATIO    SAVED   CACHED\n"
-	                 "     0  all       4.0 GiB  6.0 MiB   2.0 MiB   3.00  4.0 MiB  4.0 MiB\n"
-	                 "     0  uid:0           0  6.0 MiB   2.0 MiB   3.00  4.0 MiB        0\n"
-	                 "     0  uid:1000  4.0 GiB        0         0      -        0  4.0 MiB\n"
-	                 "\n"
-	                 "ID  DEVICE  OPEN  LOGICAL  PHYSICAL  RATIO  MODEL\n"
-	                 " 9       0     2  8.0 GiB   3.0 GiB   2.67  python\n"
-	                 "\n"
-	                 "PID  PROGRAM  PRIVATE   LOGICAL  PHYSICAL  RATIO\n"
-	                 "100  python   4.0 GiB  16.0 GiB   8.0 GiB   2.00\n"
-	                 "\n"
-	                 "PID    SEALED    SHARED  SEALS    TOOK  HELD BACK\n"
-	                 "100  12.0 GiB  10.0 GiB      3  412 ms      18 ms\n"
-	                 "\n"
-	                 "PID   UNSEALED  WHY\n"
-	                 "100    1.0 GiB  written to by the driver's API\n"
-	                 "100  512.0 MiB  named for other processes\n"
-	                 "\n"
-	                 "PID  SEALED ALONE  LOOKED AT  EQUAL AT OTHER OFFSETS\n"
-	                 "100       3.0 GiB    2.0 GiB                 1.0 GiB\n"
-	                 "\n"
-	                 "MISTAKE   UID  PROGRAM  SCRIPT    FAULTS                 LAST  "
-	                 "SUSPECTS\n"
-	                 "      7  1000  python3  serve.py       2  1970-01-01 00:00:00  gemm at "
-	                 "0x1000\n");
+	ck_assert_str_eq(
+		out_text,
+		"DEVICE  REALM     PRIVATE  LOGICAL  PHYSICAL  RATIO    SAVED   CACHED  RESERVE\n"
+		"     0  all       4.0 GiB  6.0 MiB   2.0 MiB   3.00  4.0 MiB  4.0 MiB        0\n"
+		"     0  uid:0           0  6.0 MiB   2.0 MiB   3.00  4.0 MiB        0        -\n"
+		"     0  uid:1000  4.0 GiB        0         0      -        0  4.0 MiB        -\n"
+		"\n"
+		"ID  DEVICE  OPEN  LOGICAL  PHYSICAL  RATIO  MODEL\n"
+		" 9       0     2  8.0 GiB   3.0 GiB   2.67  python\n"
+		"\n"
+		"PID  PROGRAM  PRIVATE   LOGICAL  PHYSICAL  RATIO\n"
+		"100  python   4.0 GiB  16.0 GiB   8.0 GiB   2.00\n"
+		"\n"
+		"PID    SEALED    SHARED  SEALS    TOOK  HELD BACK\n"
+		"100  12.0 GiB  10.0 GiB      3  412 ms      18 ms\n"
+		"\n"
+		"PID   UNSEALED  WHY\n"
+		"100    1.0 GiB  written to by the driver's API\n"
+		"100  512.0 MiB  named for other processes\n"
+		"\n"
+		"PID  SEALED ALONE  LOOKED AT  EQUAL AT OTHER OFFSETS\n"
+		"100       3.0 GiB    2.0 GiB                 1.0 GiB\n"
+		"\n"
+		"MISTAKE   UID  PROGRAM  SCRIPT    FAULTS                 LAST  "
+		"SUSPECTS\n"
+		"      7  1000  python3  serve.py       2  1970-01-01 00:00:00  gemm at "
+		"0x1000\n");
 	json_t *document = run_json("dedup --json");
 	json_t *mistake = json_array_get(json_object_get(document, "mistakes"), 0);
 	ck_assert_str_eq(json_string_value(json_object_get(mistake, "executable")),
