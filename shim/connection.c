@@ -112,7 +112,7 @@ static struct connection *connection_new(void)
 	sem_init(&connection->room, 0, MAX_REQUESTS);
 	shim_note_init();
 	shim_dedup_tell(wanted_of(connection->session));
-	connection->watch = shim_fork_watch(glake_fd(connection->session));
+	connection->watch = shim_fork_watch(connection->session);
 	shim_count(SHIM_COUNT_connects);
 	if (on_new) {
 		on_new(connection);
@@ -176,7 +176,7 @@ bool connection_note(struct connection *connection, int error)
 		connection->is_dead = true;
 	}
 	/* The library may have made the socket anew. */
-	shim_fork_watch_again(connection->watch, glake_fd(connection->session));
+	shim_fork_watch_again(connection->watch, connection->session);
 	return connection->is_dead;
 }
 

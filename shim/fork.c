@@ -77,10 +77,11 @@ bool shim_is_forked(void)
 	return atomic_load_explicit(&is_forked, memory_order_relaxed);
 }
 
-int shim_fork_watch(int fd)
+int shim_fork_watch(struct glake_session *session)
 {
 	uint64_t inode;
-	if (!inode_of(fd, &inode)) {
+	int fd = glake__session_socket(session, &inode);
+	if (fd < 0) {
 		return -1;
 	}
 	for (int i = 0; i < MAX_WATCHED; i++) {
@@ -94,10 +95,11 @@ int shim_fork_watch(int fd)
 	return -1;
 }
 
-void shim_fork_watch_again(int watch, int fd)
+void shim_fork_watch_again(int watch, struct glake_session *session)
 {
 	uint64_t inode;
-	if (watch >= 0 && inode_of(fd, &inode) && inode != watched[watch].inode) {
+	int fd = glake__session_socket(session, &inode);
+	if (watch >= 0 && fd >= 0 && inode != watched[watch].inode) {
 		watched[watch].fd_plus_1 = SLOT_TAKEN;
 		watched[watch].inode = inode;
 		watched[watch].fd_plus_1 = fd + 1;

@@ -8,6 +8,8 @@
 #ifndef GLAKE_SHIM_FORK_H
 #define GLAKE_SHIM_FORK_H
 
+struct glake_session;
+
 /* Called once, by shim_resolve(). */
 void shim_fork_init(void);
 
@@ -15,12 +17,12 @@ void shim_fork_init(void);
 void shim_note_init(void);
 
 /*
- * From now on a forked child closes @fd, if that is still the same file then. Returns a number for
- * the calls below; -1: @fd is not open, or too many are watched, and it is not closed.
+ * From now on a forked child closes the session's socket, if its number is still the same file then. Returns a number for
+ * the calls below; -1: the session has none, or too many are watched, and it is not closed.
  */
-int shim_fork_watch(int fd);
-/* The socket's number is @fd now. Nothing changes if @fd is negative or still the same file. */
-void shim_fork_watch_again(int watch, int fd);
+int shim_fork_watch(struct glake_session *session);
+/* The session may have another socket now. Nothing changes if it has the same, or none. */
+void shim_fork_watch_again(int watch, struct glake_session *session);
 /* Stop watching. -1 is allowed. */
 void shim_fork_forget(int watch);
 

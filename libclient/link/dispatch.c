@@ -19,7 +19,7 @@ void glake_set_notice_handler(struct glake_session *session, glake_notice_fn han
 	}
 }
 
-int glake_fd(struct glake_session *session)
+int glake__session_socket(struct glake_session *session, uint64_t *inode_out)
 {
 	if (glake__session_check(session) < 0) {
 		return -1;
@@ -28,8 +28,15 @@ int glake_fd(struct glake_session *session)
 	pthread_mutex_lock(&link->lock);
 	bool is_up = glake__state_is_up(link->state) && glake__link_has_socket(link);
 	int socket = is_up ? link->socket : -1;
+	*inode_out = link->socket_inode;
 	pthread_mutex_unlock(&link->lock);
 	return socket;
+}
+
+int glake_fd(struct glake_session *session)
+{
+	uint64_t inode;
+	return glake__session_socket(session, &inode);
 }
 
 int glake_dispatch(struct glake_session *session)

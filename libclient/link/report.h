@@ -20,6 +20,12 @@
  */
 bool glake__session_is_gone(struct glake_session *session);
 
+/*
+ * As glake_fd(), with the socket's inode: by its number alone a caller could take another file for the socket, which another thread
+ * may make anew meanwhile. If it is negative, the inode says nothing.
+ */
+int glake__session_socket(struct glake_session *session, uint64_t *inode_out);
+
 /* What the tenant wants sealed without anybody asking, as its session was told when it began. */
 enum glake__dedup { GLAKE__DEDUP_OFF, GLAKE__DEDUP_AUTO, GLAKE__DEDUP_OBSERVED };
 enum glake__dedup glake__session_dedup(const struct glake_session *session);
