@@ -205,7 +205,7 @@ static uint64_t last_number(const struct sleep_batch *batch)
 	return last;
 }
 
-/* False: the fd store has no transfer for some. */
+/* False: the fd store has no room for some. */
 static bool park_all(struct sleep_batch *batch)
 {
 	for (size_t i = 0; i < batch->n_transfers; i++) {

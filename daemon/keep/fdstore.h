@@ -19,7 +19,7 @@
  *   kernel has 128 KiB. A manager that exceeds it cannot start glaked again. So names must be short:
  *   names of 6 characters fill it with 18,700 fds, names of 17 characters with 7,200.
  *
- * Nothing here blocks. What cannot be sent waits in a queue, in message, with duplicates of its fds. If an fd is
+ * Nothing here blocks. What cannot be sent waits in a queue, in order, with duplicates of its fds. If an fd is
  * removed that was not sent yet, the manager hears of neither. The watchdog's beat (notify.h) goes before all.
  *
  * A passed fd stays kept under its name until fdstore_remove(). systemd keeps a file once: a second
@@ -83,7 +83,7 @@ int fdstore_take_listener(struct fdstore *store);
 int fdstore_take(struct fdstore *store, const char *name);
 
 /*
- * The names of what was passed and kept, in the message of the alphabet, @index from 0; taken ones
+ * The names of what was passed and kept, in the order of the alphabet, @index from 0; taken ones
  * too. NULL: no more. Valid until fdstore_settle().
  */
 const char *fdstore_passed(const struct fdstore *store, size_t index);

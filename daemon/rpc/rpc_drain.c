@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An drain_work to drain, or to end that (drain.h): the file first, in another thread, then the answer. */
+/* An order to drain, or to end that (drain.h): the file first, in another thread, then the answer. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -120,7 +120,7 @@ void rpc_drain(struct session *session, const request_t *request, struct fdlist 
 	}
 	if (rpc->drain.is_busy) {
 		rpc_refuse(session, request->id, STATUS_BUSY,
-		           "another drain_work to drain, or to end that, is being written");
+		           "another order to drain, or to end that, is being written");
 		return;
 	}
 	cleanup_free struct drain_work *drain_work = calloc(1, sizeof(*drain_work));

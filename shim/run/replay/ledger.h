@@ -6,7 +6,7 @@
  * addresses but no memory. Free blocks and holes are in trees, by line: the stream and pool that
  * may have them. Free blocks are in the order of their size, holes in that of their place.
  *
- * Owner: the embedder; ledger_deinit() frees the blocks in the trees. Used blocks are the caller's. Books
+ * Owner: the embedder; ledger_deinit() frees the blocks in the trees. Used blocks are the caller's. Ledgers
  * of zeroes with a limit are ready. Threads: one.
  */
 #ifndef GLAKE_SHIM_RUN_REPLAY_LEDGER_H
