@@ -18,32 +18,8 @@ static const struct {
 	const char *name;
 	enum ctl_exit exit;
 } errors[] = {
-#define ERROR(name, exit) \
-	{ \
-		GLAKE_E_##name, "GLAKE_E_" #name, CTL_##exit \
-	}
-	ERROR(GONE, UNREACHABLE),
-	ERROR(PROTOCOL, UNREACHABLE),
-	ERROR(VERSION, UNREACHABLE),
-	ERROR(SHUTTING_DOWN, UNREACHABLE),
-	ERROR(NO_DRIVER, UNREACHABLE), /* glaked has none */
-	ERROR(NO_PERMISSION, NO_PERMISSION),
-	ERROR(NOT_FOUND, NOT_FOUND),
-	ERROR(BUSY, BUSY),
-	ERROR(DRAINED, BUSY),
-	ERROR(OVER_QUOTA, LIMIT),
-	ERROR(NO_DEVICE_MEMORY, LIMIT),
-	ERROR(NO_HOST_MEMORY, LIMIT),
-	ERROR(NO_FDS, LIMIT),
-	ERROR(BAD_FILE, BAD_FILE),
-	ERROR(FILE_CHANGED, BAD_FILE),
-	ERROR(READ, BAD_FILE),
-	ERROR(BAD_REQUEST, FAILED),
-	ERROR(MOVER, FAILED),
-	ERROR(INTERNAL, FAILED),
-	ERROR(CUDA, FAILED),
-	ERROR(FORKED, FAILED),
-#undef ERROR
+#define ERROR(name, number, text, exit) {GLAKE_E_##name, "GLAKE_E_" #name, CTL_##exit},
+#include "libclient/errors.def"
 };
 
 #define N_ERRORS (sizeof(errors) / sizeof(errors[0]))

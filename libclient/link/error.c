@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "libclient/link/error.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -86,35 +87,18 @@ const char *glake_version(void)
 	return GLAKE_VERSION;
 }
 
-struct code_text {
+static const struct {
 	int code;
 	const char *text;
+} code_texts[] = {
+	{0, "success"},
+#define ERROR(name, number, text, exit) {GLAKE_E_##name, text},
+#include "libclient/errors.def"
 };
 
-static const struct code_text code_texts[] = {
-	{0, "success"},
-	{GLAKE_E_GONE, "the daemon is not there"},
-	{GLAKE_E_PROTOCOL, "the peer broke the protocol"},
-	{GLAKE_E_VERSION, "the peer speaks another protocol version"},
-	{GLAKE_E_BAD_REQUEST, "the daemon refused the request"},
-	{GLAKE_E_NOT_FOUND, "not found"},
-	{GLAKE_E_NO_PERMISSION, "no permission"},
-	{GLAKE_E_OVER_QUOTA, "over the tenant's quota"},
-	{GLAKE_E_NO_DEVICE_MEMORY, "out of device memory"},
-	{GLAKE_E_NO_HOST_MEMORY, "the daemon is out of host memory"},
-	{GLAKE_E_NO_FDS, "out of file descriptors"},
-	{GLAKE_E_BAD_FILE, "not a valid model file"},
-	{GLAKE_E_FILE_CHANGED, "the file changed while it was loaded"},
-	{GLAKE_E_READ, "read error"},
-	{GLAKE_E_MOVER, "the loading process died"},
-	{GLAKE_E_SHUTTING_DOWN, "the daemon is shutting down"},
-	{GLAKE_E_BUSY, "busy"},
-	{GLAKE_E_INTERNAL, "internal error of the daemon"},
-	{GLAKE_E_CUDA, "a CUDA driver call failed"},
-	{GLAKE_E_NO_DRIVER, "no usable CUDA driver library"},
-	{GLAKE_E_DRAINED, "the daemon takes no new programs"},
-	{GLAKE_E_FORKED, "the session belongs to the parent process"},
-};
+#define ERROR(name, number, text, exit) \
+	static_assert(GLAKE_E_##name == -(number), "glake.h has another number");
+#include "libclient/errors.def"
 
 const char *glake_strerror(int error)
 {
@@ -133,38 +117,11 @@ int glake__code_of_status(uint32_t status)
 	switch (status) {
 	case GLAKE__WIRE__STATUS__OK:
 		return 0;
-	case GLAKE__WIRE__STATUS__BAD_REQUEST:
-		return GLAKE_E_BAD_REQUEST;
-	case GLAKE__WIRE__STATUS__NOT_FOUND:
-		return GLAKE_E_NOT_FOUND;
-	case GLAKE__WIRE__STATUS__NO_PERMISSION:
-		return GLAKE_E_NO_PERMISSION;
-	case GLAKE__WIRE__STATUS__OVER_QUOTA:
-		return GLAKE_E_OVER_QUOTA;
-	case GLAKE__WIRE__STATUS__NO_DEVICE_MEMORY:
-		return GLAKE_E_NO_DEVICE_MEMORY;
-	case GLAKE__WIRE__STATUS__NO_HOST_MEMORY:
-		return GLAKE_E_NO_HOST_MEMORY;
-	case GLAKE__WIRE__STATUS__NO_FDS:
-		return GLAKE_E_NO_FDS;
-	case GLAKE__WIRE__STATUS__BAD_FILE:
-		return GLAKE_E_BAD_FILE;
-	case GLAKE__WIRE__STATUS__FILE_CHANGED:
-		return GLAKE_E_FILE_CHANGED;
-	case GLAKE__WIRE__STATUS__READ_ERROR:
-		return GLAKE_E_READ;
-	case GLAKE__WIRE__STATUS__MOVER_FAILED:
-		return GLAKE_E_MOVER;
-	case GLAKE__WIRE__STATUS__SHUTTING_DOWN:
-		return GLAKE_E_SHUTTING_DOWN;
-	case GLAKE__WIRE__STATUS__NO_DRIVER:
-		return GLAKE_E_NO_DRIVER;
-	case GLAKE__WIRE__STATUS__DRAINED:
-		return GLAKE_E_DRAINED;
-	case GLAKE__WIRE__STATUS__BUSY:
-		return GLAKE_E_BUSY;
-	case GLAKE__WIRE__STATUS__VERSION:
-		return GLAKE_E_VERSION;
+#define ERROR(name, number, text, exit)
+#define ANSWER(name, number, status, text, exit) \
+	case GLAKE__WIRE__STATUS__##status: \
+		return GLAKE_E_##name;
+#include "libclient/errors.def"
 	default:
 		return GLAKE_E_INTERNAL;
 	}

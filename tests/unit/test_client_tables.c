@@ -9,11 +9,13 @@
 #include "libclient/glake.h"
 #include "libclient/space/ptr_table.h"
 #include "libclient/heap/slab.h"
+#include "libclient/link/error.h"
 #include "libclient/link/sized.h"
 #include "libclient/model/tensor_table.h"
 #include "libclient/heap/warm.h"
 #include "proto/cleanup.h"
 #include "proto/dtype.h"
+#include "proto/glake.pb-c.h"
 #include "tests/check_glake.h"
 
 #define MIB (1024ull * 1024)
@@ -292,6 +294,20 @@ START_TEST(every_code_has_a_text)
 	ck_assert_str_eq(glake_dtype_name(GLAKE_BF16), "BF16");
 	ck_assert_str_eq(glake_dtype_name((enum glake_dtype)999), "?");
 	ck_assert_uint_eq(glake_dtype_bits(GLAKE_F4), 4);
+}
+END_TEST
+
+/* A status without a row in errors.def would be told as an internal error. */
+START_TEST(every_status_has_a_code)
+{
+	const ProtobufCEnumDescriptor *all = &glake__wire__status__descriptor;
+	for (unsigned i = 0; i < all->n_values; i++) {
+		int value = all->values[i].value;
+		int code = glake__code_of_status((uint32_t)value);
+		ck_assert_int_eq(code == 0, value == GLAKE__WIRE__STATUS__OK);
+		ck_assert_int_eq(code == GLAKE_E_INTERNAL, value == GLAKE__WIRE__STATUS__INTERNAL);
+	}
+	ck_assert_int_eq(glake__code_of_status(4711), GLAKE_E_INTERNAL);
 }
 END_TEST
 
