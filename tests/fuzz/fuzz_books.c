@@ -28,6 +28,7 @@
 #include "proto/cleanup.h"
 #include "proto/limits.h"
 #include "proto/state.pb-c.h"
+#include "tests/fuzz/must.h"
 
 #define N_DEVICES 2u
 #define N_IDS 16u
@@ -44,15 +45,6 @@ struct input {
 	const uint8_t *at;
 	const uint8_t *end;
 };
-
-static void must_(int holds, int line)
-{
-	if (!holds) {
-		fprintf(stderr, "%s:%d does not hold\n", __FILE__, line);
-		abort();
-	}
-}
-#define must(holds) must_(holds, __LINE__)
 
 /* Closing one twice may close somebody else's. */
 int close(int fd)

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "daemon/config/config.h"
+#include "tests/fuzz/must.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes);
 const char *__lsan_default_suppressions(void);
@@ -20,13 +21,6 @@ const char *__lsan_default_suppressions(void);
 const char *__lsan_default_suppressions(void)
 {
 	return "leak:libconfig\n";
-}
-
-static void must(int holds)
-{
-	if (!holds) {
-		abort();
-	}
 }
 
 static void look_up(const struct config *config)

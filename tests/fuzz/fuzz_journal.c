@@ -10,6 +10,7 @@
 #include <xxhash.h>
 
 #include "daemon/keep/journal.h"
+#include "tests/fuzz/must.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes);
 
@@ -17,13 +18,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes);
 #define SUM_AT 64u
 #define END_AT 72u
 #define RECORD_BYTES 24u
-
-static void must(int holds)
-{
-	if (!holds) {
-		abort();
-	}
-}
 
 static void read_all(const uint8_t *bytes, size_t n_bytes)
 {

@@ -8,15 +8,9 @@
 #include <string.h>
 
 #include "shim/run/learn_merge.h"
+#include "tests/fuzz/must.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes);
-
-static void must(int holds)
-{
-	if (!holds) {
-		abort();
-	}
-}
 
 /* Returns the text, which the caller frees. */
 static char *write_down(const struct learned *learned)

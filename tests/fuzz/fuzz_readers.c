@@ -6,15 +6,9 @@
 #include <string.h>
 
 #include "shim/readers.h"
+#include "tests/fuzz/must.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes);
-
-static void must(int holds)
-{
-	if (!holds) {
-		abort();
-	}
-}
 
 static void write_word(FILE *out, const struct reader_word *word)
 {

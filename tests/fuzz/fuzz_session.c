@@ -32,6 +32,7 @@
 #include "proto/cleanup.h"
 #include "proto/glake.pb-c.h"
 #include "proto/wire.h"
+#include "tests/fuzz/must.h"
 
 #define TIMEOUT_S 8
 #define MAX_IDS 16u
@@ -60,15 +61,6 @@ struct client {
 static char folder[] = "/tmp/glake-fuzz.XXXXXX";
 static char socket_path[108];
 static struct client witness = {.socket = -1};
-
-static void must_(int holds, int line)
-{
-	if (!holds) {
-		fprintf(stderr, "%s:%d does not hold\n", __FILE__, line);
-		abort();
-	}
-}
-#define must(holds) must_(holds, __LINE__)
 
 /* ---- glaked ---------------------------------------------------------------------------------- */
 

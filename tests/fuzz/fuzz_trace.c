@@ -7,17 +7,11 @@
 
 #include "shim/run/replay/play.h"
 #include "shim/run/replay/trace.h"
+#include "tests/fuzz/must.h"
 
 #define MAX_EVENTS 200u /* of a trace that is replayed: some models are asked dozens of times */
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes);
-
-static void must(int holds)
-{
-	if (!holds) {
-		abort();
-	}
-}
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
 {

@@ -20,18 +20,12 @@
 #include "proto/glake.pb-c.h"
 #include "proto/mover.pb-c.h"
 #include "proto/wire.h"
+#include "tests/fuzz/must.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes);
 
 static int ends[2] = {-1, -1};
 static int null_fd = -1;
-
-static void must(int holds)
-{
-	if (!holds) {
-		abort();
-	}
-}
 
 static void open_all(void)
 {

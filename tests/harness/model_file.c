@@ -93,6 +93,31 @@ void model_file_write(const char *path, const struct model_tensor *tensors, size
 	ck_assert_int_eq(fclose(file), 0);
 }
 
+void model_file_write_wordy(const char *path, unsigned n_tensors, unsigned seed)
+{
+	enum { NAME = 1000 };
+	char name[NAME + 1];
+	memset(name, 'n', NAME);
+	name[NAME] = 0;
+	FILE *file = fopen(path, "we");
+	uint64_t n_header = 0;
+	ck_assert_ptr_nonnull(file);
+	ck_assert_uint_eq(fwrite(&n_header, sizeof(n_header), 1, file), 1);
+	for (unsigned i = 0; i < n_tensors; i++) {
+		fprintf(file,
+		        "%c\"%s%05u\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[%u,%u]}",
+		        i == 0 ? '{' : ',', name, i, i, i + 1);
+	}
+	fputc('}', file);
+	n_header = (uint64_t)ftell(file) - sizeof(n_header);
+	for (unsigned i = 0; i < n_tensors; i++) {
+		fputc((int)(seed + i) & 255, file);
+	}
+	rewind(file);
+	ck_assert_uint_eq(fwrite(&n_header, sizeof(n_header), 1, file), 1);
+	ck_assert_int_eq(fclose(file), 0);
+}
+
 int model_file_open(const char *path)
 {
 	int fd = open(path, O_RDONLY | O_CLOEXEC);

@@ -30,6 +30,12 @@ void model_tensor_fill(const struct model_tensor *tensor, uint64_t offset, void 
 /* Write @path, tensors in that order. */
 void model_file_write(const char *path, const struct model_tensor *tensors, size_t n_tensors);
 
+/*
+ * Write @path with @n_tensors tensors of one byte, whose content follows from @seed, and names of a thousand bytes each: what the
+ * file costs glaked is its manifest, of about @n_tensors * 1000 bytes.
+ */
+void model_file_write_wordy(const char *path, unsigned n_tensors, unsigned seed);
+
 /* Open it for reading, close-on-exec. */
 int model_file_open(const char *path);
 

@@ -6,6 +6,7 @@
 #include <sched.h>
 #include <sys/mount.h>
 
+#include "tests/harness/model_file.h"
 #include "tests/harness/connection.h"
 #include "tests/harness/models.h"
 #include "tests/harness/words.h"
@@ -395,31 +396,6 @@ END_TEST
 
 #define N_WORDY 30
 
-/* Some bytes of tensors, and a record of 300 KiB in the books. */
-static void write_wordy(const char *path, unsigned seed)
-{
-	enum { N = 300, NAME = 1000 };
-	char name[NAME + 1];
-	memset(name, 'n', NAME);
-	name[NAME] = 0;
-	FILE *file = fopen(path, "we");
-	uint64_t n_header = 0;
-	ck_assert_uint_eq(fwrite(&n_header, sizeof(n_header), 1, file), 1);
-	for (unsigned i = 0; i < N; i++) {
-		fprintf(file,
-		        "%c\"%s%05u\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[%u,%u]}",
-		        i == 0 ? '{' : ',', name, i, i, i + 1);
-	}
-	fputc('}', file);
-	n_header = (uint64_t)ftell(file) - sizeof(n_header);
-	for (unsigned i = 0; i < N; i++) {
-		fputc((int)(seed + i) & 255, file);
-	}
-	rewind(file);
-	ck_assert_uint_eq(fwrite(&n_header, sizeof(n_header), 1, file), 1);
-	ck_assert_int_eq(fclose(file), 0);
-}
-
 static const char *wordy_path(unsigned i)
 {
 	char name[32];
@@ -456,7 +432,8 @@ START_TEST(books_that_users_have_filled_do_not_end)
 	}
 	ck_assert_int_eq(chmod(harness.socket_path, 0666), 0);
 	for (unsigned i = 0; i < N_WORDY; i++) {
-		write_wordy(wordy_path(i), i);
+		/* A record of 300 KiB in the books. */
+		model_file_write_wordy(wordy_path(i), 300, i);
 	}
 	for (unsigned i = 0; i < n_elements(uids); i++) {
 		clients[i] = world_client(open_until_refused, &uids[i]);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Host memory that glaked needs for manifests: who pays for it, and where it ends. */
+#include "tests/harness/model_file.h"
 #include "tests/harness/models.h"
 #include "tests/harness/world.h"
 
@@ -46,30 +47,8 @@ static struct manifests manifests_of(const char *tenant)
 	return manifests;
 }
 
-/* Some bytes of tensors, and a manifest of 60 MiB. */
-static void write_wordy(const char *path)
-{
-	enum { N = 60000, NAME = 1000 };
-	char name[NAME + 1];
-	memset(name, 'n', NAME);
-	name[NAME] = 0;
-	FILE *file = fopen(path, "we");
-	uint64_t n_header = 0;
-	ck_assert_uint_eq(fwrite(&n_header, sizeof(n_header), 1, file), 1);
-	for (unsigned i = 0; i < N; i++) {
-		fprintf(file,
-		        "%c\"%s%05u\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[%u,%u]}",
-		        i == 0 ? '{' : ',', name, i, i, i + 1);
-	}
-	fputc('}', file);
-	n_header = (uint64_t)ftell(file) - sizeof(n_header);
-	for (unsigned i = 0; i < N; i++) {
-		fputc('x', file);
-	}
-	rewind(file);
-	ck_assert_uint_eq(fwrite(&n_header, sizeof(n_header), 1, file), 1);
-	ck_assert_int_eq(fclose(file), 0);
-}
+/* A manifest of 60 MiB. */
+#define N_WORDY 60000u
 
 /* The device has room for all of them; glaked has not. The least used goes, and nothing else. */
 START_TEST(manifests_that_nobody_uses_are_bounded)
@@ -78,7 +57,7 @@ START_TEST(manifests_that_nobody_uses_are_bounded)
 	world_begin(.config = WORLD_CONFIG, .devices = "1x512MiB");
 	for (unsigned i = 0; i < 3; i++) {
 		snprintf(paths[i], sizeof(paths[i]), "%s%u.safetensors", world_path("wordy"), i);
-		write_wordy(paths[i]);
+		model_file_write_wordy(paths[i], N_WORDY, 0);
 	}
 	load(paths[0], true);
 	uint64_t n_evicted = world_metric("models_evicted");
@@ -99,7 +78,7 @@ START_TEST(a_manifest_beyond_the_limit_is_refused)
 	struct glake_model *model;
 	world_begin(.config = WORLD_CONFIG LIMIT("8MiB"), .devices = "1x512MiB");
 	const char *path = world_path("wordy.safetensors");
-	write_wordy(path);
+	model_file_write_wordy(path, N_WORDY, 0);
 	struct glake_session *session = world_connect_blind();
 	struct books before = world_books();
 	uint64_t rss_bytes = harness_rss_bytes(&harness);
@@ -123,7 +102,7 @@ START_TEST(who_keeps_a_model_pays_for_its_manifest)
 	world_begin(.config = WORLD_CONFIG LIMIT("100MiB"), .devices = "1x512MiB");
 	for (unsigned i = 0; i < 2; i++) {
 		snprintf(paths[i], sizeof(paths[i]), "%s%u.safetensors", world_path("wordy"), i);
-		write_wordy(paths[i]);
+		model_file_write_wordy(paths[i], N_WORDY, 0);
 	}
 	struct glake_session *session = world_connect_blind();
 	load(paths[0], false);

@@ -10,6 +10,7 @@
 
 #include "shim/gate.h"
 #include "tests/check_glake.h"
+#include "tests/unit/own_process.h"
 
 #define SOON_NS 2000000u
 #define LONG_NS 60000000000u /* only what hangs takes so long */
@@ -186,20 +187,6 @@ START_TEST(whatever_threads_do_they_get_through)
 	gate_open();
 }
 END_TEST
-
-/* What happens in a process of its own, which is to end by itself. */
-static int status_of(void (*run)(void))
-{
-	int status;
-	pid_t child = fork();
-	ck_assert_int_ge(child, 0);
-	if (child == 0) {
-		run();
-		_exit(99);
-	}
-	ck_assert_int_eq(waitpid(child, &status, 0), child);
-	return status;
-}
 
 static unsigned a_seed;
 

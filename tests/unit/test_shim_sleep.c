@@ -16,6 +16,7 @@
 #include "shim/gates.h"
 #include "shim/writes.h"
 #include "tests/check_glake.h"
+#include "tests/unit/own_process.h"
 #include "tests/unit/submitter.h"
 
 #define SOON_NS 2000000u
@@ -530,20 +531,6 @@ START_TEST(a_child_does_not_end)
 	ck_assert_uint_eq(gate.state, GATE_FENCED);
 }
 END_TEST
-
-/* What happens in a process of its own, which is to end by itself. */
-static int status_of(void (*run)(void))
-{
-	int status;
-	pid_t child = fork();
-	ck_assert_int_ge(child, 0);
-	if (child == 0) {
-		run();
-		_exit(99);
-	}
-	ck_assert_int_eq(waitpid(child, &status, 0), child);
-	return status;
-}
 
 #define N_WAITING 3
 
