@@ -65,7 +65,9 @@ struct location {
 	uint64_t saved_alone_bytes;     /* by what was sealed by itself */
 	double unsealing_part;          /* of these that the reserve wants */
 	_Atomic uint64_t leaving_bytes; /* the worker will close them; in no use_bytes any more */
-	uint64_t forgetting_bytes;    /* of CHUNK_COPIES: free when the mover has forgotten them */
+	uint64_t forgetting_bytes; /* of CHUNK_COPIES: free when the mover has forgotten them */
+	uint64_t
+		looked_at_bytes; /* of blocks that the mover reads unasked: they cannot be evicted until it is done */
 	uint64_t used_block_bytes;    /* of CHUNK_BLOCK: blocks with users */
 	uint64_t logical_block_bytes; /* sum over holders of the bytes of their blocks */
 };

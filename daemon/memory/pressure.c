@@ -629,8 +629,9 @@ static void fall_short(struct pressure_request *request)
 			return;
 		}
 		is_late = ask(request, asked, NULL, shortfall(request));
-		is_late |= request->missing_bytes <=
-		           location_room_bytes(request->at) + request->at->forgetting_bytes;
+		is_late |= request->missing_bytes <= location_room_bytes(request->at) +
+		                                             request->at->forgetting_bytes +
+		                                             request->at->looked_at_bytes;
 		is_coming = !is_late && put_to_sleep(request);
 	}
 	if (may_wait(request, is_late) || is_coming) {

@@ -28,7 +28,8 @@
  *      kept         what outlived its process and waits for an heir goes,
  *      made ahead   the stock is given up,
  *      unused       unused models and blocks are evicted, the longest unused first; in host memory copies, of which
- *                   the request waits until the mover has forgotten them,
+ *                   the request waits until the mover has forgotten them. For a block that the mover looks at unasked it
+ *                   waits as well,
  *      warm         all clients are asked for their warm memory, and the request waits,
  *      asleep       if its tenant wants that, idle programs are put to sleep, and the request waits.
  *    After each round that made room the request is tried again. No round begins if blocks in use leave so

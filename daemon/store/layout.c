@@ -9,7 +9,7 @@
 struct layout_look {
 	struct layout_job job;
 	struct layout *layout;
-	struct block *block; /* the store keeps it: store_begin_compare() */
+	struct block *block; /* the store keeps it: store_begin_look() */
 };
 
 static void leave(struct layout_look *look)
@@ -22,7 +22,7 @@ static void leave(struct layout_look *look)
 static void end(struct layout_look *look)
 {
 	leave(look);
-	store_end_compare(look->layout->store, look->block);
+	store_end_look(look->layout->store, look->block);
 	free(look);
 }
 
@@ -109,7 +109,7 @@ static void look_at(struct layout *layout, struct block *block)
 		free(look);
 		return;
 	}
-	store_begin_compare(block);
+	store_begin_look(block);
 	layout->look = look;
 }
 

@@ -9,7 +9,7 @@
 struct visit {
 	struct digest_job job;
 	struct patrol *patrol;
-	struct block *block; /* the store keeps it: store_begin_compare() */
+	struct block *block; /* the store keeps it: store_begin_look() */
 };
 
 /* ---- the result ------------------------------------------------------------------------------ */
@@ -24,7 +24,7 @@ static void leave(struct visit *visit)
 static void end(struct visit *visit)
 {
 	leave(visit);
-	store_end_compare(visit->patrol->store, visit->block);
+	store_end_look(visit->patrol->store, visit->block);
 	free(visit);
 }
 
@@ -137,7 +137,7 @@ static void look_at(struct patrol *patrol, struct block *block)
 		free(visit);
 		return;
 	}
-	store_begin_compare(block);
+	store_begin_look(block);
 	block->is_suspect = false;
 	patrol->visit = visit;
 	patrol->last_id = block->id;

@@ -121,6 +121,12 @@ void store_begin_compare(struct block *block);
 /* They are not equal, or the comparison is not wanted any more. The block may be gone afterwards. */
 void store_end_compare(struct store *store, struct block *block);
 /*
+ * The same for a look that nobody asked for, which ends soon: a request that lacks room waits for that instead of being refused, since the
+ * block may be what would go for it (pressure.h).
+ */
+void store_begin_look(struct block *block);
+void store_end_look(struct store *store, struct block *block);
+/*
  * They are equal, and the caller is one more user. If only the built-in tenant pays for the block,
  * it exchanges its charge with @charge, which has the same size.
  */

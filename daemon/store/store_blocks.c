@@ -231,6 +231,19 @@ void store_end_compare(struct store *store, struct block *block)
 	store_settle_block(store, block);
 }
 
+void store_begin_look(struct block *block)
+{
+	store_begin_compare(block);
+	block->chunk.at->looked_at_bytes += block->chunk.bytes;
+}
+
+void store_end_look(struct store *store, struct block *block)
+{
+	assert(block->chunk.at->looked_at_bytes >= block->chunk.bytes);
+	block->chunk.at->looked_at_bytes -= block->chunk.bytes;
+	store_end_compare(store, block);
+}
+
 void store_use_compared(struct store *store, struct block *block, struct charge *charge)
 {
 	struct charge *paid = &block->chunk.charge;

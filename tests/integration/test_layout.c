@@ -259,6 +259,32 @@ START_TEST(others_see_nothing_of_it)
 }
 END_TEST
 
+/* A block that nobody has cannot go while the mover reads it: whoever needs its room gets it a moment later. */
+#define SMALL_BYTES (32 * MIB)
+
+static void begin_small(void)
+{
+	world_begin(.config = WORLD_CONFIG, .devices = "1x128MiB");
+	words_open_driver();
+}
+
+START_TEST_WITH(a_look_keeps_nobody_from_memory, .begin = begin_small)
+{
+	cleanup_free uint8_t *content = new_content(SMALL_BYTES, 1);
+	struct glake_session *one = world_connect();
+	struct glake_session *two = world_connect();
+	world_set_faults("glake-mover/cuMemcpyDtoHAsync:*:slow=40");
+	seal(one, content, SMALL_BYTES);
+	/* It has surely begun by then. */
+	harness_sleep_ms(100);
+	world_disconnect(one);
+	glake_ptr ptr = 0;
+	/* The mover has some of the device, too. */
+	assert_ok(glake_alloc(two, 0, 100 * MIB, 0, &ptr));
+	ck_assert_uint_eq(world_metric("blocks_looked_at"), 1);
+}
+END_TEST
+
 /* The GPU refuses the copy, or the mover dies of it: that costs the look, and nothing else. */
 static const char *const faults[] = {"glake-mover/cuMemcpyDtoHAsync:*:fail=2",
                                      "glake-mover/cuMemcpyDtoHAsync:*:die"};
