@@ -276,6 +276,7 @@ static void apply_limits(struct server *server)
 	copies_keep_ready(&server->copies, &config->host_ready_bytes);
 	server->mover.idle_ms = config->mover_idle_ms;
 	patrol_set_mode(&server->patrol, config->verify);
+	server->layout.is_on = config->measure_layout;
 	server->rpc.config = config;
 	server->rpc.sessions.config = config;
 }

@@ -105,6 +105,7 @@ struct config {
 	bool demote;           /* models are copied to host memory, and come back from there */
 	double dedup_reserve;  /* of what sealing by itself saves; 0 to 1 */
 	enum config_verify verify;
+	bool measure_layout; /* blocks that programs sealed are looked at for what others have at other offsets */
 	uint64_t reserve_bytes; /* per device, never given out */
 	struct config_sizes
 		host_bytes; /* by host node: that glaked gives out; not given: see node.h */

@@ -40,6 +40,7 @@
 	KEY("", config, demote, "false", flag, demote, 0, 0) \
 	KEY("", config, dedup_reserve, "0.1", part, dedup_reserve, 0, 0) \
 	KEY("", config, verify, "\"sample\"", verify, verify, 0, 0) \
+	KEY("", config, measure_layout, "true", flag, measure_layout, 0, 0) \
 	KEY("", config, reserve_bytes, "0", size, reserve_bytes, 0, CONFIG_MAX_BYTES) \
 	KEY("", config, host_bytes, "", sizes, host_bytes, 0, CONFIG_MAX_BYTES) \
 	KEY("", config, host_ready_bytes, "0", sizes, host_ready_bytes, 0, CONFIG_MAX_BYTES) \

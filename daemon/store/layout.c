@@ -84,7 +84,7 @@ static struct block *next_block(const struct layout *layout)
 
 static bool may_look(const struct layout *layout)
 {
-	return !layout->look && !layout->store->withdrawal.block &&
+	return layout->is_on && !layout->look && !layout->store->withdrawal.block &&
 	       uv_now(layout->timer.loop) >= layout->next_ms && mover_link_pid(layout->mover) &&
 	       !mover_is_busy(layout->mover);
 }

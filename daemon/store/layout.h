@@ -31,6 +31,7 @@ struct layout {
 	struct store *store;      /* borrowed */
 	struct mover_link *mover; /* borrowed */
 	uv_timer_t timer;
+	bool is_on;               /* set by the owner; false at first */
 	struct layout_look *look; /* under way; NULL: none */
 	uint64_t last_id;         /* of the last block that was looked at */
 	uint64_t next_ms;         /* not before is anything looked at */

@@ -111,7 +111,7 @@ static void make_folder(struct harness *harness)
 	in_folder(harness, "notify", harness->notify_path);
 }
 
-/* Without a patrol, whose calls of the driver come when they like, unless the test is about it. */
+/* Without a patrol and looks at layout, which call the driver and keep blocks when they like, unless the test is about it. */
 static void write_config(const struct harness *harness, const char *text)
 {
 	FILE *file = fopen(harness->config_path, "we");
@@ -119,6 +119,9 @@ static void write_config(const struct harness *harness, const char *text)
 	ck_assert_int_ge(fputs(text, file), 0);
 	if (!strstr(text, "verify")) {
 		ck_assert_int_ge(fputs("\nverify = \"off\";\n", file), 0);
+	}
+	if (!strstr(text, "measure_layout")) {
+		ck_assert_int_ge(fputs("\nmeasure_layout = false;\n", file), 0);
 	}
 	ck_assert_int_eq(fclose(file), 0);
 }

@@ -10,7 +10,7 @@ import unittest
 
 DAEMON = glob.glob("daemon/**/*.c", recursive=True)
 SOURCES = (DAEMON + glob.glob("libclient/**/*.c", recursive=True) + glob.glob("shim/*.c")
-           + ["proto/cudrv.c"])
+           + ["proto/cudrv.c", "libclient/errors.def"])
 STRING = r'"(?:[^"\\\n]|\\.)*"'
 # The calls that write a warning or an error, and what a conversion of printf() is.
 LOUD = (r"\b(?:log_error|log_warning|say|events_add|fprintf|"

@@ -10,7 +10,7 @@
 
 static void begin(void)
 {
-	world_begin(.config = WORLD_CONFIG "warm_bytes = \"64MiB\"; "
+	world_begin(.config = WORLD_CONFIG "measure_layout = true; warm_bytes = \"64MiB\"; "
 	                                   "realms = ( { name = \"others\"; gids = [ 4321 ]; } );",
 	            .devices = "1x4GiB");
 	words_open_driver();
@@ -264,7 +264,7 @@ END_TEST
 
 static void begin_small(void)
 {
-	world_begin(.config = WORLD_CONFIG, .devices = "1x128MiB");
+	world_begin(.config = WORLD_CONFIG "measure_layout = true; ", .devices = "1x128MiB");
 	words_open_driver();
 }
 

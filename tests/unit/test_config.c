@@ -90,6 +90,7 @@ static void check_defaults(const struct config *config)
 	ck_assert(!config->demote);
 	ck_assert(config->dedup_reserve == 0.1);
 	ck_assert_int_eq(config->verify, CONFIG_VERIFY_SAMPLE);
+	ck_assert(config->measure_layout);
 	ck_assert_uint_eq(config->reserve_bytes, 0);
 	ck_assert_int_eq(config->pressure, CONFIG_PRESSURE_REFUSE);
 	ck_assert_uint_eq(config->wait_ms, 0);
@@ -163,6 +164,7 @@ START_TEST(every_scalar_arrives)
 	                             "demote = true;\n"
 	                             "dedup_reserve = 1;\n"
 	                             "verify = \"always\";\n"
+	                             "measure_layout = false;\n"
 	                             "reserve_bytes = \"2GB\";\n"
 	                             "pressure = \"wait\";\n"
 	                             "wait_ms = 250;\n");
@@ -191,6 +193,7 @@ START_TEST(every_scalar_arrives)
 	ck_assert(config->demote);
 	ck_assert(config->dedup_reserve == 1);
 	ck_assert_int_eq(config->verify, CONFIG_VERIFY_ALWAYS);
+	ck_assert(!config->measure_layout);
 	ck_assert_uint_eq(config->reserve_bytes, 2000000000);
 	ck_assert_int_eq(config->pressure, CONFIG_PRESSURE_WAIT);
 	ck_assert_uint_eq(config->wait_ms, 250);
