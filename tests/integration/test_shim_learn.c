@@ -76,7 +76,7 @@ static void learn(const char *table, const char *state)
 	snprintf(out, sizeof(out), "--out=%s", table);
 	snprintf(with, sizeof(with), "--state=%s", state);
 	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "learn", out, with,
-	          "--for=what was seen", "--seconds=60", "--least=1", "--",
+	          "--for=what was seen", "--seconds=300", "--least=1", "--",
 	          run_in_build("tests/shim/auto"), "learn", NULL);
 	run_end_well(&run);
 	puts(run.text);
