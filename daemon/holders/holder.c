@@ -231,7 +231,7 @@ bool holder_detach(struct holder *holder, int fd)
 	}
 	int r = start_watch(holder, fd);
 	if (r < 0) {
-		/* Of a process that is not visible here nobody knows. */
+		/* Only a process that is visible here is known to have ended. */
 		holder->has_process_ended = r == -ESRCH && holder->peer.pid > 0;
 		return false;
 	}
@@ -444,7 +444,7 @@ static bool is_unkept(const struct held *held)
 	return held->kind == HELD_CHUNK && held->ticket && !held->is_parked;
 }
 
-/* It goes, or has other blocks from now on. */
+/* @held goes, or has other blocks from now on. */
 static void leave_sharing_walk(struct holder *holder, const struct held *held)
 {
 	if (holder->sharing_walk.at == held) {
@@ -755,7 +755,7 @@ bool holder_share_chunks(struct holder *holder, struct held *const *chunks, size
 	return are_kept;
 }
 
-/* Its chunk is about to be released. */
+/* The chunk of @held is about to be released. */
 static void unpark(const struct holder *holder, struct held *held)
 {
 	char name[HOLDER_PARKED_BYTES];
@@ -1064,7 +1064,7 @@ void holder_release_ids(struct holder *holder, const uint64_t *ids, size_t n_ids
 	}
 }
 
-/* It is sealed, and no copy is saved. */
+/* A chunk of the holder alone is sealed, and saves no copy. */
 static void add_own(struct holder_sharing *sharing, const struct chunk *own)
 {
 	sharing->part_bytes += (double)own->bytes;

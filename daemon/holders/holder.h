@@ -54,8 +54,8 @@ enum holder_state {
 /* Weights that it has begun to publish. */
 #define HOLDER_MAX_DRAFTS 64u
 /*
- * Of a model or block that is open: glaked's memory for it, and for its record in the books. Its device memory
- * may cost its holder nothing, and it can be opened again and again.
+ * The charge for an open model or block: glaked's memory for it, and for its record in the books. Its device memory may cost
+ * its holder nothing, and it can be opened again and again.
  */
 #define HOLDER_RECORD_BYTES 256u
 
@@ -126,14 +126,17 @@ struct driver_memory {
 	X(kept_bytes) X(free_bytes)
 /* clang-format on */
 
-/* Its memory in stream order there, as it reports it; the bytes that there are now, bounded. All 0: it has none. */
+/*
+ * The holder's memory in stream order at a location, as it reports it; the bytes that there are now, bounded. All 0: it has
+ * none.
+ */
 struct holder_pool {
 #define HOLDER_POOL_MEMBER(name) uint64_t name;
 	HOLDER_POOL_LIST(HOLDER_POOL_MEMBER)
 #undef HOLDER_POOL_MEMBER
 };
 
-/* What it has at a location. All but the first is of GPUs only. */
+/* The holder's memory at a location. All but the first is of GPUs only. */
 struct holder_location {
 	uint64_t reserved_bytes; /* of chunks */
 	uint64_t shared_bytes;   /* of models and blocks */
@@ -145,21 +148,21 @@ struct holder_location {
 	uint64_t reusable_bytes; /* of reserved_bytes then, by the last report */
 };
 
-/* What the holder has in common with others, on all devices. */
+/* The memory that the holder has in common with others, on all devices. */
 struct holder_sharing {
 	uint64_t sealed_bytes;        /* blocks that were its chunks */
 	uint64_t sealed_common_bytes; /* of them: mapped more than once */
 	double part_bytes;            /* of all its blocks, each divided by its mappings */
 };
 
-/* It is added up in steps. */
+/* A walk over the holder's things that adds holder_sharing up in steps. */
 struct sharing_walk {
 	struct holder_sharing so_far;
 	struct held *at; /* the next thing; NULL: at the beginning */
 	size_t place;    /* of its model */
 };
 
-/* What it seals without being asked (Alone of glake.proto). */
+/* Memory that the holder seals without being asked (Alone of glake.proto). */
 struct holder_alone {
 	bool is_told;
 	uint64_t filling_bytes;
@@ -187,7 +190,7 @@ struct holder_usage {
 	uint64_t reserved_bytes; /* glaked's own number of then: of all devices */
 };
 
-/* What stands in the way of a wake, the worst last (rpc/wake_again.h). */
+/* The hindrance of a wake, the worst last (rpc/wake_again.h). */
 enum wake_hindrance {
 	WAKE_HINDRANCE_NONE,
 	WAKE_HINDRANCE_ROOM,
@@ -228,15 +231,15 @@ struct holder_watch {
 	void (*holder_gone)(void *user, const struct holder *holder);
 	void (*held)(void *user, const struct holder *holder, const struct held *held);
 	void (*held_gone)(void *user, const struct held *held);
-	/* It has a copy, whether or not it is on the GPU. */
+	/* A thing has a copy, whether or not it is on the GPU. */
 	void (*slept)(void *user, const struct slept *slept);
 	void (*slept_gone)(void *user, const struct slept *slept);
-	/* ASLEEP; it sleeps no more when it is gone. */
+	/* The sleeper is ASLEEP, until it is gone. */
 	void (*sleeper)(void *user, const struct sleeper *sleeper);
 	void (*sleeper_gone)(void *user, const struct sleeper *sleeper);
 	void (*mistake)(void *user, const struct mistake *mistake);
 	void (*mistake_gone)(void *user, const struct mistake *mistake);
-	/* It outlived its process, and its chunks are parked. */
+	/* The step outlived its process, and its chunks are parked. */
 	void (*kept)(void *user, const struct kept_step *step);
 	void (*kept_gone)(void *user, const struct kept_step *step);
 };
@@ -365,18 +368,18 @@ bool holder_share_chunks(struct holder *holder, struct held *const *chunks, size
 #define HOLDER_PARKED_BYTES 24u
 void holder_parked_name(uint64_t id, char name[HOLDER_PARKED_BYTES]);
 
-/* It, or something that it holds, has changed. */
+/* The holder, or something that it holds, has changed. */
 void holder_note_changed(const struct holder *holder);
 void holder_note(const struct holder *holder, const struct held *held);
 /* The watches of holders and store have forgotten everything: they are told of all holders, and of their drafts. */
 void holders_note_all(const struct holders *holders);
 
 /*
- * Its connection, with the socket @fd, is lost. Returns whether the holder stays: not if its
- * process has ended or cannot be watched, or if the daemon drains.
+ * The holder's connection, with the socket @fd, is lost. Returns whether the holder stays: not if its process has ended or
+ * cannot be watched, or if the daemon drains.
  */
 bool holder_detach(struct holder *holder, int fd);
-/* It has another connection. */
+/* The holder has another connection. */
 void holder_resume(struct holder *holder);
 
 /* The holder that a connection of @peer may resume with @key (GLAKE_KEY_BYTES); NULL: none. */
@@ -400,17 +403,17 @@ void holders_drain(struct holders *holders);
  */
 struct holder *holder_adopt(struct holders *holders, uint64_t id, struct peer *peer, int pidfd,
                             struct realm *realm, struct tenant *tenant);
-/* What it held, as @as says: id, request, ticket and flags. Takes @chunk over. Return 0 or -ENOMEM. */
+/* Adopt a thing that the holder held, as @as says: id, request, ticket and flags. Takes @chunk over. Return 0 or -ENOMEM. */
 int holder_adopt_chunk(struct holder *holder, const struct held *as, struct chunk *chunk);
 int holder_adopt_model(struct holder *holder, const struct held *as, struct model *model);
 int holder_adopt_block(struct holder *holder, const struct held *as, struct block *block);
-/* For reading: the chunk @source, which @owner has. */
+/* Adopt the chunk @source, which @owner has, for reading. */
 int holder_adopt_reading(struct holder *holder, const struct held *as, struct holder *owner,
                          struct held *source);
 /* The chunk that has come from this one, which it was read of, and its holder; NULL: none. */
 struct held *holders_find_origin(const struct holders *holders, uint64_t origin,
                                  struct holder **owner_out);
-/* Of which only copies are left. With a record, if @is_open: a block or model. NULL: no memory. */
+/* Adopt a thing of which only copies are left. With a record, if @is_open: a block or model. NULL: no memory. */
 struct held *holder_adopt_slept(struct holder *holder, const struct held *as, bool is_open);
 
 /* For events about it. Borrowed from the holder. */
@@ -425,11 +428,11 @@ bool holder_is_of(const struct holder *holder, const struct peer *peer);
  */
 struct promise *holder_find_promise(const struct holder *holder, uint32_t slot);
 void holder_set_promise(struct holder *holder, struct promise *promise, uint64_t bytes);
-/* What the sessions of the process have there: the part of a promise that need not be reserved. */
+/* The bytes that the sessions of the process have there: the part of a promise that need not be reserved. */
 uint64_t holder_process_bytes(const struct holder *holder, uint32_t slot);
-/* What its process has of the driver at @slot, by its last report. */
+/* Set the driver's memory of the process at @slot, by its last report. */
 void holder_set_driver(struct holder *holder, uint32_t slot, const struct driver_memory *driver);
-/* Of holder.c alone: a session of the process comes, or goes. */
+/* For holder.c alone: a session of the process comes, or goes. */
 void holder_enter_promises(struct holder *holder);
 void holder_leave_promises(struct holder *holder);
 
@@ -462,9 +465,9 @@ uint64_t holder_add_block(struct holder *holder, uint64_t request, struct block 
 bool holder_pay_record(struct holder *holder, struct held *held);
 
 /*
- * The chunk of @held, sealed by itself if was_alone is set, was moved away and has become @block, which the caller uses; or was found equal to it (@was_known).
- * @own is NULL, or that chunk, which is taken over and stays charged until the process has mapped the block in its place:
- * not without memory for that.
+ * The chunk of @held, sealed by itself if was_alone is set, was moved away and has become @block, which the caller uses; or was
+ * found equal to it (@was_known). @own is NULL, or that chunk, which is taken over and stays charged until the process has
+ * mapped the block in its place: not without memory for that.
  */
 void holder_turn_block(struct holder *holder, struct held *held, struct block *block,
                        bool was_known, struct chunk *own);
@@ -481,8 +484,9 @@ bool holder_may_unseal(const struct holder *holder, uint64_t id, const struct lo
 void holder_note_copy(struct holder *holder, uint64_t id, const struct held *chunk);
 
 /*
- * @holder reads the chunk @source of @owner, another holder, who has it as before. If he gives it back, puts it to sleep or ends it is the
- * first reader's, whose tenant pays then, whatever its limits are. Returns the new entry; NULL: no memory, or its tenant cannot pay for the record.
+ * @holder reads the chunk @source of @owner, another holder, who has it as before. If he gives it back, puts it to sleep or
+ * ends it is the first reader's, whose tenant pays then, whatever its limits are. Returns the new entry; NULL: no memory, or
+ * its tenant cannot pay for the record.
  */
 struct held *holder_add_reading(struct holder *holder, uint64_t request, struct holder *owner,
                                 struct held *source);
@@ -496,7 +500,7 @@ void holder_leave_chunk(struct holder *holder, struct held *held, struct chunk *
 
 /* @held has a copy, and the process does not have it mapped: its memory goes, or is left to others. */
 void holder_put_to_sleep(struct holder *holder, struct held *held);
-/* It is there again: in @chunk, which is taken over; or as @block, which the caller uses, or @model, which he holds. */
+/* @held is on the GPU again: in @chunk, which is taken over; or as @block, which the caller uses, or @model, which he holds. */
 void holder_wake_chunk(struct holder *holder, struct held *held, struct chunk *chunk);
 void holder_wake_block(struct holder *holder, struct held *held, struct block *block);
 void holder_wake_model(struct holder *holder, struct held *held, struct model *model);
@@ -512,21 +516,22 @@ bool holders_walk(struct holders *holders, const struct block *block, size_t *n_
                   holder_fn on_user, void *user);
 
 /*
- * Bring holder.sharing and part_bytes at each location up to date. Walks all that it holds, in *@n_steps steps at most, each a thing or a place of a model,
- * and subtracts them. Returns false if these were too few: then sharing is as before, and the next call goes on.
+ * Bring holder.sharing and part_bytes at each location up to date. Walks all that it holds, in *@n_steps steps at most, each a
+ * thing or a place of a model, and subtracts them. Returns false if these were too few: then sharing is as before, and the next
+ * call goes on.
  */
 bool holder_look_at_sharing(struct holder *holder, size_t *n_steps);
 
 /*
- * Give back everything that these requests, GLAKE_MAX_UNANSWERED at most, brought: the client does not know of it. What they adopted is
- * kept once more.
+ * Give back everything that these requests, GLAKE_MAX_UNANSWERED at most, brought: the client does not know of it. What they
+ * adopted is kept once more.
  */
 void holder_release_unanswered(struct holder *holder, const uint64_t *requests, size_t n_requests);
 
-/* Release what it has of these. What it does not have was released before. */
+/* Release those of these things that the holder has. The others were released before. */
 void holder_release_ids(struct holder *holder, const uint64_t *ids, size_t n_ids);
 
-/* Give it back and free @held. A publication is cancelled. */
+/* Give the memory of @held back and free @held. A publication is cancelled. */
 void holder_release(struct holder *holder, struct held *held);
 
 #endif

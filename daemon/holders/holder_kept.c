@@ -42,7 +42,7 @@ static void step_free(struct kept_step *step)
 
 /* ---- parked ------------------------------------------------------------------------------------ */
 
-/* So much of the fd store is for cache that nobody may ever ask for. */
+/* 1 / PARKED_PART of the fd store is for cache that nobody may ever ask for. */
 #define PARKED_PART 4u
 
 static struct parking *parking_of(const struct kept_steps *kept)
@@ -77,7 +77,7 @@ static void remove_parked(struct kept_steps *kept, struct kept_step *step, size_
 	}
 }
 
-/* Its chunks are about to be somebody's, or nobody's. */
+/* The step's chunks are about to be somebody's, or nobody's. */
 static void unpark(struct kept_steps *kept, struct kept_step *step)
 {
 	const struct holders *holders = kept->holders;
@@ -115,7 +115,7 @@ static bool park_chunks(struct kept_steps *kept, struct kept_step *step)
 	return i == n;
 }
 
-/* What has no room is kept all the same, until glaked ends. */
+/* A step without room in the fd store is kept all the same, until glaked ends. */
 static void park(struct kept_steps *kept, struct kept_step *step)
 {
 	struct holders *holders = kept->holders;
@@ -196,7 +196,7 @@ static bool release_oldest_of(struct kept_steps *kept, const struct user *user)
 	return false;
 }
 
-/* Of the user's steps the youngest are kept. NULL: his share is too small for this one alone, or there is no memory. */
+/* Make a step; the user's oldest ones go for it. NULL: his share is too small for this one alone, or there is no memory. */
 static struct kept_step *new_step(struct kept_steps *kept, const struct holder *holder,
                                   struct will *will)
 {
@@ -222,7 +222,7 @@ static struct kept_step *new_step(struct kept_steps *kept, const struct holder *
 	return step;
 }
 
-/* They are read: so the reader has them, with the will. */
+/* Hand chunks that are read over to @reader, with the will. */
 static void hand_over(struct holder *holder, struct will *will, struct holder *reader)
 {
 	struct held *chunks[GLAKE_MAX_PACKET_FDS];
@@ -348,7 +348,7 @@ static void refund_all(struct charge *charges, size_t n)
 	}
 }
 
-/* What was taken from a promise is reserved again when the caller draws no more. */
+/* Bytes that were taken from a promise are reserved again when the caller draws no more. */
 static enum status move(struct kept_steps *kept, struct kept_step *step, struct holder *holder,
                         struct promise *promise, uint64_t request, struct held **held_out,
                         struct refusal *refusal_out)

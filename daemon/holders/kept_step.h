@@ -6,15 +6,15 @@
  *   a holder's, in a will --its process has ended--> KEPT --adopted--> another holder's, in the same will
  *                                                     '--pressure, kept_ms, its user's share--> released
  *
- * An heir is of the same user and realm, and asks for key, GPU, size and number of the chunks. It gets the youngest. One turn of
- * the loop moves them, with the will: if the heir ends before it has taken that back, they are kept once more, and so they are
- * if it did not read the answer. So of two who ask, one has them, and no death on the way loses them.
+ * An heir is of the same user and realm, and asks for key, GPU, size and number of the chunks. It gets the youngest. One turn
+ * of the loop moves them, with the will: if the heir ends before it has taken that back, they are kept once more, and so they
+ * are if it did not read the answer. So of two who ask, one has them, and no death on the way loses them.
  *
  * The built-in tenant pays for the memory, so it is cache: the first that goes under pressure, before what is made
  * ahead, a whole step at a time, the oldest first. The record is paid by whose it was.
  *
- * With books (books/books.h) it outlives glaked as well: its chunks are parked, if they fit into a quarter of what there is room for, and
- * it has a record. A restart loses what is not parked.
+ * With books (books/books.h) it outlives glaked as well: its chunks are parked, if they fit into a quarter of what there is
+ * room for, and it has a record. A restart loses what is not parked.
  *
  * Owner: the server. Threads: loop thread.
  */
@@ -63,11 +63,11 @@ void kept_steps_init(struct kept_steps *kept, uv_loop_t *loop, struct tenant *ca
 void kept_steps_deinit(struct kept_steps *kept);
 
 /*
- * Nobody has the chunks of the holder's will mapped any more: they are kept, and older ones of the user go if its share is too small
- * for all. The will is gone from the holder in any case, and so are its chunks, if they are kept.
+ * Nobody has the chunks of the holder's will mapped any more: they are kept, and older ones of the user go if its share is too
+ * small for all. The will is gone from the holder in any case, and so are its chunks, if they are kept.
  */
 void kept_steps_keep(struct kept_steps *kept, struct holder *holder, struct will *will);
-/* The same for all wills: the holder's process has ended. */
+/* The holder's process has ended: keep the chunks of all its wills. */
 void kept_steps_inherit(struct kept_steps *kept, struct holder *holder);
 
 /* Tell the watch of all that are parked. */
@@ -80,8 +80,8 @@ struct kept_adopted {
 	uint64_t since_ms;
 };
 /*
- * At the start: what an earlier glaked kept, in the order of time. The chunks are empty afterwards. Takes over @will, of that many, which has its
- * charge. Returns 0 or -ENOMEM: nothing has changed.
+ * At the start: what an earlier glaked kept, in the order of time. The chunks are empty afterwards. Takes over @will, of that
+ * many, which has its charge. Returns 0 or -ENOMEM: nothing has changed.
  */
 int kept_steps_restore(struct kept_steps *kept, const struct kept_adopted *as, struct will *will,
                        struct chunk *chunks);
@@ -90,8 +90,9 @@ int kept_steps_restore(struct kept_steps *kept, const struct kept_adopted *as, s
 struct kept_step *kept_steps_find(struct kept_steps *kept, const struct holder *holder,
                                   const struct will_wanted *wanted);
 /*
- * Its chunks are the holder's from now on, brought by that request; @held_out gets their entries. @step is gone then. Returns STATUS_OK;
- * STATUS_OVER_QUOTA, STATUS_NO_FDS or STATUS_NO_HOST_MEMORY: nothing has changed. *@refusal_out is the bound that was met, or none.
+ * Give the step's chunks to the holder, brought by that request; @held_out gets their entries. @step is gone then. Returns
+ * STATUS_OK; STATUS_OVER_QUOTA, STATUS_NO_FDS or STATUS_NO_HOST_MEMORY: nothing has changed. *@refusal_out is the bound that
+ * was met, or none.
  */
 enum status kept_step_adopt(struct kept_steps *kept, struct kept_step *step, struct holder *holder,
                             uint64_t request, struct held **held_out, struct refusal *refusal_out);

@@ -24,7 +24,7 @@
 #define MISTAKES_MAX 1024u
 #define MISTAKE_KERNELS_BYTES 512u
 
-/* Which program: as its client calls it, its script, and its file. */
+/* A program is known by the name that its client gives, its script, and its file. */
 struct mistake_key {
 	uid_t uid; /* of its user */
 	const char *program;
@@ -61,7 +61,7 @@ struct mistake *mistakes_by_id(const struct mistakes *mistakes, uint64_t id);
 /* The one with the smallest id above @after; NULL at the end. */
 struct mistake *mistakes_next(const struct mistakes *mistakes, uint64_t after);
 
-/* It has no fault yet. NULL: no memory. @id: one that was written down, or 0. */
+/* Add a program without a fault yet. NULL: no memory. @id: one that was written down, or 0. */
 struct mistake *mistakes_add(struct mistakes *mistakes, const struct mistake_key *key, uint64_t id);
 /* One more fault, of a moment ago. */
 void mistake_note(struct mistakes *mistakes, struct mistake *mistake, const uint64_t *words,

@@ -6,7 +6,7 @@
 
 #include "proto/cleanup.h"
 
-/* Of all users, in a second: they cost systemd some 5 % of a core. */
+/* All users cause at most so many orders in a second: they cost systemd some 5 % of a core. */
 #define MAX_ORDERS 2048u
 
 struct order_charge {

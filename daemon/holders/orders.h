@@ -35,7 +35,7 @@ void orders_deinit(struct orders *orders);
 
 /* Whether @user may cause @n more. */
 bool orders_may(const struct orders *orders, const struct user *user, uint64_t n);
-/* It has caused @n of them, or as many as it may; @number is the last one's. 0: there was none. */
+/* @user has caused @n orders, or as many as he may; @number is the last one's. 0: there was none. */
 void orders_count(struct orders *orders, struct parking *parking, struct user *user,
                   uint64_t number, uint64_t n);
 

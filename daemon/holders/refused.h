@@ -19,7 +19,7 @@
 
 #define REFUSED_SUM_MS 60000u
 
-/* Of all holders. */
+/* The refused requests of all holders. */
 struct refused_sums {
 	struct list list;      /* of refused.link: the oldest first */
 	struct events *events; /* borrowed; NULL: nobody wants any */

@@ -11,10 +11,7 @@
 #include "daemon/net/inflight.h"
 #include "proto/cleanup.h"
 
-/*
- * So many sessions over a limit may wait for their Hello to be told so. More are closed without a
- * word.
- */
+/* MAX_REFUSED sessions over a limit may wait for their Hello to be told so. More are closed without a word. */
 #define MAX_REFUSED 64
 /* A connection that does not greet in this time is closed. */
 #define GREETING_MS 10000
@@ -50,7 +47,7 @@ static void cancel_all(struct session *session)
 	assert(session->n_pending == 0);
 }
 
-/* What becomes of the holder of a session that is closed. */
+/* The fate of the holder of a session that is closed. */
 enum fate {
 	HOLDER_ENDS,
 	HOLDER_IS_LOST,  /* the connection is lost; the process may resume it */

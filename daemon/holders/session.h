@@ -86,14 +86,14 @@ struct session {
  */
 int session_new(struct sessions *sessions, int fd, uid_t owner);
 
-/* Its Hello is accepted: see holder_attach(). */
+/* The session's Hello is accepted: see holder_attach(). */
 int session_greet(struct session *session, const struct holder_labels *labels, uint64_t image,
                   const uint8_t *key);
 
 /*
- * Its Hello has the @key of a holder of the same process: the session resumes that holder. If the
- * holder still has another session, that one is closed. Everything that the requests @unanswered
- * brought goes back. Returns false: there is no such holder.
+ * The session's Hello has the @key of a holder of the same process: the session resumes that holder. If the holder still has
+ * another session, that one is closed. Everything that the requests @unanswered brought goes back. Returns false: there is no
+ * such holder.
  */
 bool session_resume(struct session *session, const uint8_t *key, const uint64_t *unanswered,
                     size_t n_unanswered);

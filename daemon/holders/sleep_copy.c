@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The copies that a sleeper needs. A batch is what one request names: all of it gets copies, or none. When the last is there
- * they are parked, and nobody hears of them before.
+ * A program gives up its GPU memory once it sleeps, so a copy that is missing or lost afterwards is lost data. A batch
+ * therefore succeeds as a whole: all memory that one request names gets copies, or none does. glaked may be restarted while the
+ * program sleeps, so the batch first waits until all its copies are parked; nobody hears of them before.
  *
- * What is being copied is a bed, with a transfer for each copy: a model has one of each block. The mover may have the memory for
- * longer than anybody wants the copy; until then the bed keeps it, also when its holder has ended.
+ * The mover may read the memory for longer than anybody wants the copy, and memory that is released under it would be somebody
+ * else's. Until the mover is done, a bed keeps the memory, also when its holder has ended. A bed has a transfer for each copy:
+ * a model has one of each block.
  */
 #include "daemon/holders/sleeper.h"
 
@@ -75,7 +77,7 @@ static void let(struct sleep_batch *batch)
 	}
 }
 
-/* Nobody wants it any more. What has a copy in a bed loses it. */
+/* Nobody wants the batch any more. Copies that no sleeper took over are let go. */
 static void leave(struct sleep_batch *batch)
 {
 	batch->holder = NULL;
@@ -152,7 +154,7 @@ static bool hand_over_bed(struct sleep_batch *batch, struct bed *bed, struct sle
 	return true;
 }
 
-/* The beds become what the sleeper has. False: no memory. */
+/* Hand the beds over to the sleeper. False: no memory. */
 static bool hand_over(struct sleep_batch *batch)
 {
 	struct sleeper *sleeper = sleeper_of(batch->holder, batch->context);
@@ -311,7 +313,7 @@ static const char *check_model(const struct model *model)
 	                            : NULL;
 }
 
-/* NULL: it can. */
+/* Returns why @held cannot have a copy; NULL: it can. */
 static const char *check(const struct held *held)
 {
 	if (held->bed || held->slept) {
@@ -323,7 +325,7 @@ static const char *check(const struct held *held)
 	                                  : check_block(held->block);
 }
 
-/* Of what cannot. */
+/* The status for a thing that check() refuses. */
 static enum status status_of(const struct held *held)
 {
 	const struct chunk *chunk = held->kind == HELD_CHUNK   ? &held->chunk
@@ -355,7 +357,7 @@ static void order_chunk(struct copy_order *order, const struct holder *holder,
 	}
 }
 
-/* Number @i of @bed's. */
+/* Set up transfer @i of @bed. */
 static void set_transfer(struct sleep_batch *batch, struct bed *bed, size_t i)
 {
 	struct transfer *transfer = &batch->transfers[bed->first + i];
@@ -387,7 +389,7 @@ static bool set_transfers(struct sleep_batch *batch)
 	return batch->transfers && batch->copies;
 }
 
-/* What glaked needs for a model costs its holder something, since the model may have many blocks, and be open often. */
+/* The holder pays for glaked's memory for a model, since the model may have many blocks, and be open often. */
 static bool pay_record(struct bed *bed, const struct holder *holder)
 {
 	if (bed->held->kind != HELD_MODEL) {
@@ -397,7 +399,7 @@ static bool pay_record(struct bed *bed, const struct holder *holder)
 	return charge_grow_manifest(&bed->record, bed->n_transfers * HOLDER_RECORD_BYTES) == 0;
 }
 
-/* One more. STATUS_OK, or *error_out says why not. */
+/* Add a bed for the thing @id. STATUS_OK, or *error_out says why not. */
 static enum status add_bed(struct sleep_batch *batch, struct holder *holder, uint64_t id,
                            char *error_out)
 {

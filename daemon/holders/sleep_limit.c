@@ -10,7 +10,7 @@
 /* Named in an error; of the others the number. */
 #define MAX_NAMED 2u
 
-/* What it has there, which stays, and what would come: all that it was promised, if that is more. */
+/* The bytes that the sleeper has there, which stay, and those that a wake brings: all that it was promised, if that is more. */
 static uint64_t needs(const struct sleeper *sleeper, const struct location *at)
 {
 	const struct holder_location *has = &sleeper->holder->at[at->slot];

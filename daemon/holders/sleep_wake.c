@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A sleeper wakes:
+ * A wake gives a program all its memory with the bytes that it had, or leaves it asleep. Nothing is the holder's before the
+ * commit; if a step fails, the memory that came goes, and the copies stay. A copy may be damaged in host memory, so the mover
+ * digests the bytes that came, and another digest fails the wake. Wakes that hold memory while they wait for more could wait
+ * for each other: all reserve in the order of slots, so there is no circle (alloc_several.h). The mover may have a chunk for
+ * longer than the wake lasts: struct sleep_wake stays until it has none. The steps:
  *
- *   find       blocks that the store has again, and use them
- *   reserve    what was promised to the process, and memory for all the rest, location by location in the order of slots (alloc_several.h says why)
- *   copy       each from host memory, behind the wakes that had their memory before; the mover digests what came, and it
- *              has to be what was copied
- *   admit      what is a block, as everything that comes to the store
+ *   find       use blocks that the store has again
+ *   reserve    the bytes that the process was promised, and memory for all the rest, location by location in the order of slots
+ *   copy       each chunk from host memory, behind the wakes that had their memory before
+ *   admit      blocks to the store, as everything that comes there
  *   park       wait until the service manager has these blocks
  *   commit     all at once: the holder has chunks, blocks and models again. The copies stay until its process has them, too
- *
- * If a step fails, what came goes, and the holder sleeps on.
  */
 #include "daemon/holders/sleeper.h"
 
@@ -121,7 +122,7 @@ static void cancel_transfer(struct sleep_wake *wake, struct transfer *transfer)
 
 static void pass_turn(struct sleep_wake *wake, const struct holders *all);
 
-/* It is over: what came goes, and the holder sleeps on, or has all. */
+/* The wake is over: memory that came goes, and the holder sleeps on, or has all. */
 static void leave(struct sleep_wake *wake, bool is_awake)
 {
 	struct sleeper *sleeper = wake->sleeper;
@@ -307,7 +308,7 @@ static void on_admitted(struct admit *admit, const struct admit_result *result)
 		return;
 	}
 	transfer->block = result->block;
-	/* Else it is cache as long as its model is. */
+	/* A block of a model is cache as long as its model is. */
 	bool is_alone = transfer->slept && transfer->slept->kind == HELD_BLOCK;
 	if (is_alone && transfer->block->state == BLOCK_SHARED) {
 		store_set_published(wake->context->admit->store, transfer->block, true);
@@ -336,7 +337,7 @@ static struct event_subject subject_of(const struct holder *holder)
 	return subject;
 }
 
-/* Its program may try again and again: an operator learns of it once. */
+/* The program may try to wake again and again: an operator learns of it once. */
 static void fail_damaged(struct sleep_wake *wake, struct transfer *transfer)
 {
 	struct holder *holder = wake->sleeper->holder;
@@ -425,8 +426,8 @@ static int copy(struct sleep_wake *wake, struct transfer *transfer)
 /* ---- turns ------------------------------------------------------------------------------------ */
 
 /*
- * A link is one wake's at a time: then the first is awake in half of the time that two would take side by side, and the second not
- * later than otherwise. Wakes of other GPUs have other links.
+ * A link is one wake's at a time: then the first is awake in half of the time that two would take side by side, and the second
+ * not later than otherwise. Wakes of other GPUs have other links.
  */
 
 /* A bit for each GPU that it copies to, by slot; some may share one. */
@@ -557,8 +558,8 @@ static void refuse(struct sleep_wake *wake, enum status status)
 }
 
 /*
- * The chunks come in the order of the transfers. These may be fewer by now: their holder has given some up. What is not taken is
- * released.
+ * The chunks come in the order of the transfers. These may be fewer by now: their holder has given some up. Chunks that none
+ * takes are released.
  */
 static void on_chunks(void *user, enum status status, struct chunk *chunks, size_t n_chunks)
 {
@@ -727,7 +728,7 @@ uint64_t sleep_wake_done_bytes(const struct sleep_wake *wake)
 
 /* ---- the beginning ---------------------------------------------------------------------------- */
 
-/* The store has its content. Returns 0, or TENANT_E_*. */
+/* Use the block of the store with the content of @transfer, if there is one. Returns 0, or TENANT_E_*. */
 static int find_block(struct sleep_wake *wake, struct transfer *transfer)
 {
 	struct store *store = wake->context->admit->store;

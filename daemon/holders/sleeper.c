@@ -273,7 +273,10 @@ void sleeper_end(struct holder *holder)
 
 /* ---- from an earlier glaked ------------------------------------------------------------------- */
 
-/* What was adopted under the same id; or, if nothing was, what only the copy is left of. NULL: no memory. */
+/*
+ * Returns the thing that was adopted under the same id; or, if none was, a new one of which only the copy is left. NULL: no
+ * memory.
+ */
 static struct held *held_of(struct holder *holder, const struct slept_adopted *as)
 {
 	struct held *held = holder_find_any(holder, as->held->id);
@@ -329,7 +332,7 @@ int sleeper_adopt(struct holder *holder, const struct sleep_context *context,
 		return r;
 	}
 	for (size_t i = 0; i < as->from.n_copies; i++) {
-		/* It is parked already, so this cannot fail. */
+		/* The copy is parked already, so copies_park() cannot fail. */
 		copies_hold(copies, as->from.copies[i]);
 		copies_park(copies, as->from.copies[i], NULL);
 	}

@@ -13,9 +13,9 @@
  * locations together, and all of it, before a byte is copied; if anything fails the holder is ASLEEP as before.
  *
  * The next glaked finds all of this (copies_park()). A private chunk is not parked: it is lost with glaked while its process
- * does not have it mapped. That is so from the answer to SleepCopy on, since the process then unmaps; and after a wake until it has
- * mapped. So the copies are on record and parked before that answer, and stay until the process says that it has all of
- * it. Whatever of a chunk is lost between the two, sleeper_enter() and another wake bring it back.
+ * does not have it mapped. That is so from the answer to SleepCopy on, since the process then unmaps; and after a wake until it
+ * has mapped. So the copies are on record and parked before that answer, and stay until the process says that it has all of it.
+ * Whatever of a chunk is lost between the two, sleeper_enter() and another wake bring it back.
  *
  * What is copied is private chunks, and blocks: single ones, and those of models that the process has open. A block is left to
  * others, or to the cache; one that is still, or again, on the GPU when its sleeper wakes is used as it is. So a model may be
@@ -49,7 +49,7 @@ enum sleeper_state {
 	N_SLEEPER_STATES,
 };
 
-/* As in the schema. */
+/* The values are those of the schema. */
 enum sleep_why {
 	SLEEP_SELF,
 	SLEEP_ASKED,
@@ -58,7 +58,7 @@ enum sleep_why {
 	N_SLEEP_WHYS,
 };
 
-/* What stays on the GPU, as the process reports it. */
+/* Memory that stays on the GPU, as the process reports it. */
 struct sleep_stay {
 	char why[GLAKE_MAX_STAY_BYTES];
 	uint64_t bytes;
@@ -97,7 +97,7 @@ struct sleeper {
 	bool has_entered;        /* an earlier glaked says so: sleepers_settle_adopted() */
 };
 
-/* What a refusal says; of one line. */
+/* The longest text of a refusal, one line. */
 #define SLEEP_ERROR_BYTES 256u
 
 /* @error is of one line, and valid during the call. */
@@ -128,23 +128,24 @@ void sleeper_leave(struct holder *holder);
 
 /*
  * ASLEEP: have all of it back on the GPU. @done follows, perhaps at once; after STATUS_OK it is COPIED if @keeps_copies, or
- * there is no sleeper any more. It waits for room for @patience_ms, and never longer than wake_wait_ms; 0: as long. *wake_out is for sleep_wake_cancel(), and becomes NULL before @done.
+ * there is no sleeper any more. It waits for room for @patience_ms, and never longer than wake_wait_ms; 0: as long. *wake_out
+ * is for sleep_wake_cancel(), and becomes NULL before @done.
  */
 void sleeper_wake(struct sleeper *sleeper, bool keeps_copies, uint64_t patience_ms,
                   sleep_done_fn done, void *user, struct sleep_wake **wake_out);
-/* It sleeps on, and @done is not called. */
+/* The sleeper sleeps on, and @done is not called. */
 void sleep_wake_cancel(struct sleep_wake *wake);
 /* Whether it waits for memory, and how long it has so far. */
 bool sleep_wake_is_waiting(const struct sleep_wake *wake);
 uint64_t sleep_wake_waited_ms(const struct sleep_wake *wake);
 /* Among those that wait for memory, from 1 on: the one that waits for longest is the first. */
 uint32_t sleep_wake_place(const struct sleep_wake *wake);
-/* Of all that it is to bring back: what is on the GPU, with its content. */
+/* The bytes that the wake has brought back to the GPU, with their content. */
 uint64_t sleep_wake_done_bytes(const struct sleep_wake *wake);
 
 /* ---- from an earlier glaked ---- */
 
-/* What has copies. */
+/* A thing that has copies. */
 struct slept_from {
 	enum held_kind kind;
 	struct location *at;
@@ -156,8 +157,8 @@ struct slept_from {
 };
 
 /*
- * What @as says (as for holder_adopt_chunk()) has the copies of @from; it may have been adopted as something on the GPU already.
- * Returns 0, -ENOMEM, or -EINVAL: that is something else.
+ * The thing that @as says (see holder_adopt_chunk()) has the copies of @from; it may have been adopted as something on the GPU
+ * already. Returns 0, -ENOMEM, or -EINVAL: that is something else.
  */
 struct slept_adopted {
 	const struct held *held;
@@ -178,7 +179,7 @@ bool sleeper_add(struct sleeper *sleeper, struct held *held, const struct slept_
 /* ASLEEP no more; the copies stay. */
 void sleeper_wake_up(struct sleeper *sleeper);
 void sleeper_set_state(struct sleeper *sleeper, enum sleeper_state state);
-/* It is on the GPU, or nobody wants it any more. */
+/* @slept is on the GPU, or nobody wants it any more. */
 void slept_free(struct sleeper *sleeper, struct slept *slept);
 /* If nothing is left of it. */
 void sleeper_free_if_over(struct sleeper *sleeper);

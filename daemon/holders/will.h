@@ -50,14 +50,14 @@ struct will {
 enum status will_check(const struct held *held, const char **why_out);
 
 /*
- * From now on these chunks of the holder, which will_check() allows, are in a will of these words and in no other. Returns 0, -ENOMEM or
- * TENANT_E_MANIFESTS: nothing has changed.
+ * From now on these chunks of the holder, which will_check() allows, are in a will of these words and in no other. Returns 0,
+ * -ENOMEM or TENANT_E_MANIFESTS: nothing has changed.
  */
 int will_set(struct holder *holder, struct held *const *chunks, size_t n_chunks,
              const struct will_words *words);
-/* It is in no will. */
+/* The chunk is in no will. */
 void will_void(struct will *will);
-/* Of a chunk, if it has one. */
+/* Void the will of a chunk, if it has one. */
 void will_void_of(const struct held *held);
 /* All wills of the holder. */
 void wills_void(struct holder *holder);
@@ -82,11 +82,11 @@ struct holder *will_reader(const struct will *will);
 
 /* With a copy of the words, of nobody's chunks yet, and nobody pays. NULL: no memory. */
 struct will *will_new(size_t n_chunks, const struct will_words *words);
-/* What it costs, with what it will be when it is kept. */
+/* The cost of the will, with what it will be when it is kept. */
 uint64_t will_bytes(const struct will *will);
-/* Of the holder @to from now on, with these chunks. Of the kept step alone. */
+/* Move the will to the holder @to, with these chunks. For the kept step alone. */
 void will_move(struct will *will, struct holder *to, struct held *const *chunks);
-/* It has no chunks any more. */
+/* The will has no chunks any more. */
 void will_free(struct will *will);
 
 #endif

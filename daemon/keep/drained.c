@@ -87,7 +87,7 @@ int drained_write(const char *path, const struct drained *drained)
 	if (snprintf(fresh, sizeof(fresh), "%s.new", path) >= (int)sizeof(fresh)) {
 		return -ENAMETOOLONG;
 	}
-	/* Of a glaked that was killed meanwhile. */
+	/* A glaked that was killed while it wrote has left this file. */
 	unlink(fresh);
 	cleanup_fd int fd = open(fresh, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
 	if (fd < 0) {

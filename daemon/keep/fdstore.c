@@ -20,7 +20,7 @@
 
 /* The next try when the kernel has too many of our fds in flight. */
 #define RETRY_MS 20
-/* What the name of an fd is behind. */
+/* The name of an fd follows this key. */
 #define NAME_KEY "\nFDNAME="
 
 /* A message that waits. */
@@ -199,7 +199,7 @@ bool fdstore_is_full(const struct fdstore *store)
 	                           store->name_bytes + FDSTORE_SHORT_BYTES > FDSTORE_NAMES_BYTES);
 }
 
-/* What sd_notify(3) demands. */
+/* sd_notify(3) allows only these characters. */
 static bool is_name(const char *name)
 {
 	size_t n_bytes = strlen(name);
@@ -211,7 +211,7 @@ static bool is_name(const char *name)
 	return n_bytes > 0 && n_bytes < FDSTORE_NAME_BYTES;
 }
 
-/* Of @limit are more than @eighths eighths in use. */
+/* @n is more than @eighths eighths of @limit. */
 static bool is_above(uint64_t n, uint64_t limit, unsigned eighths)
 {
 	return n * 8 > limit * eighths;
@@ -262,7 +262,7 @@ int fdstore_put(struct fdstore *store, const char *name, int fd)
 	return r;
 }
 
-/* It has not been sent: the manager need not hear of it. */
+/* Drop the message that stores @name if it was not sent: then the manager need not hear of the fd. False: it was sent. */
 static bool take_back(struct fdstore *store, const char *name)
 {
 	struct message *message = NULL;
@@ -337,7 +337,7 @@ int fdstore_barrier(struct fdstore *store, fdstore_fn fn, void *user)
 	barrier->fn = fn;
 	barrier->user = user;
 	list_insert(&store->barriers, &barrier->link);
-	/* It fails only for a handle that is closing. */
+	/* uv_poll_start() fails only for a handle that is closing. */
 	uv_poll_start(&barrier->poll, UV_READABLE, on_pipe_end);
 	ptr_steal(barrier);
 	return 0;

@@ -41,11 +41,11 @@
 #define LOW_BYTES (6u * 1024 * 1024)
 /* Below this it does not matter what is still valid. */
 #define MIN_COMPACT_BYTES (1024u * 1024)
-/* What came during a compaction is copied by threads until so little is left. */
+/* Threads copy the records that came during a compaction until so little is left; the loop copies that. */
 #define CATCH_UP_BYTES (256u * 1024)
-/* What the loop allocates at once if the thread is late, and the thread if there is not much. */
+/* The loop allocates so much at once if the thread is late; the thread does if it cannot get more. */
 #define STEP_BYTES (1024u * 1024)
-/* Between compactions for the sake of room alone. */
+/* The time between compactions that only make room. */
 #define RETRY_MS 10000
 
 static const char magic[8] = "glake\r\n\1";
@@ -187,7 +187,7 @@ static bool is_zero(const uint8_t *bytes, size_t n_bytes)
 	return n_bytes == 0 || (bytes[0] == 0 && memcmp(bytes, bytes + 1, n_bytes - 1) == 0);
 }
 
-/* It is no record: do the records end here? A process that was killed has not written the first word. */
+/* Whether the records end here. A process that was killed has not written the first word of its last record. */
 static bool is_end(const struct record *record, size_t n_left)
 {
 	return record->first == 0 &&
@@ -204,7 +204,7 @@ static enum journal_state judge_header(const void *bytes, size_t n_bytes, const 
 	if (n_bytes < sizeof(*header) || memcmp(header->magic, magic, sizeof(magic)) != 0) {
 		return JOURNAL_DAMAGED;
 	}
-	/* Its header may have grown. */
+	/* The header of a newer version may be longer: nothing else of it is checked. */
 	if (header->version > JOURNAL_VERSION) {
 		return JOURNAL_NEWER;
 	}
@@ -372,7 +372,7 @@ static bool is_low(const struct file *file)
 	return file->n_allocated < least_of(n_wanted, MAX_BYTES);
 }
 
-/* So far the records are whole. */
+/* The records before @end are whole. */
 static void file_set_end(struct file *file, size_t end)
 {
 	file->n_used = end;
@@ -390,7 +390,7 @@ static void file_begin(struct file *file, const char *boot, uint64_t serial)
 	file_set_end(file, sizeof(header));
 }
 
-/* There is room. */
+/* The caller has made room for the record. */
 static void file_append(struct file *file, enum verb verb, unsigned kind, uint64_t id,
                         const void *body, size_t n_bytes)
 {
@@ -616,7 +616,7 @@ static int64_t grow_to(const struct journal *journal, size_t n_bytes)
 	               : -ENOSPC;
 }
 
-/* If there is not so much room, then in small steps. */
+/* If the file system has too little for a large step, the file grows by a small one. */
 static int64_t grow(const struct journal *journal)
 {
 	size_t n_bytes = least_of(2 * journal->job_end + AHEAD_BYTES, MAX_BYTES);
@@ -673,7 +673,7 @@ static void give_up_next(struct journal *journal, int error)
 	start(journal, JOB_CLOSE);
 }
 
-/* What was put meanwhile goes behind; then the new file has all. */
+/* Records that were put meanwhile are appended to the new file; then it has all. */
 static void catch_up(struct journal *journal)
 {
 	size_t begin = journal->job_end;
@@ -797,7 +797,7 @@ static int take_old(struct journal *journal, uint64_t serial, struct journal_ima
 	if (r < 0 || image_out->state != JOURNAL_GOOD) {
 		return r;
 	}
-	/* What others were allowed to read is over: it has keys of sessions. */
+	/* The file has keys of sessions: nobody else may read it, whatever its mode was. */
 	fchmod(file->fd, 0600);
 	journal->serial = serial;
 	file_set_end(file, image_out->end);
@@ -807,7 +807,7 @@ static int take_old(struct journal *journal, uint64_t serial, struct journal_ima
 	return 0;
 }
 
-/* A file that is empty, under the new name. */
+/* Make an empty file under the new name. */
 static int begin_new(struct journal *journal)
 {
 	int r = open_new(journal->new_path, &journal->file);
@@ -950,7 +950,7 @@ static void look_ahead(struct journal *journal)
 	}
 }
 
-/* For the deletions of all that is there, and a little more. */
+/* Whether the file has room for the deletions of all records, and a little more. */
 static bool has_reserve(const struct file *file)
 {
 	return file->n_used + file->n_used / 2 + LEAST_BYTES <= file->n_allocated;
@@ -968,7 +968,7 @@ bool journal_has_room(struct journal *journal)
 	return journal->error || has_reserve(file);
 }
 
-/* There is no room, and a little of the file is not valid. */
+/* Whether a compaction makes room: a little of the file is not valid. */
 static bool is_worth_compacting(const struct journal *journal)
 {
 	size_t n_more = journal->file.n_used - journal->n_valid;

@@ -1,27 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A journal: a file of records that survives the end of this process, however it ends.
+ * A journal is a file of records that survives the end of this process, however it ends.
  *
  *     header | record | record | ... | zeros, allocated ahead
  *
- * The file is mapped and shared, so appending is a copy into memory: nothing on the loop makes a system
- * call, and the kernel has each record when journal_put() returns. A record counts once its first word is
- * written, which is last. So a process that is killed leaves whole records, and perhaps bytes behind them
- * that do not count. The header says how far the records go, so that a file that was cut is seen. The file does not survive the machine, and need not: its header names the boot.
+ * The process may be killed at any instruction. The file is mapped and shared, so appending is a copy into memory without a
+ * system call, and the kernel has each record when journal_put() returns. A record counts once its first word is written, which
+ * is last: a process that is killed leaves whole records, and perhaps bytes behind them that do not count. Each record has a
+ * checksum, and the header says how far the records go, so damage and a file that was cut are seen. The file need not survive
+ * the machine: its header names the boot.
  *
- * Each journal has a serial, a random number. Who keeps things that its records describe keeps the serial with
- * them, and so does not take another journal's records for theirs. While a journal is open, no other process can
+ * The file may be another one than expected. Each journal has a serial, a random number. Whoever keeps things that its records
+ * describe keeps the serial with them, so records of another journal are refused. While a journal is open, no other process can
  * open it (lockfile.h). It is believed only if nobody else could write it.
  *
- * A record puts a body under a kind and an id, in place of an earlier one; or appends to that body (more);
- * or deletes it. Bodies in protobuf may be cut in pieces, because messages behind each other are one.
+ * Space may run out: a file has 1 GiB at most, and what its file system gives. Whoever asks journal_has_room() before adding
+ * something never meets that limit: room stays for the deletions of all that is there.
  *
- * Threads of libuv's pool allocate space ahead. They also write what is still valid into a new file, which
- * then takes the name, when the file has doubled, or before it gets too long. Meanwhile records go on into the old one,
+ * The loop must not wait: threads of libuv's pool allocate space ahead. They also write what is still valid into a new file,
+ * which then takes the name, when the file has doubled, or before it gets too long. Meanwhile records go on into the old one,
  * and into both until the new one has the name.
  *
- * A file has 1 GiB at most, and what its file system gives. Who asks journal_has_room() before it adds something
- * never comes to that end: room stays for the deletions of all that is there.
+ * A record puts a body under a kind and an id, in place of an earlier one; or appends to that body (more); or deletes it.
+ * Bodies in protobuf may be cut in pieces, because messages behind each other are one.
  *
  * Owner: books. Threads: loop thread; journal_read() any.
  */
@@ -38,7 +39,7 @@
 #define JOURNAL_VERSION 2u
 /* Kinds are 1 .. JOURNAL_MAX_KINDS - 1. */
 #define JOURNAL_MAX_KINDS 16u
-/* Of a body; longer ones are cut by the caller: journal_more(). */
+/* The longest body; the caller cuts longer ones: journal_more(). */
 #define JOURNAL_MAX_BODY (64u * 1024u)
 #define JOURNAL_BOOT_BYTES 40u
 
@@ -73,7 +74,7 @@ struct journal_entry {
 	void *user; /* the reader's; NULL at first */
 };
 
-/* What is valid in a journal. */
+/* The valid records of a journal. */
 struct journal_image {
 	enum journal_state state;
 	uint64_t serial;                     /* if GOOD */
@@ -99,15 +100,15 @@ void journal_sort(struct journal_image *image);
 
 struct journal;
 
-/* This boot's name, with the NUL. Returns 0 or -errno. */
+/* Returns 0, with the name of this boot and a NUL in @boot_out, or -errno. */
 int journal_boot(char boot_out[JOURNAL_BOOT_BYTES]);
 
 /*
- * Open or make the file @path, of mode 0600, and read it. Blocks: start-up only. If it is not JOURNAL_GOOD, the
- * journal is new and empty, with a new serial, and the old content is gone. That is so, too, if the old one has not
- * @serial; none has 0. If the file cannot be read or written, the journal has failed: journal_put(). @image_out points
- * into the journal: free it before anything is put or renewed. Returns 0; -EADDRINUSE after a line in the log: another
- * process has it open; or another -errno: there is no such folder, or no memory.
+ * Open or make the file @path, of mode 0600, and read it. Blocks: start-up only. If it is not JOURNAL_GOOD, or has another
+ * serial than @serial (no journal has 0), the journal is new and empty, with a new serial, and the old content is gone. If the
+ * file cannot be read or written, the journal has failed: journal_put(). @image_out points into the journal: free it before
+ * anything is put or renewed. Returns 0; -EADDRINUSE after a line in the log: another process has it open; or another -errno:
+ * there is no such folder, or no memory.
  */
 int journal_open(uv_loop_t *loop, const char *path, const char *boot, uint64_t serial,
                  struct journal **journal_out, struct journal_image *image_out);
@@ -131,22 +132,22 @@ void journal_more(struct journal *journal, unsigned kind, uint64_t id, const voi
                   size_t n_bytes);
 void journal_delete(struct journal *journal, unsigned kind, uint64_t id);
 /*
- * What others ask for may be put: afterwards all that is there can still be deleted. If not, what is valid fills the
- * file, or a compaction is under way that makes room, or the file system has none. A journal that has failed has room.
+ * Whether records that others ask for may be put: afterwards all that is there can still be deleted. False: valid records fill
+ * the file, or a compaction is under way that makes room, or the file system has none. A journal that has failed has room.
  */
 bool journal_has_room(struct journal *journal);
 /* Once a second: room that was not to be had may be there now. */
 void journal_tick(struct journal *journal);
 /*
- * A new file, with what @write puts, takes the place of the file, whole and at once. Blocks for the file system.
- * Returns 0: the journal is good, also if it had failed; -EBUSY: a thread is at work, nothing has changed; or another
- * -errno: the journal has failed.
+ * Replace the file, whole and at once, by a new one with the records that @write puts. Blocks for the file system. Returns 0:
+ * the journal is good, also if it had failed; -EBUSY: a thread is at work, nothing has changed; or another -errno: the journal
+ * has failed.
  */
 int journal_renew(struct journal *journal, void (*write)(void *user), void *user);
 /* The errno, or 0. */
 int journal_error(const struct journal *journal);
 
-/* Of the file: records so far. */
+/* The bytes of the file up to the end of its records. */
 size_t journal_n_bytes(const struct journal *journal);
 
 #endif

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which of our fds the service manager has. Orders to it (fdstore.h) have numbers, and barriers tell which of
- * them it has carried out: then the number has passed. At most one barrier is under way, for all orders
- * before it.
+ * Parking tells which of our fds the service manager has. Orders to it (fdstore.h) have numbers, and barriers tell which of
+ * them it has carried out: then the number has passed. At most one barrier is under way, for all orders before it.
  *
- * A parked fd keeps its memory when glaked has gone. So memory of a parked chunk is free only when the order
- * to remove it has passed, too: parking_block() waits for that on a worker's thread.
+ * A parked fd keeps its memory when glaked has gone. So memory of a parked chunk is free only when the order to remove it has
+ * passed, too: parking_block() waits for that on a worker's thread.
  *
  * Owner: books. Threads: the loop thread, but for parking_block().
  */
@@ -32,7 +31,7 @@ struct parking *parking_new(uv_loop_t *loop, struct fdstore *store);
 /* All numbers count as passed: who still waits is called from here. The loop frees it. NULL is fine. */
 void parking_free(struct parking *parking);
 
-/* What has not passed by now counts as passed, and is not parked. */
+/* Orders that have not passed by now count as passed, and their fds as not parked. */
 bool parking_is_lost(const struct parking *parking);
 
 /* There is no room for another fd. */

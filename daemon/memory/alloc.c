@@ -1,4 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A request must not get only a part of its memory, and no bytes may be granted twice. So all its chunks are charged at once,
+ * or none. Its bytes out of a promise or the reserve, and those that the worker is making, count as coming
+ * (location.coming_bytes) until the chunks exist: nobody else gets that room. A request that ends without its chunks returns
+ * all that it had (alloc_free()), and the worker drops chunks that were made in vain.
+ *
+ * The driver may have less memory than the books say, because releases are done late: the worker does those before it
+ * believes that there is none. Only the worker calls the driver, so the loop never waits for it.
+ */
 #include "daemon/memory/alloc.h"
 
 #include <assert.h>
@@ -10,14 +19,11 @@
 #include "daemon/memory/reserve.h"
 #include "proto/cleanup.h"
 
-/*
- * After a request, stocks wait so long before they make chunks ahead: they do not compete with a
- * burst.
- */
+/* After a request, stocks wait REFILL_MS before they make chunks ahead: they do not compete with a burst. */
 #define REFILL_MS 1
-/* So many chunks are made in one turn, in a quarter of a millisecond. See also chunk.c. */
+/* The worker makes PIECE_CHUNKS chunks in one turn, in a quarter of a millisecond. See also chunk.c. */
 #define PIECE_CHUNKS 8
-/* In host memory one takes longer than that, by its size. */
+/* One chunk of host memory takes longer than that, by its size. */
 #define HOST_PIECE_CHUNKS 1
 /* A chunk of this size or more gets an fd of the budget while there are any. */
 #define BIG_CHUNK_BYTES (64ull * 1024 * 1024)
@@ -67,7 +73,7 @@ static void refund_all(struct alloc *alloc)
 	}
 }
 
-/* What was reserved is made, or not wanted any more. */
+/* The reserved bytes are made, or not wanted any more. */
 static void uncover(struct alloc *alloc)
 {
 	if (alloc->covered_bytes > 0) {
@@ -163,7 +169,7 @@ static void take_from_pool(struct alloc *alloc)
 	uv_timer_start(&allocator->refill, on_refill, REFILL_MS, 0);
 }
 
-/* What was reserved, up to what is missing, is coming from now on: nobody else gets the room. */
+/* Count reserved bytes, up to what is missing, as coming from now on: nobody else gets the room. */
 static void cover(struct alloc *alloc, uint64_t taken_bytes)
 {
 	struct pressure_request *request = &alloc->request;
@@ -174,7 +180,7 @@ static void cover(struct alloc *alloc, uint64_t taken_bytes)
 	request->missing_bytes -= bytes;
 }
 
-/* Of the reserve, what room lacks; who waits for room goes on to wait for it. */
+/* Take from the reserve what the location lacks in room. A request that waits for room goes on waiting for it. */
 static void unseal(struct alloc *alloc)
 {
 	struct pressure_request *request = &alloc->request;
@@ -199,7 +205,7 @@ static int charge_anyway(struct alloc *alloc)
 	                              &alloc->charges[0]);
 }
 
-/* All, or nothing. */
+/* Charge all chunks, or none. */
 static int charge(struct pressure_request *request)
 {
 	struct alloc *alloc = alloc_of(request);
@@ -394,7 +400,7 @@ static enum pressure_fds fds_of(const struct alloc_wanted *wanted)
 	return wanted->sizes[0] < BIG_CHUNK_BYTES ? PRESSURE_FDS_SMALL : PRESSURE_FDS_BIG;
 }
 
-/* More than the process was promised. */
+/* The request is for more than the process was promised. */
 static enum status refuse_promised(const struct allocator *allocator,
                                    const struct alloc_wanted *wanted, uint64_t bytes)
 {

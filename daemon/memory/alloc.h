@@ -89,10 +89,10 @@ enum status alloc_check(const struct allocator *allocator, const struct alloc_wa
 /* @done will not be called; chunks that come are released. */
 void alloc_cancel(struct alloc *alloc);
 
-/* As pressure_waiting_number(). NULL is fine: 0. */
+/* Returns pressure_waiting_number() of its request; 0 for NULL. */
 uint64_t alloc_waiting_number(const struct alloc *alloc);
 
-/* As pressure_wait_of(). NULL is fine: it does not wait. */
+/* Returns pressure_wait_of() of its request; NULL does not wait. */
 struct pressure_wait alloc_wait_of(const struct alloc *alloc);
 
 /* One line for the client: @refusal, or without a bound what @status says. */

@@ -25,7 +25,7 @@ static void set_order(struct alloc_several *several)
 	}
 }
 
-/* Of the chunks of part @i, in the order as given. */
+/* The chunks of part @i: chunks lie in the order of the parts as given. */
 static struct chunk *chunks_of(struct alloc_several *several, size_t i)
 {
 	struct chunk *chunks = several->chunks;
@@ -51,7 +51,7 @@ static void refuse(struct alloc_several *several, enum status status, const stru
 	several->done(several->user, status, at, NULL, 0);
 }
 
-/* What the owner does not take is released. He may free @several. */
+/* Chunks that the owner does not take are released. He may free @several. */
 static void grant(struct alloc_several *several)
 {
 	struct alloc_several mine = *several;
@@ -107,7 +107,7 @@ static struct alloc_wanted wanted_of(struct alloc_several *several, size_t i,
 	                                       : NULL};
 }
 
-/* It may be over, and freed, when this returns. */
+/* @several may be over, and freed, when this returns. */
 static void start_next(struct alloc_several *several)
 {
 	uint64_t sizes[ALLOC_MAX_CHUNKS];

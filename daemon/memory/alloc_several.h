@@ -17,7 +17,7 @@
 #include "daemon/memory/alloc.h"
 
 #define ALLOC_MAX_PARTS 16u
-/* In one part. */
+/* The most chunks of one part. */
 #define ALLOC_MAX_CHUNKS 253u
 
 /* @n_chunks of @chunk_bytes, but the last of @last_bytes. */
@@ -29,14 +29,14 @@ struct alloc_part {
 };
 
 /*
- * As alloc_done_fn, in the order of the parts as they were given. @at: whose part was refused. What was embedded may
- * be freed.
+ * Like alloc_done_fn: chunks come in the order of the parts as given. @at: whose part was refused. The callee may free the
+ * struct alloc_several.
  */
 typedef void (*alloc_several_fn)(void *user, enum status status, const struct location *at,
                                  struct chunk *chunks, size_t n_chunks);
 
 struct alloc_several {
-	/* Of its owner. */
+	/* The owner sets these. */
 	struct allocator *allocator;
 	struct tenant *tenant;
 	uid_t uid;

@@ -17,10 +17,7 @@ struct leaving {
 	uint64_t removed;
 };
 
-/*
- * So many are closed in one piece. It is more than alloc.c makes in a turn, so closing keeps up
- * with making.
- */
+/* The worker closes PIECE_HOLDS chunks in one piece, more than alloc.c makes in a turn: closing keeps up with making. */
 #define PIECE_HOLDS 16
 
 struct release {

@@ -57,14 +57,14 @@ void chunk_init(struct chunk *chunk, struct location *at, struct chunk_books *bo
                 int fd, CUmemGenericAllocationHandle handle, enum chunk_use use,
                 struct charge *charge);
 
-/* The same for a chunk of an earlier glaked, which is unparked if @fd (taken over) is -1. */
+/* Enter a chunk of an earlier glaked into the books. Takes over @charge and @fd; -1: the chunk is unparked. */
 void chunk_adopt(struct chunk *chunk, struct location *at, struct chunk_books *books,
                  uint64_t bytes, int fd, enum chunk_use use, struct charge *charge);
 
 /* Move @from, which is empty afterwards, to @to. */
 void chunk_move(struct chunk *to, struct chunk *from);
 
-/* Its process has it from now on: the caller says so with promise_use(). Harmless if it was not drawn. */
+/* The chunk's process has it from now on: the caller says so with promise_use(). Harmless if it was not drawn. */
 void chunk_hand_over(struct chunk *chunk);
 
 void chunk_set_use(struct chunk *chunk, enum chunk_use use);
@@ -78,7 +78,7 @@ void chunk_drop_fd(struct chunk *chunk);
  * (worker_catch_up). Empty chunks are fine.
  */
 void chunk_release(struct chunk *chunk);
-/* The same for many of one location, as one job. */
+/* Release many chunks of one location, as one job. */
 void chunk_release_all(struct chunk *chunks, size_t n_chunks);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/memory/extent.h"
 
-/* What is read too early is another realm's. So the asserts stay in every build. */
+/* Bytes that are read too early are another realm's. So the asserts stay in every build. */
 #undef NDEBUG
 #include <assert.h>
 #include <stdlib.h>
@@ -55,7 +55,7 @@ static struct extent *span_new(struct extent_chunk *in, uint64_t offset, uint64_
 	return span;
 }
 
-/* It was made for one extent, and is never cut. */
+/* The chunk was made for one extent, and is never cut. */
 static bool is_whole(const struct extents *extents, const struct extent_chunk *in)
 {
 	return in->chunk.bytes > extents->large_bytes;
@@ -118,7 +118,7 @@ static void free_chunk(struct extent_chunk *in)
 	free(in);
 }
 
-/* Of chunks that stay. */
+/* The bytes of chunks that stay. */
 static uint64_t kept_bytes(const struct extents *extents)
 {
 	return extents->at->use_bytes[CHUNK_COPIES] - extents->at->forgetting_bytes;
@@ -356,7 +356,7 @@ static void on_ready(void *user, enum status status, struct chunk *chunks, size_
 	bool was_for_more = extents->wants_more;
 	extents->wants_more = false;
 	if (span) {
-		/* What is wanted beyond what is kept ready stays until it has been used. */
+		/* A chunk that was made for extents_want_more() stays until it has been used. */
 		if (!was_for_more) {
 			free_chunk_if_empty(extents, span->in);
 		}
@@ -496,7 +496,7 @@ static struct extent *find_around(const struct extent_chunk *in, uint64_t offset
 	return NULL;
 }
 
-/* What of @span lies before @offset becomes a span of its own. False: no memory. */
+/* Cut the part of @span before @offset off, as a span of its own. False: no memory. */
 static bool cut_before(struct extent *span, uint64_t offset)
 {
 	if (span->offset == offset) {

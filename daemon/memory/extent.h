@@ -13,14 +13,14 @@
  *
  * extent_source() answers of WRITTEN ones only.
  *
- * In each large chunk the extents and the free spans lie side by side, and no two free spans are neighbours. An extent
- * is the first span that is large enough, by the age of the chunks and the offset. One that is larger than a large chunk has a
- * chunk of its own, as large as it is, which nothing else is put in and which goes with it. A chunk without extents is given back;
- * if the mover may have it mapped, when whoever set on_empty says so, unless it has extents again.
+ * In each large chunk the extents and the free spans lie side by side, and no two free spans are neighbours. An extent is the
+ * first span that is large enough, by the age of the chunks and the offset. One that is larger than a large chunk has a chunk
+ * of its own, as large as it is, which nothing else is put in and which goes with it. A chunk without extents is given back; if
+ * the mover may have it mapped, when whoever set on_empty says so, unless it has extents again.
  *
- * Making a large chunk takes long. So ready_bytes are kept, used or free: chunks are made one after the other while nothing else
- * is asked of the worker, and stay when they become empty. Who wants the room gets it by extents_give_ready(). Beyond that one
- * chunk is made whenever an extent had to go for the lack of one (extents_want_more()), as long as there is room.
+ * Making a large chunk takes long. So ready_bytes are kept, used or free: chunks are made one after the other while nothing
+ * else is asked of the worker, and stay when they become empty. Who wants the room gets it by extents_give_ready(). Beyond that
+ * one chunk is made whenever an extent had to go for the lack of one (extents_want_more()), as long as there is room.
  *
  * Charges: an extent's bytes are charged to who asked. The chunk's charge, with its fd, is the cache's and has the bytes
  * that are free. So the sum is what exists; while a chunk is being made for extents, they are charged already.
@@ -33,7 +33,7 @@
 
 #include "daemon/memory/alloc.h"
 
-/* Of a large chunk, if there is as much room. */
+/* The size of a large chunk, if there is as much room. */
 #define EXTENT_LARGE_BYTES (1ull << 30)
 
 enum extent_state {
@@ -45,7 +45,7 @@ enum extent_state {
 
 struct extent_chunk;
 
-/* That the next glaked gets a large chunk, which its owner's owner sees to (store/copies_park.c). */
+/* How the next glaked gets a large chunk; the owner of its copies sees to that (store/copies_park.c). */
 struct extent_parking {
 	uint64_t id;       /* in the books, and of its name in the fd store; 0: it is not parked */
 	unsigned n_copies; /* in it, for which it is */
@@ -107,9 +107,9 @@ bool extents_have(const struct extents *extents, uint64_t bytes);
 /* @done will not be called. */
 void extents_cancel(struct extents_request *request);
 
-/* So much is to be free from now on. What is more goes. Nothing is made before extents_tick(). */
+/* Keep @bytes free from now on. Chunks beyond that go. Nothing is made before extents_tick(). */
 void extents_want_ready(struct extents *extents, uint64_t bytes);
-/* An extent went, so that another has its place: behind that, one more large chunk is made if there is room. */
+/* An extent went to make place for another: make one more large chunk if there is room. */
 void extents_want_more(struct extents *extents);
 /* Once a second, and when a chunk has come: make the next one. */
 void extents_tick(struct extents *extents);
@@ -129,10 +129,10 @@ void extent_written(struct extent *extent);
 uint64_t extent_chunk_number(const struct extent *extent);
 uint64_t extent_chunk_bytes(const struct extent *extent);
 
-/* Of the large chunk. */
+/* The large chunk of @extent, and its parking. */
 struct extent_parking *extent_chunk_parking(struct extent *extent);
 const struct chunk *extent_chunk(const struct extent *extent);
-/* It is not parked any more, when the order @number has passed. */
+/* The chunk is not parked any more, when the order @number has passed. */
 void extent_chunk_unparked(struct extent *extent, uint64_t number);
 
 /* Where to write: the chunk's fd, borrowed; the place in it is extent.offset. */

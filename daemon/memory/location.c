@@ -10,7 +10,7 @@
 
 void location_close(struct location *at)
 {
-	/* What kept these has gone before. */
+	/* The owners of these bytes have gone before. */
 	assert(at->saved_alone_bytes == 0 && at->unsealing_bytes == 0);
 	if (at->is_started) {
 		worker_deinit(&at->worker);

@@ -33,7 +33,7 @@ enum location_kind {
 	LOCATION_HOST,
 };
 
-/* What a chunk is for; each location keeps the sum of bytes per use. */
+/* The use of a chunk; each location keeps the sum of bytes per use. */
 enum chunk_use {
 	CHUNK_STOCK,   /* made ahead */
 	CHUNK_PRIVATE, /* of one holder */

@@ -13,7 +13,7 @@
 /* The highest number that is looked for: that of the largest kernels. */
 #define MAX_NUMBER 1023u
 
-/* Of a node's memory, if the configuration does not say how much may be given out. */
+/* Without a limit in the configuration, 1 / DEFAULT_PART of a node's memory may be given out. */
 #define DEFAULT_PART 4u
 
 static FILE *open_file(const char *sysfs, uint32_t number, const char *name)

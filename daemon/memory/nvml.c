@@ -48,7 +48,7 @@ enum library_state {
 	LIBRARY_ABSENT, /* not tried again */
 };
 
-/* What is known of one device. */
+/* The last answer about one device. */
 struct answer {
 	uint64_t free_bytes;            /* 0 = unknown */
 	struct nvml_process *processes; /* owned, by pid */
@@ -65,7 +65,7 @@ struct nvml {
 	bool was_told;          /* the log says that something is wrong */
 	struct answer *answers; /* owned, by device: the last ones */
 
-	/* Of the pool's thread, while is_asking. */
+	/* Only the pool's thread uses these while is_asking. */
 	enum library_state state;
 	struct calls calls;
 	char error[256];     /* the first error, "" = none */

@@ -28,7 +28,7 @@ struct nvml *nvml_new(uv_loop_t *loop, struct device *devices, uint32_t n_device
 
 struct nvml_process {
 	uint32_t pid; /* in our pid namespace */
-	/* Its memory of the driver, without managed and imported memory; 0 = unknown. */
+	/* The process's memory of the driver, without managed and imported memory; 0 = unknown. */
 	uint64_t bytes;
 };
 

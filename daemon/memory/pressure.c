@@ -169,7 +169,7 @@ static bool may_wait(struct pressure_request *request, bool is_late)
 	}
 	uint64_t waited_ms = now - request->since_ms;
 	uint64_t patience_ms = patience_of(request);
-	/* What fell asleep a moment ago may be late as well. */
+	/* Memory of a program that fell asleep a moment ago may be late as well. */
 	uint64_t late_ms = now - (request->coming_ms > request->since_ms ? request->coming_ms
 	                                                                 : request->since_ms);
 	return (is_late && late_ms < PRESSURE_LATE_MS) ||
@@ -221,7 +221,7 @@ struct refusal pressure_explain(const struct pressure *pressure,
 	return refusal;
 }
 
-/* It would have fitted, but for the reserve. */
+/* Whether the request would have fitted, but for the reserve. */
 static bool met_reserve(const struct pressure_request *request)
 {
 	uint64_t room = location_room_bytes(request->at);
@@ -229,7 +229,7 @@ static bool met_reserve(const struct pressure_request *request)
 	       request->missing_bytes - room <= request->at->unsealing_bytes;
 }
 
-/* This is the one place that knows why. A spare request is no demand: its refusal is not counted. */
+/* Only this function knows the reason of a refusal. A spare request is no demand: its refusal is not counted. */
 static enum status refuse(struct pressure_request *request, enum bound bound)
 {
 	struct pressure *pressure = request->pressure;
@@ -248,7 +248,7 @@ static void refuse_later(struct pressure_request *request, enum bound bound)
 	request->ops->done(request, refuse(request, bound));
 }
 
-/* It failed, and met no bound. */
+/* The request failed, and met no bound. */
 static void fail(struct pressure_request *request, enum status status)
 {
 	end(request);
@@ -256,7 +256,7 @@ static void fail(struct pressure_request *request, enum status status)
 	request->ops->done(request, status);
 }
 
-/* It was cancelled while it was being made, or by the callback of an eviction for it. */
+/* The request was cancelled while it was being made, or by the callback of an eviction for it. */
 static void finish_cancelled(struct pressure_request *request)
 {
 	end(request);
@@ -313,8 +313,8 @@ enum bound pressure_check(const struct pressure *pressure, const struct pressure
 }
 
 /*
- * For what is cache itself nothing is taken back, and nobody waits: who wants it makes room. Nor for what a program would only use
- * if it were free.
+ * For what is cache itself nothing is taken back, and nobody waits: who wants it makes room. Nor for what a program would only
+ * use if it were free.
  */
 static bool is_modest(const struct pressure_request *request)
 {
@@ -332,13 +332,13 @@ bool pressure_is_short(const struct pressure *pressure, const struct location *a
 	return false;
 }
 
-/* If not, blocks in use leave too little, and taking memory from others would help nobody. */
+/* False: blocks in use leave too little, and taking memory from others would help nobody. */
 static bool fits_after_all_rounds(const struct pressure_request *request)
 {
 	return request->missing_bytes <= pressure_most_bytes(request->pressure, request->at);
 }
 
-/* The same for the tenant's bytes: only its clients' memory can be given back. */
+/* False: the tenant's limit leaves too little, even if its clients give all their memory back. */
 static bool fits_after_asking(const struct pressure_request *request)
 {
 	const struct tenant_location *limits = &request->tenant->at[request->at->slot];
@@ -560,7 +560,7 @@ static bool is_held_back(const struct pressure_request *request)
 	return request->is_held_back && *request->is_held_back;
 }
 
-/* It is not tried again, yet. */
+/* The request waits, or is refused if it may not wait. */
 static void wait_on(struct pressure_request *request, bool is_late)
 {
 	if (may_wait(request, is_late)) {
@@ -614,7 +614,7 @@ static void fall_short(struct pressure_request *request)
 	}
 	keep_place(request);
 	if (!request->had_room && location_has_room(request->at, request->missing_bytes)) {
-		/* It came while the maker said no. The books are not wrong. */
+		/* The room came while the maker said no. The books are not wrong. */
 		make(request);
 		return;
 	}

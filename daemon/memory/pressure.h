@@ -44,10 +44,10 @@
  * Host memory: manifests are charged as a model's header is read (charge_grow_manifest()), before its
  * first chunk is requested. No request waits for it, either.
  *
- * Patience: with `pressure = "wait"` a request waits `wait_ms`, minus the time that earlier
- * requests waited for the same memory; a request may have more patience of its own. In any case it waits for clients that were asked and have
- * not answered, PRESSURE_LATE_MS at most, and PRESSURE_AFTER_MS longer for memory that they give
- * back after their answer. Then it is refused. While programs are falling asleep it is not refused, however long they take.
+ * Patience: with `pressure = "wait"` a request waits `wait_ms`, minus the time that earlier requests waited for the same
+ * memory; a request may have more patience of its own. In any case it waits for clients that were asked and have not answered,
+ * PRESSURE_LATE_MS at most, and PRESSURE_AFTER_MS longer for memory that they give back after their answer. Then it is refused.
+ * While programs are falling asleep it is not refused, however long they take.
  *
  * Fairness: a tenant's requests for one location are charged in the order of their arrival. A small
  * request does not overtake a big one that waits, so the big one gets its turn. No request waits
@@ -57,8 +57,8 @@
  * higher leave it its room: they are SHORT as well, unless there is room for both. Otherwise small requests would take
  * each piece of its room as it comes. They are refused when their patience is over: its memory was lent to them.
  *
- * Sleep: a program that waits here can be put to sleep for an earlier request. What it waits for is held back until it is awake:
- * else two programs could each have what the other needs to wake.
+ * Sleep: a program that waits here can be put to sleep for an earlier request. What it waits for is held back until it is
+ * awake: else two programs could each have what the other needs to wake.
  *
  * Reserve: a request that unseals takes from the reserve what room lacks (reserve.h). All others meet it as memory that is in
  * use: nothing is taken back for what is reserved, and nobody waits for it.
@@ -123,7 +123,7 @@ enum pressure_fds {
 struct pressure_source {
 	/* Have @bytes of @at released, or as much as there is. */
 	void (*take_bytes)(void *user, struct location *at, uint64_t bytes);
-	/* The same for @n_fds of any location. */
+	/* Have chunks with @n_fds fds released at any location, or as many as there are. */
 	void (*take_fds)(void *user, uint64_t n_fds);
 	void *user;
 };
@@ -202,7 +202,7 @@ struct pressure_request {
 	const bool *
 		is_held_back; /* NULL: never; while that is so, a request that waits for room goes on waiting */
 
-	/* Of ops->charge(). */
+	/* ops->charge() sets these. */
 	uint64_t missing_bytes;
 	uint64_t n_missing;
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/memory/promise.h"
 
-/* What is reserved must come back: the asserts stay in every build. */
+/* Reserved bytes must come back: the asserts stay in every build. */
 #undef NDEBUG
 #include <assert.h>
 #include <stdlib.h>

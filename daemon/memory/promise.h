@@ -40,7 +40,7 @@ struct promise {
 	unsigned n_refs;
 };
 
-/* Of a glaked. */
+/* All promises of this glaked. */
 struct promises {
 	struct list all;
 };
@@ -59,21 +59,21 @@ void promise_leave(struct promise *promise);
 void promise_settle(struct promise *promise);
 /* A session has more. */
 void promise_use(struct promise *promise, uint64_t bytes);
-/* It has less: promise_settle() follows when that is free. */
+/* A session has less: promise_settle() follows when that is free. */
 void promise_unuse(struct promise *promise, uint64_t bytes);
 
-/* The same for all of them, where something is owed. */
+/* Settle all promises that are owed something. */
 void promises_settle(struct promises *promises);
 
-/* What the process may still have. */
+/* The bytes that the process may still have. */
 uint64_t promise_left_bytes(const struct promise *promise);
 /* A request for @bytes begins. False: that is more than is left. */
 bool promise_draw(struct promise *promise, uint64_t bytes);
-/* It is over, and what it brought is free, or is handed over. */
+/* The request is over, and its memory is free, or is handed over. */
 void promise_undraw(struct promise *promise, uint64_t bytes);
 /* Up to @bytes of what was drawn are no more reserved, but the caller's to charge and to count as coming. Returns how many. */
 uint64_t promise_take(struct promise *promise, uint64_t bytes);
-/* And are again. */
+/* @bytes that promise_take() took are reserved again. */
 void promise_put(struct promise *promise, uint64_t bytes);
 
 /*
@@ -84,7 +84,7 @@ int promise_charge(struct promise *promise, struct tenant *tenant, uint32_t slot
                    const uint64_t *sizes, size_t n, struct charge *charges_out,
                    uint64_t *taken_out);
 
-/* What its wake needs to be reserved. */
+/* The bytes that a wake of the process has to reserve. */
 uint64_t promise_lent_bytes(const struct promise *promise);
 /* The process sleeps. */
 void promise_lend(struct promise *promise);

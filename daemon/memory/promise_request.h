@@ -24,11 +24,11 @@ struct promise_wanted {
 	struct refusal *refusal; /* as in alloc_wanted; borrowed until @done */
 };
 
-/* As alloc_start(). */
+/* Start a request; it returns like alloc_start(). */
 enum status promise_request_start(struct allocator *allocator, const struct promise_wanted *wanted,
                                   promise_done_fn done, void *user,
                                   struct promise_request **request_out);
-/* As pressure_wait_of(). NULL is fine. */
+/* Returns pressure_wait_of() of its request. NULL is fine. */
 struct pressure_wait promise_request_wait_of(const struct promise_request *request);
 /* @done will not be called, and nothing is reserved. */
 void promise_request_cancel(struct promise_request *request);

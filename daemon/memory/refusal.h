@@ -32,10 +32,10 @@ struct refusal {
 	uint64_t limit;
 };
 
-/* Of a tenant's own bounds: QUOTA, TENANT_FDS. @wanted: bytes or fds. */
+/* A tenant's own bound refuses: QUOTA or TENANT_FDS. @wanted: bytes or fds. */
 struct refusal refusal_of_tenant(enum bound bound, struct tenant *tenant, const struct location *at,
                                  uint64_t wanted);
-/* More than is left of what the process was promised. */
+/* The request is for more than is left of what the process was promised. */
 struct refusal refusal_of_promise(const struct promise *promise, struct tenant *tenant,
                                   uint64_t wanted);
 /* The location is full; the reserve for unsealing is not in use. */
@@ -46,7 +46,7 @@ struct refusal refusal_of_room(struct tenant *tenant, const struct location *at,
 struct refusal refusal_of_manifest(struct payer payer, const struct location *at,
                                    uint64_t more_bytes);
 
-/* In the sums of glaked and of the tenant at that location. Harmless for none. */
+/* Add it to the sums of glaked and of the tenant at that location. Harmless for none. */
 void refusal_count(const struct refusal *refusal, struct stats *stats);
 
 /* The status of its answer. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/memory/reserve.h"
 
-/* What is kept must come back: the asserts stay in every build. */
+/* Kept bytes must come back: the asserts stay in every build. */
 #undef NDEBUG
 #include <assert.h>
 

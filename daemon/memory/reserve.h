@@ -11,11 +11,11 @@
  *     wanted   the part of saved, at least one block, at most saved
  *     has      location.unsealing_bytes: no chunks, but taken off the location's room, as what is promised is (promise.h)
  *
- * Invariants: has <= wanted <= saved. Chunks, chunks that come, promises, and the reserve are together no more than the location
- * has. It shrinks at once with what is saved. It grows only out of memory that was set free in the same turn: of a chunk for
- * which an equal block was found, a block that went with its last user, or a copy that was not wanted after all. So nobody who
- * could have had memory without the sealing is refused it, and who waits for room never waits for the reserve: a sleeper
- * fits again when those who were awake before it are asleep, as if nothing had been sealed.
+ * Invariants: has <= wanted <= saved. Chunks, chunks that come, promises, and the reserve are together no more than the
+ * location has. It shrinks at once with what is saved. It grows only out of memory that was set free in the same turn: of a
+ * chunk for which an equal block was found, a block that went with its last user, or a copy that was not wanted after all. So
+ * nobody who could have had memory without the sealing is refused it, and who waits for room never waits for the reserve: a
+ * sleeper fits again when those who were awake before it are asleep, as if nothing had been sealed.
  *
  * Nothing of it is written down. The next glaked computes it from the books, as far as there is room.
  *
@@ -27,12 +27,12 @@
 #include "daemon/memory/location.h"
 
 /*
- * This part of what is saved is wanted from now on: 0 (nothing) to 1. It takes what room there is. Before the first call it
- * wants nothing.
+ * The reserve wants @part of the saved bytes from now on: 0 (nothing) to 1. It takes what room there is. Before the first call
+ * it wants nothing.
  */
 void reserve_set_part(struct location *at, double part);
 
-/* So much of what is @before saved is @after. */
+/* The saved bytes change from @before to @after. */
 void reserve_note_saved(struct location *at, uint64_t before, uint64_t after);
 
 /* @bytes were just set free there: they are the reserve's, as far as it wants them. */

@@ -139,7 +139,7 @@ static void give_up(struct stock *stock, struct stock_size *size)
 	size->n_chunks = 0;
 }
 
-/* It is not wanted any more. What is coming is released when it has come. */
+/* The size is not wanted any more. Chunks that are coming are released when they have come. */
 static void forget(struct stock *stock, struct stock_size *size)
 {
 	give_up(stock, size);

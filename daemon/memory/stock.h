@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A few chunks of common sizes, made and exported ahead, so that requests do not wait for the
- * driver: of configured sizes, and of sizes that were asked for again lately. Only fresh chunks enter the stock. Returned chunks are released, because only fresh memory
- * of the driver is known to be zero.
+ * A few chunks of common sizes, made and exported ahead, so that requests do not wait for the driver: of configured sizes, and
+ * of sizes that were asked for again lately. Only fresh chunks enter the stock. Returned chunks are released, because only
+ * fresh memory of the driver is known to be zero.
  *
  * Under memory pressure the stock is drained first (stock_drain). It stays empty until the next
  * stock_resume().
@@ -18,7 +18,7 @@
 #include "daemon/memory/chunk.h"
 #include "daemon/config/config.h"
 
-/* So many sizes are followed, with so many chunks of each and so many bytes of all at most. */
+/* A stock follows so many sizes at most, with so many chunks of each and so many bytes of all. */
 #define STOCK_FOLLOWED_SIZES 8u
 #define STOCK_FOLLOWED_CHUNKS 4u
 #define STOCK_FOLLOWED_BYTES (256ull << 20)

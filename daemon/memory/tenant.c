@@ -12,7 +12,7 @@
 /* A node's models may all be loaded at once, and each is a line that its operator looks for. */
 #define LOADS_IN_LOG 100
 
-/* Of all tenants, by user. */
+/* The charges of all tenants for manifests, by user. */
 static struct pot books = {.row = USER_BOOKS, .limit = TENANT_BOOKS_BYTES};
 
 struct tenant_table {

@@ -30,9 +30,9 @@
 #include "daemon/net/user.h"
 
 /*
- * What tenants are charged for as manifests is written into the books as well, and those have an end (keep/journal.h),
- * whatever the tenants' limits are. A record takes at most a quarter more than what is charged; the rest is for unused
- * models (STORE_IDLE_MANIFEST_BYTES), sessions, chunks and blocks, of which there are as many as there may be of them.
+ * Manifests that tenants are charged for are written into the books as well, and those have an end (keep/journal.h), whatever
+ * the tenants' limits are. A record takes at most a quarter more than the charge; the rest is for unused models
+ * (STORE_IDLE_MANIFEST_BYTES), sessions, chunks and blocks, of which there are as many as there may be of them.
  */
 #define TENANT_BOOKS_BYTES (320ull * 1024 * 1024)
 
@@ -127,11 +127,11 @@ struct tenant *tenant_find(struct tenant_table *table, const char *name);
 /* The tenant with the smallest id above @after; NULL at the end. From 0, this walks over all. */
 struct tenant *tenant_next(struct tenant_table *table, uint64_t after);
 
-/* What @rule gives at @slot, one of the table's. 0 = no limit. */
+/* The quota that @rule gives at @slot, one of the table's. 0 = no limit. */
 uint64_t tenant_configured_quota(const struct tenant_table *table, const struct config_tenant *rule,
                                  uint32_t slot);
 
-/* Until the config is read again. 0 = no limit. Returns 0, or -EINVAL: no such location. */
+/* Set a limit until the config is read again. 0 = no limit. Returns 0, or -EINVAL: no such location. */
 int tenant_set_quota(struct tenant *tenant, uint32_t slot, uint64_t quota_bytes);
 void tenant_set_max_sessions(struct tenant *tenant, uint32_t max_sessions);
 void tenant_set_manifest_quota(struct tenant *tenant, uint64_t quota_bytes);
@@ -164,7 +164,7 @@ struct charge tenant_charge_adopted(struct payer payer, uint32_t slot, uint64_t 
 struct charge tenant_charge_manifest(struct payer payer);
 /* The manifest grows. Returns 0 or TENANT_E_MANIFESTS: nothing has changed then. */
 int charge_grow_manifest(struct charge *charge, uint64_t more_bytes);
-/* What keeps @payer from @more_bytes of manifests, with its numbers. BOUND_NONE: nothing does. */
+/* The bound that keeps @payer from @more_bytes of manifests, with its numbers. BOUND_NONE: nothing does. */
 enum bound tenant_manifest_bound(struct payer payer, uint64_t more_bytes, uint64_t *used_out,
                                  uint64_t *limit_out);
 
@@ -184,7 +184,7 @@ void charge_refund(struct charge *charge);
 /* A part of what it is for is charged elsewhere, and comes back. The cache has no limits. */
 void charge_shrink(struct charge *charge, uint64_t bytes);
 void charge_grow(struct charge *charge, uint64_t bytes);
-/* So much it could grow within its tenant's limit. 0 for no charge. */
+/* The bytes that @charge could grow by within its tenant's limit. 0 for no charge. */
 uint64_t charge_room_bytes(const struct charge *charge);
 
 /* @to pays from now on. Returns 0, or TENANT_E_*: nothing has changed. */

@@ -61,7 +61,7 @@ static bool is_quiet(struct worker *worker)
 static enum next wait_for_work(struct worker *worker)
 {
 	for (;;) {
-		/* It holds fds and memory: it may not wait for ever behind the rest. */
+		/* Lazy work holds fds and memory: it may not wait for ever behind the rest. */
 		if (worker->n_lazy > WORKER_MAX_LAZY) {
 			return NEXT_RELEASE;
 		}
@@ -139,7 +139,7 @@ static bool run_release(struct worker *worker)
 	return true;
 }
 
-/* It keeps its place meanwhile, for what comes of the same user to stand behind. */
+/* The work keeps its place while it runs, so that later work of the same user stands behind it. */
 static void run_turn(struct worker *worker)
 {
 	struct work *work = first_of(&worker->turns);

@@ -1,4 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * An admission must never share bytes that differ, nor release a chunk that the mover still has. A block is shared only when
+ * the mover has found all bytes equal. Another content of the same digest becomes a block that nobody finds. A block that was
+ * found damaged during the comparison is not used, and a guess counts only if it is the block that the digest finds.
+ *
+ * The chunk, its charge and the compared block stay with the admission until worker and mover are done with the chunk, also
+ * when the caller has cancelled or the mover has died (decisions/018).
+ */
 #include "daemon/store/admit.h"
 
 #include <assert.h>
@@ -7,7 +15,7 @@
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
 
-/* Of a chunk that is digested or compared, and of the block that it may equal. */
+/* The fds of a chunk that is digested or compared, and of the block that it may equal. */
 #define PROBE_FDS 2
 
 #define BIT(state) (1u << (state))
@@ -61,7 +69,7 @@ static void fail(struct admit *admit, enum status status, const char *error)
 	end(admit, &(struct admit_result){.status = status, .error = error});
 }
 
-/* Nobody waits for it any more. */
+/* Ends an admission that was left. Returns whether it was. */
 static bool has_left(struct admit *admit)
 {
 	bool is_leaving = admit->state == ADMIT_LEAVING;
@@ -193,7 +201,7 @@ static struct block *find_block(const struct admit *admit)
 	                        &admit->digest);
 }
 
-/* Its digest is known: look for a block of the realm with the same digest. */
+/* The digest is known: look for a block of the realm with the same digest. */
 static void meet(struct admit *admit)
 {
 	struct block *candidate = find_block(admit);
@@ -263,7 +271,7 @@ static void start_digest(struct admit *admit)
 	admit_set_state(admit, ADMIT_DIGESTING);
 }
 
-/* It has an fd. */
+/* The chunk has an fd. */
 static void look_at(struct admit *admit)
 {
 	if (admit->has_digest) {

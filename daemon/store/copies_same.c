@@ -1,20 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whether a copy is needed at all: not of zeros, and not if there is one of the same bytes. What has the same digest has the
- * same bytes only if the mover has compared all of them. Zeros are the mover's word, which has looked at all bytes, too.
+ * A chunk needs no copy if its bytes are zero, or if a copy of the same bytes exists. Another program may make other bytes of
+ * the same digest, and what is damaged in host memory would spread: so a copy is shared only after the mover has compared all
+ * bytes. The mover also looks at all bytes before it says that they are zero.
  *
- * A chunk whose digest is that of the copy which it had when it slept last has not changed: nobody else has written either, and its
- * program can harm only itself by another content of the same digest. The copy was read back with the last wake.
+ * One digest is trusted without a comparison: that of the copy which the chunk itself had when it slept last. Then the chunk
+ * has not changed: nobody else has written either, and its program can harm only itself by another content of the same digest.
+ * The copy was read back with the last wake.
  *
- * Most chunks have bytes of their own, and are not to wait for this. So one is copied at once, and its copy goes if it was
- * not needed. But where one was not needed, the next often is not: it is digested before, which takes no room.
+ * Most chunks have bytes of their own, and must not wait for this. So a chunk is copied at once, and its copy goes if it was
+ * not needed. But where one was not needed, the next often is not: that is digested before, which takes no room.
  */
 #include "daemon/store/copies_parts.h"
 
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
 
-/* Whether it is over, since nobody waits. */
+/* Ends the making if nobody waits for it. Returns whether it has ended. */
 static bool end_if_unwanted(struct copy_making *making)
 {
 	bool is_unwanted = making->is_ordered && list_is_empty(&making->waiting);
@@ -100,7 +102,7 @@ static void on_compared(struct compare_job *job, bool equal)
 	making_end(making, same);
 }
 
-/* Then it is as if they differed, unless the mover may have the memory still. */
+/* A comparison that failed counts as different bytes, unless the mover may have the memory still. */
 static void on_not_compared(struct mover_job *job, enum status status, const char *error)
 {
 	struct copy_making *making = container_of(job, struct copy_making, compare.job);
@@ -120,7 +122,7 @@ static void on_comparer_gone(struct mover_job *job)
 	making_gone(container_of(job, struct copy_making, compare.job));
 }
 
-/* False: that cannot begin now. */
+/* False: the comparison cannot begin now. */
 static bool compare(struct copy_making *making, struct copy *same)
 {
 	struct copies *copies = making->copies;
@@ -146,7 +148,10 @@ static struct copy *find_other(const struct copy_making *making)
 	return copies_find_any(making->copies, making->copy->realm, &making->digest);
 }
 
-/* False: its program has written to it, or it had no copy; or others have one with that digest: all are to share that. */
+/*
+ * Whether the chunk has its past copy's bytes. False: its program has written to it, or it had no copy; or others have one with
+ * that digest: all are to share that.
+ */
 static bool is_as_it_was(const struct copy_making *making)
 {
 	const struct copy *past = making->past;
