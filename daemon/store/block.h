@@ -64,7 +64,7 @@ enum block_state {
 	BLOCK_N_STATES,
 };
 
-/* What of it may be elsewhere, at another offset (prints.h). */
+/* The parts of a block that may be elsewhere, at another offset (prints.h). */
 struct block_layout {
 	struct block_print
 		*prints; /* owned by the store's table; NULL: none, or not looked at yet */
@@ -113,7 +113,7 @@ struct block {
 	struct block_layout layout;
 };
 
-/* They move as drawn above; anything else is a bug of the caller's. */
+/* States change as drawn above; anything else is a bug of the caller's. */
 bool block_may_become(enum block_state from, enum block_state to);
 void block_set_state(struct block *block, enum block_state state);
 bool block_may_be_kept(enum block_keeping from, enum block_keeping to);

@@ -2,13 +2,13 @@
 /*
  * Copies in host memory of what is on a GPU: the host tier.
  *
- * A copy is found by realm and digest, as a block is, and serves every GPU. That of a block serves whoever has a block of
- * that digest, and is cache when nobody holds it. That of a private chunk serves others once the mover has compared all their bytes
- * with it (copies_same.c). When nobody holds it, it is cache as long as one of those chunks is there: which needs no other copy if
- * its digest is the same when it sleeps again. A private chunk that reads zero has a copy that takes no host memory.
+ * A copy is found by realm and digest, as a block is, and serves every GPU. That of a block serves whoever has a block of that
+ * digest, and is cache when nobody holds it. That of a private chunk serves others once the mover has compared all their bytes
+ * with it (copies_same.c). When nobody holds it, it is cache as long as one of those chunks is there: which needs no other copy
+ * if its digest is the same when it sleeps again. A private chunk that reads zero has a copy that takes no host memory.
  *
- * The mover makes a copy, digests what it copies, and compares it with what it has written: only if they are equal, and for a block
- * the digest is the block's, the copy is THERE. Whoever reads it back has it digested again, on the GPU.
+ * The mover makes a copy, digests what it copies, and compares it with what it has written: only if they are equal, and for a
+ * block the digest is the block's, the copy is THERE. Whoever reads it back has it digested again, on the GPU.
  *
  *            its turn has come        its extent is taken        the digest is right
  *   (none) -------------------> TAKING ------------------> WRITING ------------------> THERE
@@ -56,7 +56,7 @@ enum copy_state {
 	COPY_N_STATES,
 };
 
-/* What a copy that is THERE is for. */
+/* The use of a copy that is THERE. */
 enum copy_use {
 	COPY_USE_NONE,  /* it is not THERE, or zero */
 	COPY_USE_SLEEP, /* a program that sleeps, or is about to, has it: it is parked */
@@ -66,7 +66,7 @@ enum copy_use {
 	N_COPY_USES,
 };
 
-/* Of the copies on one node. */
+/* The uses of the copies on one node. */
 struct copies_use {
 	uint64_t bytes[N_COPY_USES]; /* of NONE: 0 */
 	uint64_t
@@ -123,7 +123,7 @@ enum copy_order_state {
  *    '---- gone() ---- OVER <--------------------------------------'
  */
 struct copy_order {
-	/* Of a private chunk, or of a block: one of the two. */
+	/* The order is for a private chunk, or for a block: one of the two. */
 	struct block *block; /* borrowed: the store keeps it until done (store_begin_compare()) */
 	struct {
 		const struct device *device;
@@ -187,12 +187,12 @@ void copies_deinit(struct copies *copies);
 /* Whether blocks are copied from now on. */
 void copies_set(struct copies *copies, bool is_on);
 
-/* So much host memory is to be free for copies, by node: made ahead, and given back when programs want it. */
+/* Keep @bytes of host memory free for copies, by node: made ahead, and given back when programs want it. */
 void copies_keep_ready(struct copies *copies, const struct config_sizes *bytes);
 /* Once a second. */
 void copies_tick(struct copies *copies);
 
-/* If nothing else were there. */
+/* The bytes that copies could have if nothing else were there. */
 uint64_t copies_most_bytes(const struct copies *copies);
 
 /* A copy of @block is made when its turn comes, unless there is one. */
@@ -206,36 +206,36 @@ void copies_cancel(struct copies *copies, struct copy_order *order);
 struct copy *copies_find(const struct copies *copies, const struct realm *realm,
                          const struct digest *digest);
 
-/* It is used now. */
+/* @copy is used now. */
 void copies_use(struct copies *copies, struct copy *copy);
 
-/* It stays until it is let. */
+/* @copy stays until it is let. */
 void copies_hold(struct copies *copies, struct copy *copy);
 void copies_let(struct copies *copies, struct copy *copy);
 
 /*
- * A private chunk that sleeps no more has it still. Before it is let. The copy may go at any time; copies_forget() says that the
- * chunk goes, or has another one. It is harmless if nothing was remembered.
+ * Remember @copy for a private chunk that sleeps no more; to be called before the copy is let. The copy may go at any time;
+ * copies_forget() says that the chunk goes, or has another one. It is harmless if nothing was remembered.
  */
 void copies_remember(struct copies *copies, struct copy *copy, struct copy_past *past);
 void copies_forget(struct copy_past *past);
 
 /* One of its holders, a model that is DEMOTED now, is forgotten for it if room is wanted (store_forget_demoted()). */
 void copies_offer(struct copies *copies, struct copy *copy);
-/* It is not any more. */
+/* @copy is not offered any more. */
 void copies_keep(struct copies *copies, struct copy *copy);
-/* It was, and lets it. The copy is not used by that. */
+/* The holder that offered @copy lets it. That is no use of the copy. */
 void copies_let_offered(struct copies *copies, struct copy *copy);
 
 /*
- * The next glaked is to have it, THERE and held, until as many calls of copies_unpark(). It is on record when this returns, and
- * the next glaked has it when parking.h's number copies_unparked() has passed. Returns 0, also if nobody keeps fds; or
+ * Park @copy, THERE and held, for the next glaked until as many calls of copies_unpark(). It is on record when this returns,
+ * and the next glaked has it when parking.h's number copies_unparked() has passed. Returns 0, also if nobody keeps fds; or
  * COPIES_E_NOT_PARKED: the fd store is full, or @user, who pays, has its share of it.
  */
 enum { COPIES_E_NOT_PARKED = 1 };
 int copies_park(struct copies *copies, struct copy *copy, struct user *user);
 void copies_unpark(struct copies *copies, struct copy *copy);
-/* 0: it need not be waited for. */
+/* The number of the order that parks @copy; 0: it need not be waited for. */
 uint64_t copies_unparked(const struct copy *copy);
 /* The watch of the store has forgotten everything: it is told of what is parked. */
 void copies_note_all(const struct copies *copies);
@@ -244,22 +244,22 @@ void copies_note_all(const struct copies *copies);
 void copies_parked_name(uint64_t id, char name[COPIES_PARKED_BYTES]);
 
 /*
- * Read from it into a fresh chunk with @fd, of copy->bytes: *job ends with the digest of what came, which has to be that of
- * copy->key. Returns what mover_copy() does.
+ * Read @copy into a fresh chunk with @fd, of copy->bytes: *job ends with the digest of the bytes that came, which has to be
+ * that of copy->key. Returns what mover_copy() does.
  */
 int copies_read(struct copies *copies, struct copy *copy, struct digest_job *job,
                 const struct device *device, int fd);
 
-/* Those of @realm (NULL: of all realms) go that nobody holds. */
+/* Evict the copies of @realm (NULL: of all realms) that nobody holds. */
 void copies_evict(struct copies *copies, const struct realm *realm);
 
 /*
- * Programs want @bytes at @at: what is kept ready there goes, then copies, the longest unused first, until so much is free,
- * or will be when the mover has forgotten it.
+ * Programs want @bytes at @at: chunks that are kept ready there go, then copies, the longest unused first, until so much is
+ * free, or will be when the mover has forgotten it.
  */
 void copies_make_way(struct copies *copies, const struct location *at, uint64_t bytes);
 
-/* What came from it was something else: nobody gets it any more. It goes with its last holder. */
+/* The bytes that were read from @copy were others: nobody gets it any more. It goes with its last holder. */
 void copies_drop(struct copies *copies, struct copy *copy);
 
 /* ---- from an earlier glaked ---- */
@@ -282,8 +282,8 @@ struct copy_adopted {
 };
 
 /*
- * It is THERE. Held and parked until copies_settle_adopted(): then what nobody else holds is cache if it is found, or goes.
- * NULL: it cannot be, or no memory.
+ * Adopt a copy that is THERE, held and parked until copies_settle_adopted(): then a copy that nobody else holds is cache if it
+ * is found, or goes. NULL: it cannot be, or no memory.
  */
 struct copy *copies_adopt(struct copies *copies, uint64_t id, const struct copy_adopted *as);
 void copies_settle_adopted(struct copies *copies);

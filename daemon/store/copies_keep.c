@@ -157,7 +157,7 @@ struct mover_host copies_place(const struct copy *copy, int fd)
 
 /* ---- who needs it ----------------------------------------------------------------------------- */
 
-/* Its holders have changed. It is cache, or somebody needs it. */
+/* The holders of @copy have changed: it is cache, or somebody needs it. */
 static void settle(struct copies *copies, struct copy *copy)
 {
 	if (!may_go(copy)) {
@@ -337,7 +337,7 @@ static void on_forgetter_gone(struct mover_job *job)
 	free(forgetting);
 }
 
-/* Of extents: nothing is in chunk @number any more, or there was nothing in it for a while. */
+/* The extents call this: chunk @number is empty now, or was empty for a while. */
 static void on_empty(void *user, struct extents *extents, uint64_t number)
 {
 	struct copies *copies = user;

@@ -130,7 +130,7 @@ static void making_drop(struct copy_making *making)
 	}
 }
 
-/* Those who wait keep what it is made of in their way, and not the making. */
+/* Move the waiting orders to @waiting. Only the making's owner stays bound to it, since the mover may have his chunk. */
 static void detach(struct copy_making *making, struct list *waiting)
 {
 	struct copy_order *order;
@@ -316,7 +316,7 @@ static void note_refusal(struct copy_making *making, enum status status)
 	    making->copy->bytes <= copies_room_bytes(making->copies, making->i_node)) {
 		making->full_nodes |= 1ull << making->i_node;
 	}
-	/* Of a node that is full rather than of one where the tenant has its share. */
+	/* The refusal of a full node counts before that of a node where the tenant has its share. */
 	if (making->refusal == STATUS_OK || status == STATUS_NO_DEVICE_MEMORY) {
 		making->refusal = status;
 		making->i_refused = making->i_node;
@@ -547,7 +547,7 @@ static void start_order(struct copies *copies, struct copy_order *order)
 	start(making);
 }
 
-/* It has content that others may have, and no copy yet. */
+/* Whether @block has content that others may have, and no copy yet. */
 static bool is_wanted(const struct copies *copies, const struct block *block)
 {
 	return copies->is_on && block->state == BLOCK_SHARED && block->chunk.fd >= 0 &&

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the files of the host tier share:
+ * The files of the host tier share these declarations:
  *
  *   copies_keep.c  who holds a copy, who finds it, and what goes for room
  *   copies_park.c  what the next glaked is to have
@@ -36,9 +36,9 @@ struct copy *copies_find_any(const struct copies *copies, const struct realm *re
 void copies_hide(struct copies *copies, struct copy *copy);
 /* All of it was written, or it reads zero: it is THERE, as @digest says, and held once. */
 void copies_written(struct copies *copies, struct copy *copy, const struct digest *digest);
-/* It is found by its digest from now on, unless another one is. */
+/* @copy is found by its digest from now on, unless another one is. */
 void copies_show(struct copies *copies, struct copy *copy);
-/* Its bytes are zero: it has no extent any more. */
+/* The bytes of @copy are zero: it has no extent any more. */
 void copies_empty(struct copies *copies, struct copy *copy);
 void copies_set_state(struct copy *copy, enum copy_state state);
 /* Who holds it has changed, or it is parked no more or for the first time: count it for what it is there for. */
@@ -46,8 +46,8 @@ void copies_count_use(struct copies *copies, struct copy *copy);
 struct copies_use *copies_use_at(const struct copies *copies, const struct copy *copy);
 
 /*
- * On one of @nodes (bits: 1 << its index) a chunk goes that is kept ready; or the copy that nobody has used for longest, of those
- * that may, and a model that only host memory has with it. False: none is left.
+ * On one of @nodes (bits: 1 << its index) a chunk goes that is kept ready; or the copy that nobody has used for longest, of
+ * those that may, and a model that only host memory has with it. False: none is left.
  */
 bool copies_make_room(struct copies *copies, uint64_t nodes);
 /*
@@ -64,16 +64,16 @@ struct mover_host copies_place(const struct copy *copy, int fd);
 
 /* ---- copies_park.c ---------------------------------------------------------------------------- */
 
-/* It has changed. */
+/* @copy has changed. */
 void copies_note(const struct copies *copies, const struct copy *copy);
 
 /* ---- copies_make.c ---------------------------------------------------------------------------- */
 
 /*
- * A private chunk is TAKING and WRITING first, or LOOKING: if that is likely to do, or if there is no room. In both ways its digest
- * becomes known, and it MEETS the copy with that digest if there is one. Once it is clear that none has its bytes, it keeps what
- * was written, or is QUEUED. A block is TAKING and WRITING, but if there is a private chunk's copy with its digest: it
- * MEETS that first.
+ * A private chunk is TAKING and WRITING first, or LOOKING: if that is likely to do, or if there is no room. In both ways its
+ * digest becomes known, and it MEETS the copy with that digest if there is one. Once it is clear that none has its bytes, it
+ * keeps what was written, or is QUEUED. A block is TAKING and WRITING, but if there is a private chunk's copy with its digest:
+ * it MEETS that first.
  *
  *             it is like the last one
  *   (none) -----------------------------> LOOKING -----.   a copy is on its way  .--> BEHIND ---.
@@ -126,11 +126,11 @@ struct copy_making {
 	enum status refusal;             /* STATUS_OK: it was not refused */
 };
 
-/* It is in copies.writing, and looks for no room. */
+/* @making is in copies.writing, and looks for no room. */
 void making_hand_over(struct copy_making *making, enum making_state state);
-/* Its own copy is good. */
+/* The making's own copy is good. */
 void making_succeed(struct copy_making *making);
-/* Those who wait get @copy, of which one hold is taken over. */
+/* The orders that wait get @copy, of which one hold is taken over. */
 void making_end(struct copy_making *making, struct copy *copy);
 void making_fail(struct copy_making *making, enum status status, const char *error);
 /* No copy has its bytes: it needs one of its own. */
@@ -138,7 +138,7 @@ void making_is_new(struct copy_making *making);
 /* A job of the mover's has failed; it may have what is copied still if the job has a number. */
 void making_lose(struct copy_making *making, const struct mover_job *job, enum status status,
                  const char *error);
-/* Nobody wants it any more, and the mover has nothing of it. */
+/* Nobody wants @making any more, and the mover has nothing of it. */
 void making_gone(struct copy_making *making);
 
 /* A chunk was forgotten, or will not be soon. */
@@ -149,11 +149,11 @@ void copies_close_makings(struct copies *copies);
 
 /* The bytes of a private chunk are zero. */
 void making_is_zero(struct copy_making *making);
-/* Of a private chunk: perhaps it need not be copied. */
+/* Digest a private chunk: perhaps it need not be copied. */
 void making_look(struct copy_making *making);
-/* Its digest is known: perhaps a copy has its bytes. */
+/* The digest is known: perhaps a copy has the same bytes. */
 void making_meet(struct copy_making *making);
-/* Those that were BEHIND go on, if what they wait for has ended. */
+/* Makings that were BEHIND go on, if the copy that they wait for has ended. */
 void makings_meet(struct copies *copies);
 
 #endif

@@ -3,7 +3,7 @@
 
 #include <stddef.h>
 
-/* So many chunks of a program may be digested at a time; further away it is no guess but a walk. */
+/* At most MAX_STEPS chunks of a program are digested at a time; further away it is no guess but a walk. */
 #define MAX_STEPS 64u
 
 uint64_t guess_block(struct guess *guess, const struct list *blocks, const struct realm *realm,

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which block a chunk may turn out to equal, before its digest is known. Programs with one model publish it in one
- * order: if a chunk equals a block, the next chunk probably equals the next block. The mover then digests the
- * chunk and compares it with the guess at once, instead of mapping it twice. A guess that is wrong costs
- * time, and nothing else.
+ * A guess is the block that a chunk may turn out to equal, before its digest is known. Programs with one model publish it in
+ * one order: if a chunk equals a block, the next chunk probably equals the next block. The mover then digests the chunk and
+ * compares it with the guess at once, instead of mapping it twice. A guess that is wrong costs time, and nothing else.
  *
  * Owner: the store. Threads: loop thread.
  */

@@ -1,13 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Looks at each block that programs have made and use once, for what of it other blocks have at other offsets (prints.h). It shares nothing:
- * it tells what could be shared if it lay elsewhere (docs/decisions/088-layout-is-told.md).
- *
- * glake-mover copies the block to host memory and hashes it there. So a look costs the GPU a copy over the link and no
- * time of its processors; of that it takes one part in LAYOUT_PART. One block at a time, while a mover runs and has nothing
- * else to do: it starts none, and does not keep one running.
- *
- * Owner: the server. Threads: loop thread.
+ * Layout looks at each block that programs have made and use once, for parts that other blocks have at other offsets
+ * (prints.h). It shares nothing: it tells what could be shared if it lay elsewhere (docs/decisions/088-layout-is-told.md).
  */
 #ifndef GLAKE_DAEMON_LAYOUT_H
 #define GLAKE_DAEMON_LAYOUT_H
@@ -18,7 +12,7 @@
 #include "daemon/store/store.h"
 
 #define LAYOUT_MS 50u
-/* Of the time: 0.5 %. */
+/* Looks take 1 / LAYOUT_PART of the time: 0.5 %. */
 #define LAYOUT_PART 200u
 /* Whatever the mover says of one block. */
 #define LAYOUT_MAX_NS 100000000u
@@ -39,7 +33,7 @@ struct layout {
 
 void layout_init(struct layout *layout, uv_loop_t *loop, struct store *store,
                  struct mover_link *mover);
-/* What it looks at ends with the link to the mover, or with the keeper. */
+/* A look under way ends with the link to the mover, or with the keeper. */
 void layout_close(struct layout *layout);
 
 #endif

@@ -121,7 +121,7 @@ static void drop_transfer(struct transfer *transfer)
 	transfer->state = TRANSFER_DONE;
 }
 
-/* Of a load that has failed. */
+/* Free a load that has failed, once nobody has it. */
 static void free_if_gone(struct load *load)
 {
 	if (!load->job.job.id && load->n_admitting == 0 && load->n_copying == 0 &&
@@ -130,7 +130,7 @@ static void free_if_gone(struct load *load)
 	}
 }
 
-/* It is not freed before let(), should it fail meanwhile. */
+/* The load is not freed before let(), should it fail meanwhile. */
 static void keep(struct load *load)
 {
 	load->n_stays++;
@@ -519,7 +519,7 @@ static int charge_manifest(struct load *load)
 	return 0;
 }
 
-/* As charge_manifest(), for what is written down of it meanwhile. */
+/* Write the tensors that have come into the books. The load may be over afterwards, as with charge_manifest(). */
 static void note_tensors(struct load *load)
 {
 	struct store *store = load->context->admit->store;
@@ -675,7 +675,7 @@ static void on_filled(struct load *load, struct transfer *transfer, const struct
 	load->window_used_bytes -= transfer->chunk.bytes;
 	transfer->state = TRANSFER_ADMITTING;
 	load->n_admitting++;
-	/* It stays: the mover has a job of it, or the caller keeps it. */
+	/* The load stays: the mover has a job of it, or the caller keeps it. */
 	admit_start(&transfer->admit, load->context->admit, load->model->realm, load->job.user,
 	            &transfer->chunk, content_bytes, digest, &admit_ops);
 	if (load->state == LOAD_FILLING) {

@@ -90,7 +90,7 @@ void load_join(struct load *load, struct load_waiter *waiter);
 /* @waiter does not wait any more. May cancel the load. */
 void load_leave(struct load_waiter *waiter);
 
-/* As pressure_wait_of(), of the memory that the load wants. */
+/* Returns pressure_wait_of() of the memory that the load wants. */
 struct pressure_wait load_wait_of(const struct load_waiter *waiter);
 
 struct load_result load_result(const struct load *load);

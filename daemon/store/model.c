@@ -11,7 +11,7 @@
 
 /* Each tensor also costs the allocator's header and a pointer. */
 #define ENTRY_BYTES 16
-/* So many are freed in a tenth of a millisecond. */
+/* MANY_TENSORS tensors are freed in a tenth of a millisecond. */
 #define MANY_TENSORS 4096
 
 #define BIT(state) (1u << (state))
@@ -84,7 +84,7 @@ int model_add_tensor(struct model *model, const char *name, uint32_t dtype, cons
 	tensor->name = (char *)&tensor->shape[n_numbers];
 	memcpy(tensor->name, name, name_bytes);
 	model->tensors[model->n_tensors++] = tensor;
-	/* What a published model says of tensors that overlap has no bound. */
+	/* The tensors of a published model may overlap, so their sum has no bound. */
 	if (__builtin_add_overflow(model->content_bytes, bytes, &model->content_bytes)) {
 		model->content_bytes = UINT64_MAX;
 	}

@@ -73,7 +73,7 @@ struct model_key {
 	struct digest digest; /* of the file_ids, or of the key */
 };
 
-/* What it has in common with others, and in host memory. */
+/* The model's memory in common with others, and in host memory. */
 struct model_parts {
 	uint64_t copied_bytes; /* of its places' chunks, if host memory has a copy */
 	uint64_t unique_bytes; /* of chunks that only this model keeps */
@@ -133,7 +133,7 @@ struct model {
 /* Chunk bytes of block number @i of the plan. */
 uint64_t model_chunk_bytes(const struct model *model, size_t i);
 
-/* It moves as drawn above; anything else is a bug of the caller's. */
+/* States change as drawn above; anything else is a bug of the caller's. */
 bool model_may_become(enum model_state from, enum model_state to);
 void model_set_state(struct model *model, enum model_state state);
 

@@ -179,7 +179,7 @@ static void on_idle(uv_timer_t *timer)
 
 static void start_idle_timer(struct mover_link *link)
 {
-	/* It runs already behind a job that was aside. */
+	/* The timer runs already behind a job that was aside. */
 	bool is_started = uv_is_active((const uv_handle_t *)&link->idle_timer);
 	if (!mover_is_busy(link) && link->process && link->idle_ms && !link->is_closing &&
 	    !is_started) {
@@ -271,7 +271,7 @@ int mover_load(struct mover_link *link, struct load_job *load, const struct devi
 	return r;
 }
 
-/* Of chunks; their fds are glaked's own. */
+/* Begin a job on chunks; their fds are glaked's own. */
 static int begin_probe(struct mover_link *link, struct mover_job *job, order_t *order,
                        const int *fds, size_t n_fds)
 {
@@ -394,7 +394,7 @@ void mover_grant(struct mover_link *link, struct load_job *load, uint64_t first,
 	Glake__Mover__Grant grant = GLAKE__MOVER__GRANT__INIT;
 	order_t order = GLAKE__MOVER__ORDER__INIT;
 	if (!link->process) {
-		/* It has just died; on_failed comes soon. */
+		/* The mover has just died; on_failed comes soon. */
 		return;
 	}
 	grant.first = first;

@@ -195,7 +195,7 @@ int mover_copy(struct mover_link *link, struct digest_job *copy, const struct de
 /* The chunk is to read zero. The digest is of that. */
 int mover_zero(struct mover_link *link, struct digest_job *zero, const struct device *device,
                int fd, uint64_t chunk_bytes, uint64_t content_bytes);
-/* What of the content may be elsewhere as well (daemon/mover/layout.h). */
+/* Find the parts of the content that may be elsewhere as well (daemon/mover/layout.h). */
 int mover_layout(struct mover_link *link, struct layout_job *layout, const struct device *device,
                  int fd, uint64_t chunk_bytes, uint64_t content_bytes);
 /* A mover runs. */

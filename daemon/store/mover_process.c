@@ -14,7 +14,7 @@
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
 
-/* So many packets with files of users may wait until the mover reads. */
+/* At most MAX_PASSED_ON packets with files of users wait until the mover reads. */
 #define MAX_PASSED_ON 8
 
 struct mover_process {

@@ -30,9 +30,8 @@ struct mover_process_ops {
 	/* A packet; not after mover_process_kill(). fds that stay in the list are closed. */
 	void (*on_packet)(void *user, const uint8_t *bytes, size_t n_bytes, struct fdlist *fds);
 	/*
-	 * It could not be started, or is dead: no packet will come. @error is one line. With
-	 * @is_gone nothing of it is left, and @process must not be used any more; otherwise on_gone
-	 * follows.
+	 * The mover could not be started, or is dead: no packet will come. @error is one line. With @is_gone nothing of it is
+	 * left, and @process must not be used any more; otherwise on_gone follows.
 	 */
 	void (*on_end)(void *user, struct mover_process *process, const char *error, bool is_gone);
 	void (*on_gone)(void *user, struct mover_process *process);
@@ -49,14 +48,11 @@ int mover_process_new(uv_loop_t *loop, struct keeper *keeper, const char *path, 
 /* 0 until it is started. */
 int mover_process_pid(const struct mover_process *process);
 
-/*
- * As conn_send(), with files of @uid or (INFLIGHT_OURS) glaked's own fds. -EAGAIN: too many packets
- * wait for now.
- */
+/* Send like conn_send(), with files of @uid or (INFLIGHT_OURS) glaked's own fds. -EAGAIN: too many packets wait for now. */
 int mover_process_send(struct mover_process *process, uid_t uid, const void *bytes, size_t n_bytes,
                        const int *fds, size_t n_fds);
 
-/* Because of what it sent. on_end follows. */
+/* Kill the mover because of a packet that it sent. on_end follows. */
 void mover_process_kill(struct mover_process *process);
 
 /* Close the connection: the process exits by itself. Nothing is called back any more. */

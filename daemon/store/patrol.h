@@ -34,7 +34,7 @@
 #define PATROL_ALWAYS_MS 100u
 /* After a failure of the mover or of a device. */
 #define PATROL_RETRY_MS 60000u
-/* What must be free of a device for a mover that nobody needs: its context takes half of it. */
+/* A mover that nobody needs is started only if so much of the device is free: its context takes half of it. */
 #define PATROL_FREE_BYTES (1024ull * 1024 * 1024)
 
 struct visit;
@@ -55,11 +55,11 @@ struct patrol {
 	void *user;
 };
 
-/* It begins with patrol_set_mode(). */
+/* The patrol begins with patrol_set_mode(). */
 void patrol_init(struct patrol *patrol, uv_loop_t *loop, struct store *store,
                  struct mover_link *mover, const struct device *devices, uint32_t n_devices);
 void patrol_set_mode(struct patrol *patrol, enum config_verify mode);
-/* What it looks at ends with the link to the mover, or with the keeper. */
+/* A visit under way ends with the link to the mover, or with the keeper. */
 void patrol_close(struct patrol *patrol);
 
 #endif

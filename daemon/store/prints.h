@@ -49,8 +49,8 @@ void prints_drop(struct prints *prints, struct block *block);
 uint64_t prints_mark(struct prints *prints);
 
 /*
- * So many of its prints are in other blocks that are in use: with @marked, that have the mark @mark, else that have
- * another one.
+ * The number of prints of @block that are in other blocks in use: with @marked, in blocks that have the mark @mark, else in
+ * those that have another one.
  */
 uint32_t prints_count(const struct prints *prints, const struct block *block, uint64_t mark,
                       bool marked);

@@ -25,7 +25,7 @@ struct extent_parking;
  * changes, and manifests as they come.
  */
 struct store_watch {
-	/* For what somebody asks for. */
+	/* Whether there is room to note a thing that somebody asks for. */
 	bool (*has_room)(void *user);
 	/* New, or changed. */
 	void (*block)(void *user, const struct block *block);
@@ -34,9 +34,9 @@ struct store_watch {
 	void (*tensors)(void *user, const struct model *model, size_t first);
 	/* New: then its files and the blocks of its places are to be noted. Or changed. */
 	void (*model)(void *user, const struct model *model, bool is_new);
-	/* Or only its manifest was noted. */
+	/* The model is gone, of which perhaps only the manifest was noted. */
 	void (*model_gone)(void *user, const struct model *model);
-	/* What is parked of the host tier (copies_park()). Large chunks first: */
+	/* Parked parts of the host tier (copies_park()). Large chunks first: */
 	void (*host_chunk)(void *user, const struct extent_parking *parking,
 	                   const struct chunk *chunk);
 	void (*host_chunk_gone)(void *user, uint64_t id);
@@ -89,8 +89,8 @@ struct block *store_find_block(struct store *store, const struct realm *realm,
                                const struct location *at, const struct digest *digest);
 
 /*
- * Make a block of @chunk, which the store takes over on success. The caller is its one user; the
- * chunk has the charge already. @maker (NULL: glaked) pays for its place in the fd store. With @is_collision another content has the digest, and the block is
+ * Make a block of @chunk, which the store takes over on success. The caller is its one user; the chunk has the charge already.
+ * @maker (NULL: glaked) pays for its place in the fd store. With @is_collision another content has the digest, and the block is
  * never found by it. NULL: no memory; the caller keeps the chunk.
  */
 struct block *store_seal(struct store *store, struct realm *realm, struct user *maker,
@@ -118,17 +118,17 @@ uint64_t store_leave_block(struct store *store, struct block *block, int32_t pri
 
 /* A chunk is compared with @block, which is not evicted meanwhile. */
 void store_begin_compare(struct block *block);
-/* They are not equal, or the comparison is not wanted any more. The block may be gone afterwards. */
+/* The contents are not equal, or the comparison is not wanted any more. The block may be gone afterwards. */
 void store_end_compare(struct store *store, struct block *block);
 /*
- * The same for a look that nobody asked for, which ends soon: a request that lacks room waits for that instead of being refused, since the
- * block may be what would go for it (pressure.h).
+ * A look at @block that nobody asked for begins, and ends soon: a request that lacks room waits for that instead of being refused,
+ * since the block may be what would go for it (pressure.h).
  */
 void store_begin_look(struct block *block);
 void store_end_look(struct store *store, struct block *block);
 /*
- * They are equal, and the caller is one more user. If only the built-in tenant pays for the block,
- * it exchanges its charge with @charge, which has the same size.
+ * The contents are equal, and the caller is one more user. If only the built-in tenant pays for the block, it exchanges its
+ * charge with @charge, which has the same size.
  */
 void store_use_compared(struct store *store, struct block *block, struct charge *charge);
 
@@ -160,7 +160,10 @@ uint64_t store_unparked(const struct model *model);
 void store_use_room(struct store *store);
 /* A place in store.parking, which is not NULL, for @user. False: it has its share. */
 bool store_charge_place(struct store *store, struct user *user, struct user_charge *charge);
-/* The same. What is idle goes for it, if there is no room otherwise. False: it has its share, or the fd store is full. */
+/*
+ * Like store_charge_place(), but idle things go for the place if there is no room otherwise. False: the user has its share, or
+ * the fd store is full.
+ */
 bool store_make_place(struct store *store, struct user *user, struct user_charge *charge);
 
 /* ---- models ---- */
@@ -189,11 +192,11 @@ int store_hide_model(struct store *store, struct model *model, const char *reaso
  */
 void store_drop_left_over(struct store *store, const struct model *successor);
 
-/* Its load is over. */
+/* The model's load is over. */
 void store_ready(struct store *store, struct model *model);
 /* A model that is LOADING has got more tensors; before it is ready, all are to be noted. */
 void store_note_tensors(struct store *store, struct model *model);
-/* What is asked for can be noted. If not, it is to be refused; what ends can be noted in any case. */
+/* Whether things that somebody asks for can be noted. False: refuse them; things that end can be noted in any case. */
 bool store_has_room(const struct store *store);
 #define STORE_NO_ROOM "the books of glaked (state_path) have no room for more"
 
@@ -219,9 +222,9 @@ void store_unhold_model(struct store *store, struct model *model, int32_t priori
 void store_drop_model(struct store *store, struct model *model);
 
 /*
- * Pin a complete model, or a draft that is about to be. @payer pays for the manifest and for all blocks that are not pinned yet, in
- * place of the previous payer, while the block is used or pinned. Harmless if the model is pinned
- * already. Returns 0, or TENANT_E_* or -ENOMEM: nothing has changed.
+ * Pin a complete model, or a draft that is about to be. @payer pays for the manifest and for all blocks that are not pinned
+ * yet, in place of the previous payer, while the block is used or pinned. Harmless if the model is pinned already. Returns 0,
+ * or TENANT_E_* or -ENOMEM: nothing has changed.
  */
 int store_pin_model(struct store *store, struct model *model, struct payer payer);
 /* A model that nobody holds is cache again. */
@@ -248,7 +251,7 @@ bool store_look_at_parts(const struct store *store, struct model *model, size_t 
 
 /* ---- models of programs that slept: store_return.c ---- */
 
-/* What is known of a model of which a program has all blocks again. */
+/* The facts that are known of a model of which a program has all blocks again. */
 struct returning {
 	uint64_t model; /* its id */
 	const char *name;
@@ -276,7 +279,7 @@ void store_copy_model(struct store *store, struct model *model);
 int store_begin_promotion(struct store *store, struct model *model, struct payer payer);
 /* All blocks are in their places. */
 void store_end_promotion(struct store *store, struct model *model);
-/* It came to nothing: the model is DEMOTED as before. */
+/* The promotion came to nothing: the model is DEMOTED as before. */
 void store_cancel_promotion(struct store *store, struct model *model);
 
 /* The longest unused model with @copy is forgotten. False: there is none. */
@@ -285,9 +288,9 @@ bool store_forget_demoted(struct store *store, const struct copy *copy);
 /* ---- from an earlier glaked ---- */
 
 /*
- * What an earlier glaked had, in the order of its ids, and before anything else. Nobody uses it yet:
- * store_use_adopted() and store_hold_adopted() are for those who did. At last store_settle_adopted(): what
- * nobody uses is cache, in the order of idle.since_ms, or goes.
+ * Adopt the things of an earlier glaked, in the order of its ids, and before anything else. Nobody uses them yet:
+ * store_use_adopted() and store_hold_adopted() are for those who did. At last store_settle_adopted(): things that nobody uses
+ * are cache, in the order of idle.since_ms, or go.
  */
 
 /*
@@ -304,12 +307,12 @@ void store_set_adopted_maker(struct store *store, struct block *block, struct us
 struct model *store_adopt_model(struct store *store, uint64_t id, struct realm *realm,
                                 struct device *device, const char *name);
 /*
- * It is complete: READY, HIDDEN or REPLACED. If a block of it is LOST it is HIDDEN, and not pinned any more. Returns 0,
- * -ENOMEM, or -EEXIST: there is another one of that key. Then it is gone.
+ * The adopted model is complete: READY, HIDDEN or REPLACED. If a block of it is LOST it is HIDDEN, and not pinned any more.
+ * Returns 0, -ENOMEM, or -EEXIST: there is another one of that key. Then it is gone.
  */
 int store_finish_adopted(struct store *store, struct model *model, struct block *const *blocks,
                          struct payer payer, enum model_state state);
-/* Instead. */
+/* Drop an adopted model that will not be finished. */
 void store_drop_adopted(struct store *store, struct model *model);
 
 void store_use_adopted(struct store *store, struct block *block);

@@ -51,7 +51,7 @@ void store_drop_adopted(struct store *store, struct model *model)
 	store_free_model(store, model);
 }
 
-/* It is to be HIDDEN. Returns 0 or -ENOMEM. */
+/* Make the adopted model ready to be HIDDEN. Returns 0 or -ENOMEM. */
 static int hide_adopted(struct model *model)
 {
 	model->is_pinned = false;

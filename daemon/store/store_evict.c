@@ -101,7 +101,7 @@ bool store_frees_nothing(const struct idle *idle)
 	return model->n_blocks > 0 && i == model->n_blocks;
 }
 
-/* What to evict, in the order of the list, and when to stop. */
+/* A sweep says which idle things are evicted, in the order of the list, and when it stops. */
 struct sweep {
 	const struct location *at; /* NULL: any */
 	const struct realm *realm; /* NULL: of any */
@@ -178,7 +178,7 @@ void store_trim(struct store *store)
 	}
 }
 
-/* What host memory has of @realm (NULL: of all realms). On the GPU that is nothing. */
+/* Evict everything that host memory has of @realm (NULL: of all realms). That frees nothing on the GPU. */
 static void evict_host(struct store *store, const struct realm *realm)
 {
 	struct list *link = store->demoted.next;

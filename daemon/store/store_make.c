@@ -21,7 +21,7 @@ void store_deinit(struct store *store)
 	struct model *model;
 	list_for_each (model, &store->model_list, link) {
 		store_unpin_model(store, model);
-		/* It is not evicted, but all ends, or is the next glaked's. */
+		/* No eviction is logged: the store ends, or its things are the next glaked's. */
 		model->is_in_log = false;
 	}
 	store->on_evicted = NULL;

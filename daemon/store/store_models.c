@@ -56,7 +56,7 @@ static bool hides(struct store *store, struct model *model)
 	       store_withdraw_model(store, model) == 0;
 }
 
-/* It leaves the list. */
+/* @model leaves the list. */
 static void skip_in_withdrawal(struct store *store, const struct model *model)
 {
 	struct withdrawal *withdrawal = &store->withdrawal;

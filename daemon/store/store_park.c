@@ -26,7 +26,7 @@ static void tell_of(struct block *block)
 	}
 }
 
-/* It serves without being kept. */
+/* @block serves without being kept. */
 static void wait_for_room(struct block *block)
 {
 	block_set_keeping(block, BLOCK_ROOMLESS);
@@ -89,7 +89,7 @@ static bool evict_for_room(struct store *store)
 	return store->n_blocks < n_blocks;
 }
 
-/* The same, of what @user has made, for its share. */
+/* An idle block that @user has made goes, so that its share suffices. False: nothing did. */
 static bool evict_for_share(struct store *store, const struct user *user)
 {
 	uint64_t n_used = pot_used_by(&store->places, user);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the files of the store share:
+ * The files of the store share these declarations:
  *
  *   store_make.c     begin and end
  *   store_watch.c    who watches is told
@@ -23,10 +23,10 @@
 
 /* ---- store_watch.c ---------------------------------------------------------------------------- */
 
-/* It has changed: who watches is told, if he knows it. */
+/* The block or model has changed: who watches is told, if he knows it. */
 void store_note_block(const struct store *store, const struct block *block);
 void store_note_model(const struct store *store, const struct model *model);
-/* It is READY, and has an id. */
+/* @model is READY, and has an id. */
 void store_note_new_model(struct store *store, struct model *model);
 void store_note_model_gone(const struct store *store, const struct model *model);
 
@@ -62,14 +62,14 @@ struct model_key store_published_key(const struct realm *realm, const struct dev
 /* A DRAFT, held once. NULL: no memory. */
 struct model *store_new_model(struct store *store, struct realm *realm, struct device *device,
                               struct payer payer, const char *name);
-/* It is in no list, and has no blocks. */
+/* @model is in no list, and has no blocks. */
 void store_free_model(struct store *store, struct model *model);
-/* It is found by its key: @state is LOADING or READY. False: no memory, nothing has changed. */
+/* @model is found by its key: @state is LOADING or READY. False: no memory, nothing has changed. */
 bool store_enter_key(struct store *store, struct model *model, enum model_state state);
-/* It is not found from now on. */
+/* @model is not found by its key from now on. */
 void store_leave_key(struct store *store, struct model *model, enum model_state state);
 void store_list_model(struct store *store, struct model *model);
-/* It is found by its key, and listed, with a new id. False: no memory. */
+/* @model is found by its key, and listed, with a new id. False: no memory. */
 bool store_enter_model(struct store *store, struct model *model, enum model_state state);
 /* The model is unused. Its references to blocks go with it. Returns the bytes that become free. */
 uint64_t store_remove_model(struct store *store, struct model *model);
@@ -79,10 +79,10 @@ bool store_is_for_users_only(const struct model *model);
 /* @payer pays for the manifest from now on. Returns 0, or TENANT_E_*: nothing has changed. */
 int store_move_manifest(struct store *store, struct model *model, struct payer payer);
 
-/* Its references to blocks go. Returns the bytes that become free. */
+/* The model's references to blocks go. Returns the bytes that become free. */
 uint64_t store_leave_blocks(struct store *store, struct model *model);
 
-/* It is unused, and not pinned: it is cache. */
+/* @model is unused, and not pinned: it is cache. */
 void store_model_fall_idle(struct store *store, struct model *model);
 /* Harmless if it is not idle. */
 void store_model_leave_idle(struct store *store, struct model *model);
@@ -91,23 +91,23 @@ void store_model_leave_idle(struct store *store, struct model *model);
 
 /* THERE. NULL: host memory has none, or @block is NULL. */
 struct copy *store_copy_of(const struct store *store, const struct block *block);
-/* If host memory has all of the idle @model. Returns whether. *freed_bytes_out: that become free. */
+/* Demote the idle @model if host memory has all of it. Returns whether. *freed_bytes_out: the bytes that become free. */
 bool store_demote(struct store *store, struct model *model, uint64_t *freed_bytes_out);
 /* Harmless if it is not DEMOTED. */
 void store_model_leave_demoted(struct model *model);
-/* It does not need host memory any more. Harmless if it has no copies. */
+/* @model does not need host memory any more. Harmless if it has no copies. */
 void store_let_copies(struct store *store, struct model *model);
 
 /* ---- store_evict.c ---------------------------------------------------------------------------- */
 
 /* Keeps the list in the order of eviction. */
 void store_enter_idle(struct store *store, struct idle *idle);
-/* It is unused from now on. */
+/* @idle is unused from now on. */
 void store_note_unused(struct store *store, struct idle *idle, int32_t priority);
 
 /* Returns the bytes that become free. */
 uint64_t store_evict_idle(struct store *store, struct idle *idle);
-/* Of a model: of its first block, as a rule of all. */
+/* The maker of a block; for a model, that of its first block, as a rule of all. */
 const struct user *store_maker_of(const struct idle *idle);
 /* Nothing becomes free with it, now or later: others keep all of its blocks. */
 bool store_frees_nothing(const struct idle *idle);

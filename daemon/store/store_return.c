@@ -36,7 +36,7 @@ static bool is_of_blocks(const struct model *model, struct block *const *blocks,
 	return i == n_blocks;
 }
 
-/* Its copies are those of @blocks, which everybody may have. */
+/* Whether @model is DEMOTED with the copies of @blocks, which everybody may have. */
 static bool is_demoted_from(const struct model *model, struct block *const *blocks, size_t n_blocks)
 {
 	size_t i = 0;
@@ -58,7 +58,7 @@ static void unuse_all(struct store *store, struct block *const *blocks, size_t n
 	}
 }
 
-/* It is on the GPU already. */
+/* Promote a model whose blocks are on the GPU already. */
 static int promote(struct store *store, struct model *model, struct block *const *blocks,
                    struct payer payer)
 {

@@ -190,7 +190,7 @@ static uint64_t watched_device(int watch)
 	while (info && fgets(line, sizeof(line), info)) {
 		const char *at = strstr(line, " sdev:");
 		if (strncmp(line, "inotify ", 8) == 0 && at) {
-			/* As the kernel has it: 20 bits are the minor number's. */
+			/* sdev is in the kernel's format: 20 bits are the minor number's. */
 			sscanf(at, " sdev:%x", &device);
 		}
 	}
