@@ -10,7 +10,7 @@
 /* Lines of the log about one reload. */
 #define CHANGES_LOGGED 64u
 
-/* What a reload changes, as it is said: a line of the log for each, and one event for all. */
+/* The changes of a reload: a line of the log for each, and one event for all. */
 struct changes {
 	unsigned n;
 	bool is_cut; /* not all of them fit the event's text */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a reload of the configuration changes, for the operator: a line of the log for each key, with its value before and after,
- * and one event for all.
+ * The changes that a reload of the configuration makes, for the operator: a line of the log for each key, with its value before
+ * and after, and one event for all.
  *
  * Threads: loop thread.
  */

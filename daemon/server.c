@@ -32,7 +32,7 @@
 #define BEAT_RETRY_MS 20
 /* How often NVML is asked. */
 #define NVML_TICKS 5
-/* So long the start waits for kept memory to be free. */
+/* The start waits so long for kept memory to be free. */
 #define GIVE_BACK_MS 5000
 
 /* ---- what the lower parts ask for ------------------------------------------------------------ */
@@ -476,7 +476,7 @@ static int open_devices(struct server *server)
 		int r = device_open(&server->devices[i], &server->loop, &server->drv, (uint32_t)i,
 		                    ordinal, config->reserve_bytes);
 		if (r < 0) {
-			/* It has said why. */
+			/* device_open() has said why. */
 			snprintf(server->lacking, sizeof(server->lacking),
 			         "device %d cannot be opened, and glaked's log says why", ordinal);
 			return r;
@@ -747,7 +747,7 @@ static void give_back(struct server *server)
 	}
 }
 
-/* They are beside the socket, if the configuration does not say otherwise. */
+/* The books are beside the socket, if the configuration does not say otherwise. */
 static int open_books(struct server *server)
 {
 	char socket_path[LISTENER_PATH_BYTES];
@@ -846,7 +846,7 @@ int server_run(const struct server_options *options)
 			                                     ? options->socket_path
 			                                     : server.config->socket_path,
 			                             server.lacking);
-			/* It is no error of ours. */
+			/* The missing device is no error of glaked's. */
 			is_waited = true;
 		}
 		if (r == 0) {

@@ -52,7 +52,7 @@ struct caller {
 
 /* ---- how long -------------------------------------------------------------------------------- */
 
-/* Of the boot, so that a clock that is set changes nothing. */
+/* The time since the boot, so that a clock that is set changes nothing. */
 static uint64_t boot_ms(void)
 {
 	struct timespec now;
@@ -91,7 +91,7 @@ static uint64_t first_ms(const char *beside)
 
 static uint64_t wait_ms(const char *beside)
 {
-	/* It has waited so long already, and waits as long again. */
+	/* glaked has waited so long already, and waits as long again. */
 	uint64_t ms = boot_ms() - first_ms(beside);
 	return ms < MIN_WAIT_MS ? MIN_WAIT_MS : ms > MAX_WAIT_MS ? MAX_WAIT_MS : ms;
 }
@@ -252,14 +252,14 @@ bool waiting_run(uv_loop_t *loop, struct fdstore *store, const struct config *co
 	int r = listener_open(loop, store, socket_path, config->socket_mode, on_connection,
 	                      &waiting, &waiting.listener);
 	if (r == 0) {
-		/* As in open_books(): a socket unit has its own path. */
+		/* The path is that of open_books(): a socket unit has its own. */
 		listener_get_path(waiting.listener, path);
 		snprintf(beside, sizeof(beside), "%s.state", path[0] ? path : socket_path);
 		begin(&waiting, config->state_path ? config->state_path : beside);
 		while (!waiting.is_over || waiting.n_callers > 0) {
 			uv_run(loop, UV_RUN_ONCE);
 		}
-		/* Its handles' close callbacks. */
+		/* Run the close callbacks of the handles. */
 		uv_run(loop, UV_RUN_NOWAIT);
 	}
 	turns_end();

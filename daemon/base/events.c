@@ -112,12 +112,12 @@ bool events_add(struct events *events, enum event_kind kind, const struct event_
 		event.refusal = *subject->refusal;
 		text_clean(event.refusal.program);
 	}
-	/* It may quote a client, and may be cut inside a character. */
+	/* The text may quote a client, and may be cut inside a character. */
 	text_clean(event.text);
 	uint64_t realm = XXH3_64bits(event.realm, strlen(event.realm));
 	struct log_limits *limits = subject->refusal ? &events->refusal_limits : &events->limits;
 	struct log_limit *limit = subject->limit ? subject->limit : log_limits_of(limits, realm);
-	/* What glaked has found is kept in any case. */
+	/* An event that glaked itself has found is kept in any case. */
 	if (!write_line(&event, limit) && subject->limit) {
 		return false;
 	}

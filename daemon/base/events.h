@@ -19,7 +19,7 @@
 #define EVENTS_KEPT 512u
 #define EVENT_REALM_BYTES 64u
 #define EVENT_TEXT_BYTES 448u
-/* Of a longer one the end is missing: the pod comes first. */
+/* A longer cgroup loses its end: the pod comes first. */
 #define EVENT_CGROUP_BYTES 320u
 #define EVENT_NAME_BYTES 64
 
@@ -37,7 +37,7 @@ enum event_kind {
 	EVENT_N_KINDS,
 };
 
-/* Of EVENT_MEMORY_REFUSED: the last refusal that it is about. */
+/* The last refusal that an EVENT_MEMORY_REFUSED is about. */
 struct event_refusal {
 	uint64_t n;        /* refusals that the event is about; 0: it is no such event */
 	const char *bound; /* memory/bound.h; static */

@@ -76,7 +76,7 @@ static inline bool list_is_empty(const struct list *list)
 	for ((pos) = list_entry_((head)->next, pos, member); &(pos)->member != (head); \
 	     (pos) = list_entry_((pos)->member.next, pos, member))
 
-/* The same, while the body may remove or free @pos, but not @spare, the object behind it. */
+/* Go through the list like list_for_each(); the body may remove or free @pos, but not @spare, the object behind it. */
 #define list_for_each_safe(pos, spare, head, member) \
 	for ((pos) = list_entry_((head)->next, pos, member), \
 	    (spare) = list_entry_((pos)->member.next, pos, member); \

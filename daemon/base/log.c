@@ -199,7 +199,7 @@ static bool confess_dropped(void)
 static void write_formatted(enum log_level level, uint64_t n_swallowed, const char *format,
                             va_list arguments)
 {
-	/* What does not fit here does not fit the line either, and the line marks the cut. */
+	/* Text that does not fit here does not fit the line either, and the line marks the cut. */
 	char text[LOG_LINE_BYTES];
 	int n_bytes = 0;
 	if (n_swallowed > 0) {

@@ -100,7 +100,7 @@ void stats_for_each(const struct stats *stats, stats_fn fn, void *user);
 typedef void (*stats_time_fn)(void *user, const char *name, const struct histogram *histogram,
                               const char *help);
 
-/* The same, of the histograms. */
+/* Call @fn for each histogram. */
 void stats_for_each_time(const struct stats *stats, stats_time_fn fn, void *user);
 
 #endif

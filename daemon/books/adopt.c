@@ -473,7 +473,7 @@ static int make_peer(const Glake__State__Holder *body, struct peer *peer_out)
 	return 0;
 }
 
-/* It keeps its tenant, as when the configuration is read again, if there still is one of that name. */
+/* The peer keeps its tenant, as when the configuration is read again, if there still is one of that name. */
 static struct tenant *tenant_of_peer(const struct adoption *adoption, const char *name,
                                      const struct peer *peer)
 {
@@ -557,7 +557,7 @@ static void adopt_holder(struct adoption *adoption, struct journal_entry *entry)
 	adoption->report->n_holders++;
 }
 
-/* Its fd is kept if others may open it. Else there is none to pay for. */
+/* The chunk's fd is kept if others may open it. Else there is none to pay for. */
 static int hold_chunk(struct adoption *adoption, struct holder *holder, const struct held *as,
                       const Glake__State__Held *body)
 {

@@ -135,7 +135,7 @@ static void write_limit_if_set(struct books *books, const struct tenant *tenant,
 	}
 }
 
-/* Those that were set since the configuration was read differ from it. */
+/* Write the limits that were set since the configuration was read: those that differ from it. */
 static void write_limits(struct books *books, const struct tenant *tenant)
 {
 	const struct config_tenant *rule = rule_of(books->parts.config, tenant);

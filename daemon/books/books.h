@@ -44,10 +44,10 @@ void books_forget_limits(struct books *books);
  * log when that succeeds. @config is the current one, for this call.
  */
 void books_tick(struct books *books, const struct config *config);
-/* What there is is written down, or nobody wants it to be. */
+/* Whether everything is written down, or nobody wants it to be. */
 bool books_are_good(const struct books *books);
 
-/* From now on nothing is written or given back: what there is is the next glaked's. */
+/* From now on nothing is written or given back: everything is the next glaked's. */
 void books_leave(struct books *books);
 
 /* The parts have nothing any more, or it is the next glaked's. The loop runs while books_is_busy(). */

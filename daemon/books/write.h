@@ -11,7 +11,7 @@
 #include "daemon/holders/holder.h"
 #include "daemon/keep/journal.h"
 
-/* Their user is the journal. */
+/* The user of both watches is the journal. */
 extern const struct store_watch write_store_watch;
 extern const struct holder_watch write_holder_watch;
 

@@ -22,7 +22,7 @@ static CONFIG_VALUE(pool);
 static CONFIG_VALUE(realms);
 static CONFIG_VALUE(tenants);
 
-/* As the key's default below: the only one of a list's entries that is not 0. */
+/* The default of the key below: the only one of a list's entries that is not 0. */
 #define MANIFEST_BYTES (256ull * 1024 * 1024)
 
 static const struct config_key keys[] = {

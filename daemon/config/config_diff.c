@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What differs between two configurations. Each value is written as text and the texts are compared, so a key can differ in
- * nothing that its line does not show. Realms and tenants are matched by name.
+ * A diff lists the keys in which two configurations differ. Each value is written as text and the texts are compared, so a key
+ * can differ in nothing that its line does not show. Realms and tenants are matched by name.
  */
 #include <errno.h>
 #include <stddef.h>
@@ -31,7 +31,7 @@ static const struct {
 #undef KEY_SHOWN
 };
 
-/* What glaked reads at its start only. */
+/* The keys that glaked reads at its start only. */
 static const char *const fixed[] = {
 	"socket_path", "state_path", "socket_mode",   "libcuda",    "devices",
 	"fd_budget",   "pool",       "reserve_bytes", "host_bytes",

@@ -33,14 +33,14 @@ void config_file_deinit(struct config_file *file);
 /* Once. Returns 0, -EINVAL (the content), -errno of reading, or -ENOMEM; each with an error text. */
 int config_file_read(struct config_file *file);
 
-/* The same for a text in memory. */
+/* Parse a text in memory like a file. */
 int config_file_parse(struct config_file *file, const char *text, size_t n_bytes);
 
 /* Writes "FILE:LINE: text" (no line when @line is 0) to the error text. Always -EINVAL. */
 __attribute__((format(printf, 3, 4))) int
 config_file_wrong_line(struct config_file *file, unsigned line, const char *format, ...);
 
-/* The same with the line of @at. */
+/* Call config_file_wrong_line() with the line of @at. */
 #define config_file_wrong(file, at, ...) \
 	config_file_wrong_line(file, config_setting_source_line(at), __VA_ARGS__)
 

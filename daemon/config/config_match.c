@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What the config decides about a peer: admin rights, realm, tenant; and a tenant's limits.
- */
+/* The config decides about a peer: admin rights, realm, tenant; and a tenant's limits. */
 #include "daemon/config/config.h"
 
 #include <stdio.h>

@@ -13,13 +13,13 @@
 /* Names of realms and tenants, with the NUL. Letters, digits, '.', '_' and '-'. */
 #define CONFIG_NAME_BYTES 64u
 
-/* What a tenant's requests do at a full device, and what is done to its programs. */
+/* How a tenant's requests behave at a full device, and what is done to its programs. */
 enum config_on_pressure {
 	CONFIG_ON_PRESSURE_NONE,
 	CONFIG_ON_PRESSURE_SLEEP,
 };
 
-/* What becomes one copy without anybody asking, in a program that says nothing of it. */
+/* Which memory becomes one copy without anybody asking, in a program that says nothing of it. */
 enum config_dedup {
 	CONFIG_DEDUP_OFF,
 	CONFIG_DEDUP_AUTO,

@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <unistd.h>
 
-/* What any user may have: 262,144 fds wait before closer_close() does. */
+/* The size of a pipe that any user may have: 262,144 fds wait before closer_close() does. */
 #define PIPE_BYTES (1 << 20)
 
 static int line[2];

@@ -17,7 +17,7 @@ int closer_start(void);
 /* Takes @fd over. */
 void closer_close(int fd);
 
-/* So many are not closed yet. */
+/* The number of fds that are not closed yet. */
 size_t closer_n_waiting(void);
 
 #endif

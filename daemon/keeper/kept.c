@@ -53,7 +53,7 @@ static bool has_place(void)
 
 void kept_put(const char *name, int fd)
 {
-	/* As systemd has it. */
+	/* systemd replaces a bad name by this one, too. */
 	const char *key = *name && strlen(name) <= MAX_NAME_BYTES && !strchr(name, ':') ? name
 	                                                                                : "stored";
 	char *copy = n_kept < max_kept && has_place() ? strdup(key) : NULL;
@@ -117,7 +117,7 @@ static char *join_names(void)
 	return names;
 }
 
-/* Of each number below @n_numbers: the index of the kept fd that has it, or -1. */
+/* For each number below @n_numbers: the index of the kept fd that has it, or -1. */
 static int *find_owners(int *n_numbers_out)
 {
 	int n_numbers = 0;

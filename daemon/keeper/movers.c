@@ -175,7 +175,7 @@ static void reap(void)
 	}
 }
 
-/* Its first thread has ended. */
+/* Whether the first thread of @pid has ended. */
 static bool is_zombie(pid_t pid)
 {
 	char path[64];
@@ -190,7 +190,7 @@ static bool is_zombie(pid_t pid)
 	return state && strncmp(state, ") Z", 3) == 0;
 }
 
-/* Those that have ended are reaped already. */
+/* Tell of movers whose first thread has ended and that others keep: those that have ended as a whole are reaped already. */
 static void look(void)
 {
 	static uint64_t last_ns;

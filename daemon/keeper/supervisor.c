@@ -25,10 +25,10 @@
 #include "proto/cleanup.h"
 #include "proto/clock.h"
 
-/* As systemd has it. */
+/* The limits are those of systemd. */
 #define MAX_MESSAGE_BYTES 4096u
 #define MAX_MESSAGE_FDS 253u
-/* Of the limit on open files, for the process itself. */
+/* The part of the limit on open files that the process needs itself. */
 #define OWN_FDS 64u
 /* An end so soon after READY, or before it, is a quick one. After so many there are delays. */
 #define QUICK_MS 1000
@@ -266,8 +266,8 @@ static size_t read_control(struct msghdr *header, int *fds, pid_t *sender_out)
 }
 
 /*
- * What is closed may take its time, and the kernel loses what would be too much. So messages wait meanwhile, and with
- * them glaked's orders.
+ * Closing an fd may take its time, and the kernel loses fds that would be too many. So messages wait meanwhile, and with them
+ * glaked's orders.
  */
 static bool has_room(void)
 {
@@ -311,7 +311,7 @@ static bool receive(void)
 
 /* ---- signals and time ------------------------------------------------------------------------ */
 
-/* What a child said comes before its end. Returns false at the end of all. */
+/* A child's messages come before its end. Returns false at the end of all. */
 static bool reap(void)
 {
 	int status;
@@ -376,7 +376,7 @@ static void on_time(uint64_t now_ns)
 		start();
 	}
 	if (now_ns >= self.beat_ns && !has_room()) {
-		/* It was not listened to. */
+		/* The keeper read no messages meanwhile, so glaked's beat may be among them. */
 		self.beat_ns = in_ms(self.options->watchdog_ms);
 	}
 	if (now_ns >= self.beat_ns) {
@@ -482,7 +482,7 @@ static void connect_outer(void)
 	self.outer_ns = self.outer_beat_ns ? 0 : NEVER;
 }
 
-/* What glaked wants to know, all but what is about kept fds. */
+/* Tell glaked in its environment everything but the kept fds. */
 static int set_environment(uint64_t max_fds)
 {
 	char number[24];

@@ -33,7 +33,7 @@ char json_cursor_peek(struct json_cursor *cursor);
 /* Parse one value of at most @max_bytes of text. *value_out is the caller's: json_decref(). */
 int json_cursor_value(struct json_cursor *cursor, size_t max_bytes, json_t **value_out);
 
-/* The same, but it must be a string. */
+/* Parse like json_cursor_value(); the value must be a string. */
 int json_cursor_string(struct json_cursor *cursor, size_t max_bytes, json_t **string_out);
 
 /*

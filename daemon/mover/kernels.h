@@ -16,7 +16,7 @@
 #define KERNEL_ROOTS_THREADS 32
 #define KERNEL_COMPARE_THREADS 256
 
-/* What glake_digest_roots() takes, in device memory. All addresses are multiples of 16. */
+/* The argument of glake_digest_roots(), in device memory. All addresses are multiples of 16. */
 struct kernel_root_item {
 	uint64_t leaves;
 	uint64_t n_leaves; /* a multiple of 256 */
@@ -38,7 +38,7 @@ struct kernels {
 
 /* Load into the current context, which is @device's. */
 CUresult kernels_load(struct kernels *kernels, const struct cudrv *drv, CUdevice device);
-/* The same context is current and none of the kernels runs. */
+/* The context of the loading is current, and none of the kernels runs. */
 void kernels_unload(struct kernels *kernels);
 
 /* Queue the hashes of @n_leaves leaves at @base; 16 bytes each to @leaves_out. */

@@ -13,8 +13,8 @@
 #include "proto/limits.h"
 
 /*
- * What one byte of a header can become, beside itself: a tensor's entry is 55 bytes of text at least and
- * 136 in the catalog, the plan and a sort; with 32 dimensions it is 115 of text and 384.
+ * One byte of a header can become so many, beside itself: a tensor's entry is 55 bytes of text at least and 136 in the catalog,
+ * the plan and a sort; with 32 dimensions it is 115 of text and 384.
  */
 #define BYTES_PER_HEADER_BYTE 4
 
@@ -124,7 +124,7 @@ static uint64_t max_bytes(uint64_t a, uint64_t b)
 	return a > b ? a : b;
 }
 
-/* Of each block, in the plan and in the load. */
+/* The bytes of each block, in the plan and in the load. */
 static const size_t block_bytes = sizeof(struct plan_block) + sizeof(struct plan_piece) +
                                   sizeof(struct load_block) + sizeof(int);
 

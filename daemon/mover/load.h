@@ -38,7 +38,7 @@
 
 struct load;
 
-/* What loads share. All borrowed. */
+/* The parts that loads share. All borrowed. */
 struct load_host {
 	const struct cudrv *drv;
 	struct devices *devices;
@@ -59,7 +59,7 @@ struct load {
 	uint64_t job;
 	uint64_t started_ns;
 
-	/* What was ordered. */
+	/* The order. */
 	uint8_t device_uuid[16];
 	size_t n_uuid_bytes;
 	bool may_direct;
@@ -87,7 +87,7 @@ struct load {
 	size_t n_ended;     /* under lock: loaded, or given up */
 };
 
-/* What LoadStart says. Strings and fds are copied or taken by load_launch(). */
+/* The content of LoadStart. Strings and fds are copied or taken by load_launch(). */
 struct load_order {
 	uint64_t job;
 	const uint8_t *device_uuid;

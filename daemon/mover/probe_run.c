@@ -7,7 +7,7 @@
 #include "proto/clock.h"
 #include "proto/limits.h"
 
-/* What a check reads at a time. */
+/* A check reads so many bytes at a time. */
 #define SCRATCH_BYTES (8ull * 1024 * 1024)
 
 struct probe_digest {
@@ -170,7 +170,7 @@ static int make_slot(struct probe_slot *slot, const struct cudrv *drv, struct fa
 	return 0;
 }
 
-/* What is copied next goes before checks. */
+/* Copies have the higher priority: the next copy goes before checks. */
 static CUresult make_streams(struct probe_lane *lane, const struct cudrv *drv)
 {
 	int lowest;
@@ -296,7 +296,7 @@ static int need_leaves(struct probe_run *run, uint64_t bytes, struct fault *faul
 	return result == CUDA_SUCCESS ? 0 : device_fault(drv, result, "memory for leaves", fault);
 }
 
-/* Of the content at @address, to @digest, one of the slot's words. */
+/* Queue the digest of the content at @address, to @digest, one of the slot's words. */
 static CUresult queue_digest(struct probe_run *run, CUstream stream, CUdeviceptr address,
                              struct probe_digest *digest)
 {
@@ -330,7 +330,7 @@ static CUresult queue_views(struct probe_run *run)
 	                     run->probe.chunk_bytes, &run->slot->host_words->differs);
 }
 
-/* What is behind the first @n_bytes of the chunk, from the 16 bytes in which they end. */
+/* The bytes of the chunk behind its first @n_bytes, from the 16 bytes in which they end. */
 static uint64_t rest_of(const struct probe *probe, uint64_t n_bytes)
 {
 	return probe->chunk_bytes - n_bytes / 16 * 16;
@@ -366,7 +366,7 @@ static CUresult queue_rest(struct probe_run *run, uint64_t n_bytes)
 	                               rest > 32 ? rest - 32 : 0, &slot->host_words->rest_differs);
 }
 
-/* What queue_rest() has found. */
+/* Whether queue_rest() has found only zeros. */
 static bool is_rest_zero(const struct probe_run *run, uint64_t n_bytes)
 {
 	const struct probe *probe = &run->probe;
@@ -524,9 +524,9 @@ static CUresult queue_piece(struct probe_run *run, CUdeviceptr host, CUdeviceptr
 }
 
 /*
- * What was written is read back over the link the other way, and compared with its source. Meanwhile the next copies go out: so
- * that has streams of its own. It comes in pieces to memory of the GPU, since a kernel that reads over the link takes
- * twice as long. Without that memory, a kernel does.
+ * Written bytes are read back over the link the other way, and compared with their source. Meanwhile the next copies go out: so
+ * the check has streams of its own. The bytes come in pieces to memory of the GPU, since a kernel that reads over the link
+ * takes twice as long. Without that memory, a kernel does.
  */
 static CUresult queue_check(struct probe_run *run, CUdeviceptr host)
 {
@@ -569,7 +569,10 @@ static CUresult queue_copy_out(struct probe_run *run, CUdeviceptr host)
 	return result == CUDA_SUCCESS ? queue_check(run, host) : result;
 }
 
-/* Of what STREAM_IN writes to the chunk. The next copies go on beside it: the last step of a digest is slow. */
+/*
+ * Queue the digest of the bytes that STREAM_IN writes to the chunk. The next copies go on beside it: the last step of a digest
+ * is slow.
+ */
 static CUresult queue_digest_in(struct probe_run *run)
 {
 	const CUstream *streams = run->lane->streams;
@@ -683,7 +686,7 @@ static int start_compare_host(struct probe_run *run, struct fault *fault)
 
 /* ---- layout --------------------------------------------------------------------------------- */
 
-/* What is copied at a time, and behind it what a print needs that begins in it. */
+/* The bytes that are copied at a time, and those behind them that a print needs which begins in them. */
 #define PIECE_BYTES (2ull * 1024 * 1024)
 #define TAIL_BYTES (LAYOUT_PRINT_BYTES - LAYOUT_STEP)
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the small jobs do on the GPU (probe.h has their queue).
+ * A probe run does the small jobs on the GPU (probe.h has their queue).
  *
- * They need little memory of the GPU, and none if it is full: that is when programs are to sleep. What a copy is
- * compared through is left out then, and what a digest needs is pinned memory. Both are slower. What was refused once
- * is not asked for again: the room that comes is that of programs which sleep, and want it back.
+ * They need little memory of the GPU, and none if it is full: that is when programs are to sleep. The memory through which a
+ * copy is compared is left out then, and a digest uses pinned memory. Both are slower. Memory that was refused once is not
+ * asked for again: the room that comes is that of programs which sleep, and want it back.
  *
  * Threads: the prober's only.
  */
@@ -47,17 +47,17 @@ struct probe {
 	uint64_t host_offset;
 };
 
-/* So many are under way: the next are mapped while the GPU works on the first. */
+/* PROBES_AT_ONCE probes are under way: the next are mapped while the GPU works on the first. */
 #define PROBES_AT_ONCE 8u
 
-/* Of the digest of one chunk. */
+/* The leaves of the digest of one chunk. */
 struct probe_leaves {
 	CUdeviceptr address; /* 0 = none */
 	uint64_t bytes;
 	bool is_pinned; /* else it is the device's */
 };
 
-/* What a probe needs on its device beside the streams, made on first use. */
+/* A probe needs these on its device beside the streams; they are made on first use. */
 struct probe_slot {
 	CUevent done;
 	CUevent written; /* what is copied out */
@@ -65,7 +65,7 @@ struct probe_slot {
 	struct probe_words *host_words; /* pinned; NULL = not made yet */
 };
 
-/* What is read back comes here in pieces: one comes while the other is compared. */
+/* Bytes that are read back come here in pieces: one comes while the other is compared. */
 #define N_SCRATCHES 2u
 
 struct probe_scratch {
@@ -74,7 +74,7 @@ struct probe_scratch {
 	CUevent compared;
 };
 
-/* What is copied out, and what comes in, do not wait for each other: the link goes both ways. */
+/* Copies out and copies in do not wait for each other: the link goes both ways. */
 enum probe_stream {
 	STREAM_OUT,      /* copies out */
 	STREAM_BACK,     /* reads back what was copied out, behind slot.written */
@@ -130,7 +130,7 @@ struct probe_result {
 /* Also after a failure run->layout is the caller's. Map the chunks of run->probe, no PROBE_FORGET, and queue the work, in the slot @i_slot, which no other run has. */
 int probe_start(struct probe_lanes *lanes, struct probe_run *run, unsigned i_slot,
                 struct fault *fault);
-/* Or it has failed: probe_finish() will not wait. */
+/* Whether the run is done or has failed: probe_finish() will not wait. */
 bool probe_is_done(const struct probe_run *run);
 /* Wait for it, and unmap the chunks in any case. Of a PROBE_LAYOUT run->layout is the result, the caller's from then on. */
 int probe_finish(struct probe_run *run, struct probe_result *result_out, struct fault *fault);

@@ -156,7 +156,7 @@ static void *worker_main(void *argument)
 	pthread_mutex_lock(&pump->lock);
 	struct device *first = pump->first;
 	pthread_mutex_unlock(&pump->lock);
-	/* What fails here is tried again, and told, when a slot is needed. */
+	/* A slot that cannot be made here is tried again, and the failure told, when it is needed. */
 	if (device_enter(first, &fault) == 0) {
 		make_slots(worker, &fault);
 	}

@@ -257,7 +257,7 @@ static int parse_tensor(struct parser *parser, json_t *key)
 	return error ? fault_no_memory(parser->fault) : 0;
 }
 
-/* Its content is nobody's business here, but it must be what the format says: strings. */
+/* Nobody needs the metadata here, but it must be what the format says: strings. */
 static int parse_metadata(struct parser *parser)
 {
 	size_t n_keys = 0;

@@ -51,13 +51,13 @@ void source_choose(struct source *source, bool may_direct);
 int source_read(struct source *source, uint64_t offset, uint64_t n_bytes, void *to);
 
 /*
- * The same into a @buffer that is aligned to SOURCE_ALIGN_BYTES and has room for @n_bytes and twice
- * that; the bytes begin at *content_out. *direct_out says if they came past the page cache.
+ * Read like source_read() into a @buffer that is aligned to SOURCE_ALIGN_BYTES and has room for @n_bytes and twice that; the
+ * bytes begin at *content_out. *direct_out says if they came past the page cache.
  */
 int source_read_span(struct source *source, uint64_t offset, uint64_t n_bytes, void *buffer,
                      void **content_out, bool *direct_out);
 
-/* Is it still the file that was opened, unchanged? FAULT_FILE_CHANGED if not. */
+/* Check that the file is the one that was opened, unchanged. FAULT_FILE_CHANGED if not. */
 int source_check(const struct source *source, struct fault *fault);
 
 #endif

@@ -7,7 +7,7 @@
 
 #include "daemon/mover/json_cursor.h"
 
-/* What stands beside the weight map is small: a total size, at times a list of names. */
+/* The content beside the weight map is small: a total size, at times a list of names. */
 #define MAX_OTHER_BYTES (1024u * 1024)
 #define MAX_FILE_NAME_BYTES 8192u
 

@@ -11,7 +11,7 @@
 
 #include "daemon/mover/catalog.h"
 
-/* The same bound as for a header. */
+/* The bound is that of a header. */
 #define WEIGHT_INDEX_MAX_BYTES 100000000ull
 
 /* Check @text, named @name, against the finished @catalog of @files. */

@@ -52,7 +52,7 @@ LANE_DATA uint64_t lane_secret[24] = {
 	0xfca1477d58be162bull, 0xce31d07ad1b8f88full, 0x280416958f3acb45ull, 0x7e404bbbcafbd7afull,
 };
 
-/* What is the same for every input: one lane's view of the secret. */
+/* The keys are the same for every input: one lane's view of the secret. */
 struct lane_keys {
 	/* Stripe s of a block uses words[s] and words[s + 1]; the scramble [16] and [17]. */
 	uint64_t words[LANE_STRIPES_PER_BLOCK + 2];
@@ -167,7 +167,7 @@ LANE_FN struct lane_share lane_finish(struct lane_share sum, uint64_t n_bytes)
 	return hash;
 }
 
-/* This lane's 16 bytes of a stripe: one load, of data that is not read again. */
+/* A lane's 16 bytes of a stripe: one load, of data that is not read again. */
 struct LANE_ALIGNED lane_words {
 	uint64_t word[2];
 };

@@ -259,7 +259,7 @@ static void on_poll(uv_poll_t *poll, int status, int events)
 {
 	struct conn *conn = container_of(poll, struct conn, poll);
 	if (status < 0) {
-		/* This is how libuv reports POLLERR. It has stopped polling; reading tells the error. */
+		/* libuv reports POLLERR so. It has stopped polling; reading tells the error. */
 		conn->events = 0;
 		events = UV_READABLE | UV_DISCONNECT;
 	}

@@ -82,7 +82,7 @@ int conn_open(struct conn *conn, uv_loop_t *loop, int fd, conn_packet_fn on_pack
  */
 int conn_send(struct conn *conn, const void *bytes, size_t n_bytes, const int *fds, size_t n_fds);
 
-/* The same as conn_send(), with fds that came from @uid. */
+/* Send like conn_send(), with fds that came from @uid. */
 int conn_send_files(struct conn *conn, uid_t uid, const void *bytes, size_t n_bytes, const int *fds,
                     size_t n_fds);
 

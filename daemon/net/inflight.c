@@ -17,7 +17,7 @@
 #include "proto/limits.h"
 #include "proto/wire.h"
 
-/* This part of glaked's table is for fds in flight. */
+/* 1 / TABLE_PART of glaked's fd table is for fds in flight. */
 #define TABLE_PART 3
 #define MAX_QUEUED ((size_t)16 * GLAKE_MAX_PACKET_FDS)
 /* Looking at all sockets of a user is repeated only after as many milliseconds as it may have taken. */
@@ -106,8 +106,8 @@ static bool try_close(const struct lane *lane, struct closing *closing)
 {
 	if (lane->has_connections) {
 		/*
-		 * What the peer has sent is discarded in any case. It might be the peer's own end, which
-		 * nobody could read from then: the connection would stay for ever.
+		 * The peer's unread packets are discarded in any case. One might have the peer's own end, which nobody could
+		 * read from then: the connection would stay for ever.
 		 */
 		wire_discard(closing->fd);
 		if (closing->n_unread > 0 && !is_read_empty(closing->fd)) {

@@ -55,7 +55,7 @@
 
 struct user;
 
-/* Of one connection. */
+/* The fds in flight of one connection. */
 struct inflight {
 	struct list link;  /* link: user.unread, while there are some */
 	struct user *user; /* NULL: glaked's own connection, or one without a user yet */
@@ -63,7 +63,7 @@ struct inflight {
 	size_t n_unread;   /* sent since the socket was last seen read empty */
 };
 
-/* Of a connection of glaked's own, with no bound but its own, until inflight_enter(). */
+/* Begin with a connection of glaked's own, with no bound but its own, until inflight_enter(). */
 void inflight_init(struct inflight *inflight, int fd);
 
 /* The connection belongs to @uid; nothing was sent yet. Returns 0, or -ENOMEM: nothing has changed. */
@@ -80,7 +80,7 @@ void inflight_sent(struct inflight *inflight, size_t n_fds);
 int inflight_queue(struct inflight *inflight, size_t n_fds);
 void inflight_unqueue(struct inflight *inflight, size_t n_fds);
 
-/* So much is in flight that nothing may be read from the connection now. */
+/* Whether so much is in flight that nothing may be read from the connection now. */
 bool inflight_is_full(struct inflight *inflight, uint64_t now_ms);
 
 /* The number of connections of its user: this one, the others, and those left. */

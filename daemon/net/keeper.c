@@ -222,7 +222,7 @@ void keeper_kill(struct keeper *keeper, const struct keeper_child *child)
 {
 	const struct keeper_order order = {.child = child->id, .verb = KEEPER_KILL};
 	if (keeper->conn && send_order(keeper, &order, NULL, NULL, NULL) < 0) {
-		/* This ends the keeper, and its children with it. */
+		/* The shutdown ends the keeper, and its children with it. */
 		shutdown(keeper->conn->fd, SHUT_RDWR);
 	}
 }

@@ -29,7 +29,7 @@ struct starter {
 	sem_t is_begun;
 };
 
-/* It lies beside glaked, installed or in a build tree. */
+/* The keeper lies beside glaked, installed or in a build tree. */
 static int find_keeper(char path[PATH_MAX])
 {
 	ssize_t n_bytes = readlink("/proc/self/exe", path, PATH_MAX - sizeof("glake-keeper"));

@@ -168,7 +168,7 @@ static int get_socket(struct listener *listener, struct fdstore *store, const ch
 		if (r == -ENOENT) {
 			r = bind_path(listener, path, mode);
 			if (r == 0 && fdstore_put(store, FDSTORE_LISTEN, listener->fd) == 0) {
-				/* Its file stays, too. */
+				/* The socket's file stays, too. */
 				free(ptr_steal(listener->path));
 			}
 		}

@@ -19,7 +19,7 @@
 #define KNOWN_MS 60000
 /* glake_connect() does not wait longer either. */
 #define MAX_WAIT_MS 5000
-/* As long as a line moves, accepting waits for it to have room. One whose first waits longer turns the next away. */
+/* Accepting waits for room in a line as long as the line moves. A line whose first waits longer turns the next away. */
 #define MOVES_MS 250
 /* A line's turn: the thread may be slow to wake, and others wait for so long at most, and for one look-up. */
 #define TURN_LOOKUPS 16
@@ -95,7 +95,7 @@ static int find_account(uid_t uid, struct passwd *account, char *buffer)
 	return error == 0 || error == ENOENT || error == ESRCH ? NOT_FOUND : UNKNOWN;
 }
 
-/* Of @owner: more of them may connect. */
+/* Look up the ranges of @owner: more of them may connect. */
 static void look_up_ranges(struct owners *owners, uid_t owner, char *buffer)
 {
 	struct passwd account;

@@ -39,7 +39,7 @@ void lines_forget_ranges(struct lines *lines)
 	}
 }
 
-/* The same one goes, or the first of too many. */
+/* The range at the same @start goes, or the first of too many. */
 static void make_room(struct lines *lines, uid_t owner, uint64_t start)
 {
 	struct range *first = NULL;

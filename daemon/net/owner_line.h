@@ -55,7 +55,7 @@ void line_enter(struct lines *lines, struct line *line, struct list *link);
 void line_leave(struct lines *lines, struct line *line, struct list *link);
 void line_forget(struct lines *lines, struct line *line, struct list *link);
 
-/* Whose turn it is; its next turn comes after those of all others. NULL: nobody waits. */
+/* The line whose turn it is; its next turn comes after those of all others. NULL: nobody waits. */
 struct line *lines_next(struct lines *lines);
 
 /* Half of what others leave of @total, but at least @least. */

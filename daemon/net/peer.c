@@ -89,7 +89,7 @@ static int find_cgroup(struct peer *peer, int socket)
 	}
 	peer->cgroup = read_cgroup(peer->pid);
 	if (is_over(pidfd)) {
-		/* It may be that of another process with the same pid. */
+		/* The cgroup may be that of another process with the same pid. */
 		free(peer->cgroup);
 		peer->cgroup = NULL;
 		return -ESRCH;

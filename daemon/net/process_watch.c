@@ -33,7 +33,7 @@ int process_watch_new(uv_loop_t *loop, int pidfd, process_end_fn on_end, void *u
 	watch->pidfd = pidfd;
 	watch->on_end = on_end;
 	watch->user = user;
-	/* It fails only for a handle that is closing. */
+	/* uv_poll_start() fails only for a handle that is closing. */
 	uv_poll_start(&watch->poll, UV_READABLE, on_readable);
 	*watch_out = ptr_steal(watch);
 	return 0;

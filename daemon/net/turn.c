@@ -17,7 +17,7 @@
 /* After so many steps, at most, the user's next connection is served. */
 #define STEPS_IN_A_ROW 16
 
-/* Of glaked's own connections, and those without a user yet. */
+/* The user of glaked's own connections, and of those without a user yet. */
 static struct user nobody = {.place = LIST_INIT(nobody.place), .line = LIST_INIT(nobody.line)};
 static size_t n_turns; /* of all users */
 static struct list fresh = LIST_INIT(fresh);
@@ -127,7 +127,7 @@ void turns_begin(uv_loop_t *loop)
 	uv_check_init(loop, &check);
 	uv_idle_init(loop, &idle);
 	uv_check_start(&check, on_check);
-	/* It does not keep the loop alive. */
+	/* The check does not keep the loop alive. */
 	uv_unref((uv_handle_t *)&check);
 }
 

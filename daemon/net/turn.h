@@ -30,7 +30,7 @@ struct turn;
  */
 typedef bool (*turn_fn)(struct turn *turn);
 
-/* Of one connection, or of the listening socket. */
+/* The turn of one connection, or of the listening socket. */
 struct turn {
 	struct list link; /* link: user.line, while it waits */
 	struct user *user;
@@ -40,13 +40,13 @@ struct turn {
 void turns_begin(uv_loop_t *loop);
 void turns_end(void);
 
-/* Of a connection of glaked's own, or without a user until turn_enter(). */
+/* Begin with a connection of glaked's own, or without a user until turn_enter(). */
 void turn_init(struct turn *turn, turn_fn serve);
 
-/* It belongs to @uid from now on. It must not be waiting. Returns 0, or -ENOMEM: nothing has changed. */
+/* @turn belongs to @uid from now on. It must not be waiting. Returns 0, or -ENOMEM: nothing has changed. */
 int turn_enter(struct turn *turn, uid_t uid);
 
-/* It does not wait any more, and may be freed. Idempotent. */
+/* @turn does not wait any more, and may be freed. Idempotent. */
 void turn_leave(struct turn *turn);
 
 /* Wait in line. Harmless if it does already. */

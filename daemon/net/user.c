@@ -77,7 +77,7 @@ static const struct {
 #undef USER_ROW
 };
 
-/* What one user has of one pot. */
+/* The share that one user has of one pot. */
 struct share {
 	UT_hash_handle hh; /* pot.shares */
 	struct user *user; /* stays as long */

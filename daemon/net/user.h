@@ -73,11 +73,11 @@ extern struct list users;
 /* A new one, unless there is one of @uid. NULL: no memory. */
 struct user *user_get(uid_t uid);
 
-/* It stays. NULL is fine. */
+/* @user stays until user_unref(). NULL is fine. */
 struct user *user_ref(struct user *user);
 void user_unref(struct user *user);
 
-/* It has no turns, no charges, and nothing in flight. */
+/* Forget a user without turns, charges, or anything in flight. */
 void user_forget(struct user *user);
 
 /* ---- accounts -------------------------------------------------------------------------------- */
@@ -90,18 +90,18 @@ struct pot {
 	struct share *shares; /* table by user */
 };
 
-/* What a user has taken. Zeroed memory is nothing. */
+/* A charge is the part of a pot that a user has taken. Zeroed memory is nothing. */
 struct user_charge {
 	struct share *share; /* NULL: nothing, or glaked's own, which nobody pays */
 	uint64_t n;
 };
 
-/* What a user may have if the others have so much. */
+/* The share that a user may have if the others have so much. */
 uint64_t user_share(enum user_row row, uint64_t limit, uint64_t n_of_others);
 
 /* Whether the user may take @n more. NULL: glaked itself, which may. */
 bool pot_has_room(const struct pot *pot, const struct user *user, uint64_t n);
-/* What the user has of it. */
+/* The part of @pot that the user has. */
 uint64_t pot_used_by(const struct pot *pot, const struct user *user);
 /* Everything is paid back. */
 void pot_deinit(struct pot *pot);
@@ -111,7 +111,7 @@ void pot_deinit(struct pot *pot);
  * memory: nothing has changed. @user NULL: glaked itself, of whom nothing is counted.
  */
 bool user_charge(struct user_charge *charge, struct pot *pot, struct user *user, uint64_t n);
-/* The same, whatever the share is. Without host memory nobody pays. */
+/* Take @n more for the user, whatever the share is. Without host memory nobody pays. */
 void user_charge_anyway(struct user_charge *charge, struct pot *pot, struct user *user, uint64_t n);
 /* Pay back @n of it, or all; harmless if there is nothing. */
 void user_refund(struct user_charge *charge, uint64_t n);

@@ -28,7 +28,7 @@ struct drain {
 	bool is_busy; /* the file is being written */
 };
 
-/* What an earlier glaked was told holds. @beside: the path of the books. Returns 0 or -ENOMEM. */
+/* A drain that an earlier glaked was told goes on. @beside: the path of the books. Returns 0 or -ENOMEM. */
 int drain_open(struct drain *drain, const char *beside);
 /* Not while it is busy. */
 void drain_close(struct drain *drain);

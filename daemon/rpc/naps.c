@@ -30,7 +30,7 @@ static uint64_t awake_ms_of(const struct holder *holder, uint64_t now_ms)
 	return now_ms > since_ms ? now_ms - since_ms : 0;
 }
 
-/* What made it busy may be over. */
+/* Whether the holder has worked since: the reason that it was busy may be over. */
 static bool has_worked_since(const struct holder *holder, uint64_t ms)
 {
 	return holder->usage.idle_since_ms > ms;
@@ -163,7 +163,7 @@ void naps_tick(struct rpc_context *rpc)
 
 /* ---- for a request that does not fit ---------------------------------------------------------- */
 
-/* What is asked for. */
+/* The memory that is asked for. */
 struct wanted {
 	const struct rpc_context *rpc;
 	const struct location *at;
@@ -186,7 +186,7 @@ static bool gives_way(const struct wanted *wanted, const struct holder *holder)
 	       may_nap(wanted->rpc, holder, wanted->number, wanted->now_ms);
 }
 
-/* Of those who are falling asleep, whoever asked them. */
+/* The bytes there of the programs that are falling asleep, whoever asked them. */
 static uint64_t bytes_coming(const struct wanted *wanted)
 {
 	const struct holder *holder;

@@ -85,7 +85,7 @@ static void turn_away(struct session *session, const request_t *request, enum st
 	session_close(session);
 }
 
-/* Its holder is let in already, so no limit refuses it. */
+/* The session's holder is let in already, so no limit refuses it. */
 static void resume(struct session *session, const request_t *request)
 {
 	const Glake__Wire__Hello *hello = request->hello;
@@ -254,7 +254,7 @@ static const struct {
 	[GLAKE__WIRE__REQUEST__BODY_LAYOUT_LIST] = {rpc_layout_list},
 };
 
-/* What is given back is always written: the books keep room for it. */
+/* Whether the request may be written down. Things that are given back always are: the books keep room for them. */
 static bool may_write(const struct session *session, const request_t *request)
 {
 	bool is_unpin = request->body_case == GLAKE__WIRE__REQUEST__BODY_PIN && request->pin->unpin;

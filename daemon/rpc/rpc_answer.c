@@ -51,7 +51,7 @@ void rpc_refuse(struct session *session, uint64_t id, enum status status, const 
 	va_start(arguments, format);
 	vsnprintf(text, sizeof(text), format, arguments);
 	va_end(arguments);
-	/* It may quote the client, and may be cut inside a character. */
+	/* The text may quote the client, and may be cut inside a character. */
 	text_clean(text);
 	log_limited(&session->log_limit, LOG_LEVEL_DEBUG, "session %llu (pid %d): refused: %s",
 	            (unsigned long long)session->holder->id, (int)session->holder->peer.pid, text);

@@ -28,7 +28,7 @@ bool rpc_notify(struct session *session, answer_t *notice);
 
 /* The device of that number, or NULL after a refusal. */
 struct device *rpc_device(struct session *session, uint64_t id, uint32_t index);
-/* The same for any location. @kind is a LocationKind of the wire. */
+/* Find any location. @kind is a LocationKind of the wire. */
 struct location *rpc_location(struct session *session, uint64_t id, int kind, uint32_t number);
 
 /* The thing, a "chunk" or so, has no fd since glaked was restarted: only who has it mapped keeps it. */
@@ -38,7 +38,7 @@ void rpc_refuse_unparked(struct session *session, uint64_t id, const char *thing
 /* Answer with the @error of store_hold_model() or store_pin_model(). */
 void rpc_refuse_model(struct session *session, uint64_t id, const struct model *model, int error);
 
-/* What it opens cannot be recorded: see holder_add_model(). */
+/* The thing that it opens cannot be recorded: see holder_add_model(). */
 void rpc_refuse_open(struct session *session, uint64_t id);
 
 /* Whether the session may see and change things of @realm. */

@@ -310,7 +310,7 @@ static void ask_session(struct session *session, uint64_t request, uint64_t id,
 {
 	struct rpc_context *rpc = rpc_of(session);
 	struct holder *holder = holder_by_id(&rpc->holders, id);
-	/* Of other realms nobody learns that they have such a session. */
+	/* Nobody learns which sessions other realms have. */
 	if (!holder || holder->state == HOLDER_NEW || !rpc_may_act(session, holder->realm)) {
 		rpc_refuse(session, request, STATUS_NOT_FOUND, "there is no session %" PRIu64, id);
 	} else if (!follows(holder, wish)) {
@@ -450,7 +450,7 @@ static enum status status_of(const Glake__Wire__SealProgress *report)
 	}
 }
 
-/* It is written down once, however often a client says so. */
+/* The answer is written down once, however often a client gives it. */
 static void follow(struct holder *holder, bool seals, bool sleeps)
 {
 	if (holder->follows_seals != seals || holder->follows_sleeps != sleeps) {
@@ -481,7 +481,7 @@ void rpc_seal_progress(struct session *session, const request_t *request, struct
 	} else {
 		pass_on_progress(rpc, ask, report);
 	}
-	/* It may have asked for its own sealing, and be gone by now. */
+	/* The session may have asked for its own sealing, and be gone by now. */
 	if (session->state == SESSION_OPEN) {
 		rpc_answer_ok(session, request->id);
 	}

@@ -12,14 +12,14 @@
 #include "daemon/holders/sleeper.h"
 #include "daemon/rpc/rpc_context.h"
 
-/* What a program is asked to do. */
+/* A wish that a program is asked to fulfil. */
 struct rpc_wish {
 	bool is_sleep; /* or to wake; else to seal */
 	bool is_dry_run;
 	bool is_question; /* only what it seals without being asked */
 	bool wakes;
 	enum sleep_why why;
-	/* Of rpc_ask(), may be NULL: it has done so (STATUS_OK), or not. @holder may have ended. */
+	/* rpc_ask() calls it, unless it is NULL: the program has done so (STATUS_OK), or not. @holder may have ended. */
 	void (*done)(void *user, struct holder *holder, enum status status);
 	void *user;
 };

@@ -79,9 +79,8 @@ static void free_if_over(struct publish *publish)
 }
 
 /*
- * Its chunk is a block, and that is on record. The holder may have gone, or the block released. Others may find the
- * block only when the record of its holder is there: else, after a restart between the two, the holder would have
- * a chunk and write to it.
+ * The chunk is a block, and that is on record. The holder may have gone, or the block released. Others may find the block only
+ * when the record of its holder is there: else, after a restart between the two, the holder would have a chunk and write to it.
  */
 static void finish(struct publish *publish)
 {

@@ -8,7 +8,7 @@
 #include "daemon/rpc/rpc_handlers.h"
 #include "daemon/rpc/rpc_mistakes.h"
 
-/* Of a name in an event: names of C++ are long, and begin with what tells most. */
+/* An event shows so much of a name: names of C++ are long, and begin with what tells most. */
 #define SHOWN_BYTES 128
 #define ILLEGAL_ADDRESS 700u /* CUDA_ERROR_ILLEGAL_ADDRESS */
 #define KIB 1024u
@@ -30,7 +30,7 @@ static void describe_suspect(const Glake__Wire__FaultSuspect *suspect, char *tex
 
 static const char title[] = "; given sealed memory last: ";
 
-/* As many as fit. Each is a client's word. */
+/* Describe as many suspects as fit. Each is a client's word. */
 static void describe_suspects(const Glake__Wire__FaultReport *report, char *text_out,
                               size_t text_bytes)
 {

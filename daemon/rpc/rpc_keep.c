@@ -259,7 +259,7 @@ static const struct will *find_living(struct holder *reader, const struct will_w
 	return found;
 }
 
-/* Of all of its chunks, or of none. */
+/* Add readings of all chunks of @will, or of none. */
 static bool add_readings(struct holder *reader, uint64_t request, struct holder *owner,
                          const struct will *will, struct held **chunks_out)
 {
@@ -275,7 +275,7 @@ static bool add_readings(struct holder *reader, uint64_t request, struct holder 
 	return true;
 }
 
-/* What its process has counts as if it were its own: it may be so one day. */
+/* Memory of the reader's process counts as if it were the reader's own: it may be so one day. */
 static void read_living(struct session *session, uint64_t id, const struct will *will,
                         struct holder *owner)
 {

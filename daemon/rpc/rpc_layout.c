@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What sessions have sealed alone, and others have at other offsets (prints.h). */
+/* These requests list blocks that sessions have sealed alone, and others have at other offsets (prints.h). */
 #include <inttypes.h>
 
 #include "daemon/rpc/rpc_handlers.h"

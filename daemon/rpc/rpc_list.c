@@ -86,7 +86,7 @@ static void describe_node(const struct extents *copies, const struct copies_use 
 	row->slept_bytes = use->slept_bytes;
 }
 
-/* Of the configuration, what concerns programs that sleep. */
+/* Describe the part of the configuration that concerns programs that sleep. */
 static void describe_sleep(const struct config *config, Glake__Wire__StatusAnswer *body)
 {
 	body->mover_idle_ms = config->mover_idle_ms;
@@ -274,8 +274,8 @@ struct row_lists {
 };
 
 /*
- * What it uses. A program reports now and then, and not behind its last request: what came since is used, and what went was,
- * unless it sleeps. An earlier client gives back warm memory without a report.
+ * The bytes that @holder uses. A program reports now and then, and not behind its last request: bytes that came since are used,
+ * and bytes that went were, unless it sleeps. An earlier client gives back warm memory without a report.
  */
 static uint64_t live_bytes(const struct rpc_context *rpc, const struct holder *holder)
 {
@@ -437,15 +437,15 @@ static void describe_holder(const struct session *asker, struct holder *holder,
 }
 
 /*
- * What it shares is up to date; or a whole page was not enough for that, and the row has what was seen last. Else the holder is
- * the next page's.
+ * Whether the sharing of @holder is up to date; or a whole page was not enough for that, and the row has the last known. Else
+ * the holder is the next page's.
  */
 static bool may_describe(const struct rpc_page *page, struct holder *holder, size_t *n_steps)
 {
 	return holder_look_at_sharing(holder, n_steps) || page->n_rows == 0;
 }
 
-/* Of all holders, for what follows. */
+/* Note what all holders wait for, for the rows that follow. */
 static void look_at_waits(struct rpc_context *rpc)
 {
 	struct holder *holder;
@@ -577,7 +577,7 @@ void rpc_use_list(struct session *session, const request_t *request, struct fdli
 	rpc_answer(session, request->id, &answer, NULL, 0);
 }
 
-/* Of a location of a tenant; lists by slot. */
+/* The refusals at one location of a tenant; lists by slot. */
 struct refused_lists {
 	Glake__Wire__Refused rows[N_BOUNDS];
 	Glake__Wire__Refused *list[N_BOUNDS];
@@ -707,7 +707,7 @@ void rpc_model_list(struct session *session, const request_t *request, struct fd
 			continue;
 		}
 		Glake__Wire__ModelInfo next;
-		/* As may_describe(). */
+		/* The model is the next page's, unless a whole page was not enough: see may_describe(). */
 		if (!store_look_at_parts(rpc_of(session)->store, model, &n_steps) &&
 		    page.n_rows > 0) {
 			page.next = page.last;

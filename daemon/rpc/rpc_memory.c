@@ -44,7 +44,7 @@ struct pressure_wait rpc_chunk_wait(const struct pending *pending)
 	                                                             : NULL);
 }
 
-/* What the request wants at @at. */
+/* The bytes that the request wants at @at. */
 static uint64_t wanted_bytes(const struct alloc_several *several, const struct location *at)
 {
 	uint64_t bytes = 0;
@@ -410,7 +410,7 @@ static void on_parked(struct parking_wait *wait)
 	answer_ticket(session, id, ticket, is_kept);
 }
 
-/* What the ticket opens is there after a restart, too, if it @is_kept. */
+/* Answer when the chunk that the ticket opens is parked. If it @is_kept, it is there after a restart, too. */
 static void answer_when_parked(struct session *session, uint64_t id, uint64_t ticket, bool is_kept)
 {
 	struct parking *parking = rpc_of(session)->store->parking;
@@ -536,7 +536,7 @@ static struct holder *find_owner(struct session *session, uint64_t id)
 	return owner && owner->realm == session->holder->realm ? owner : NULL;
 }
 
-/* What the session itself has, or a chunk that the ticket permits. */
+/* Find a thing that the session itself has, or a chunk that the ticket permits. */
 static struct held *find_opened(struct session *session, struct holder *owner, uint64_t id,
                                 uint64_t ticket)
 {

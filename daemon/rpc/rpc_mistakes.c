@@ -184,7 +184,7 @@ void rpc_mistake_forgive(struct session *session, const request_t *request, stru
 		}
 	}
 	if (n == 0 && id != 0) {
-		/* Of others nobody learns that they have one. */
+		/* Nobody learns which mistakes others have. */
 		rpc_refuse(session, request->id, STATUS_NOT_FOUND, "there is no mistake %" PRIu64,
 		           id);
 	} else {

@@ -269,7 +269,7 @@ static struct model_request *begin_wait(struct session *session, uint64_t id, bo
 	return operation;
 }
 
-/* Of @model, LOADING or DEMOTED. It may be answered, and the operation be freed, at once. */
+/* Wait for @model, LOADING or DEMOTED. The request may be answered, and the operation be freed, at once. */
 static void wait_for_model(struct session *session, struct model_request *operation,
                            struct model *model)
 {

@@ -2,7 +2,7 @@
 #include "daemon/config/config.h"
 #include "daemon/rpc/rpc_handlers.h"
 
-/* The same sealed file for all: what is in it is no secret of a realm. */
+/* All get the same sealed file: its content is no secret of a realm. */
 void rpc_readers_get(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	const struct reader_tables *tables = &rpc_of(session)->config->reader_tables;

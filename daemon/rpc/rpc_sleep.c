@@ -127,7 +127,7 @@ static struct sleep_request *find_request(const struct session *session, bool wa
 	return NULL;
 }
 
-/* It is refused: its process goes on working. Returns whether there was one. */
+/* Refuse the session's sleep: its process goes on working. Returns whether there was one. */
 static bool end_copy(struct session *session)
 {
 	struct sleep_request *operation = find_request(session, false);
@@ -138,7 +138,7 @@ static bool end_copy(struct session *session)
 	return operation != NULL;
 }
 
-/* The same of a wake. */
+/* Refuse the session's wake: its process does not wait any more. */
 static void stop_wake(struct session *session)
 {
 	struct sleep_request *operation = find_request(session, true);
@@ -207,7 +207,7 @@ static uint64_t gpu_bytes_of(struct store *store, const struct slept *slept)
 	return bytes;
 }
 
-/* Of its blocks that the GPU has, for others or as cache: they need no copy back. */
+/* The bytes of the sleeper's blocks that the GPU has, for others or as cache: they need no copy back. */
 static uint64_t gpu_bytes(struct store *store, const struct sleeper *sleeper, size_t *n_steps)
 {
 	uint64_t bytes = 0;

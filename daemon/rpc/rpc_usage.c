@@ -124,14 +124,14 @@ static void note_refused(struct session *session, const Glake__Wire__Alone *from
 	}
 }
 
-/* It reports that it works, or since when it does not; nothing comes while that stays. */
+/* The program reports that it works, or since when it does not; nothing comes while that stays. */
 static void take_idle(struct holder *holder, uint64_t idle_ms)
 {
 	uint64_t now_ms = uv_now(holder->all->loop);
 	holder->usage.idle_since_ms = idle_ms == 0 ? 0 : idle_ms >= now_ms ? 1 : now_ms - idle_ms;
 }
 
-/* And what glaked's books have at that moment: the difference later is what came or went since. */
+/* Note the reusable memory, and what glaked's books have at that moment: the difference later is what came or went since. */
 static void take_reusable(const struct rpc_context *rpc, struct holder *holder,
                           const Glake__Wire__UsageReport *report)
 {

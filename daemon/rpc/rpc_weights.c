@@ -22,7 +22,7 @@ static const char no_memory[] = "glaked is out of host memory";
 
 /* ---- the first request ------------------------------------------------------------------------ */
 
-/* It is a name in listings, as it is, and digits alone are ids. */
+/* Whether @key can be a key: listings show it unchanged as a name, and digits alone are ids. */
 static bool is_key(const char *key)
 {
 	cleanup_free char *clean = text_clean_copy(key);
@@ -103,7 +103,7 @@ static bool add_block(struct session *session, struct model *draft, struct block
 	                      "%s", r == -ENOMEM ? no_memory : "the weights have too many blocks");
 }
 
-/* Whose blocks these are; NULL after a fault. */
+/* The holder of the blocks of @run; NULL after a fault. */
 static const struct holder *owner_of(const struct session *session,
                                      const Glake__Wire__WeightsBlocks *run, struct fault *fault)
 {
@@ -214,7 +214,7 @@ static bool charge(struct session *session, struct model *draft, struct fault *f
 	return fail(fault, STATUS_OVER_QUOTA, "the manifest is too large: %s", why);
 }
 
-/* Of an open model, few bytes name a million blocks. */
+/* Whether @page names too many blocks: few bytes name a million blocks of an open model. */
 static bool has_too_many_blocks(const Glake__Wire__WeightsPublish *page)
 {
 	uint64_t n = 0;

@@ -18,7 +18,7 @@ static uint64_t slept_bytes(const struct sleeper *sleeper, const struct location
 	return bytes;
 }
 
-/* What the process would bring to @at; of @tenant alone, or of all (NULL). Its sessions wake together. */
+/* The bytes that the process would bring to @at; of @tenant alone, or of all (NULL). Its sessions wake together. */
 static uint64_t coming_bytes(const struct rpc_context *rpc, const struct holder *holder,
                              const struct location *at, const struct tenant *tenant)
 {
