@@ -334,7 +334,7 @@ struct held *holder_find(const struct holder *holder, enum held_kind kind, uint6
 	return held && held->kind == kind ? held : NULL;
 }
 
-/* NULL: no memory. */
+/* Add a thing as @as says. NULL: no memory. */
 static struct held *add_as(struct holder *holder, const struct held *as, enum held_kind kind)
 {
 	struct held *held = calloc(1, sizeof(*held));
@@ -438,7 +438,7 @@ bool holders_walk(struct holders *holders, const struct block *block, size_t *n_
 	return walk->at == &holders->list;
 }
 
-/* Others may open it, but not after a restart. */
+/* Whether others may open @held, but not after a restart. */
 static bool is_unkept(const struct held *held)
 {
 	return held->kind == HELD_CHUNK && held->ticket && !held->is_parked;

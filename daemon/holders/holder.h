@@ -416,7 +416,7 @@ struct held *holders_find_origin(const struct holders *holders, uint64_t origin,
 /* Adopt a thing of which only copies are left. With a record, if @is_open: a block or model. NULL: no memory. */
 struct held *holder_adopt_slept(struct holder *holder, const struct held *as, bool is_open);
 
-/* For events about it. Borrowed from the holder. */
+/* The subject of events about the holder, borrowed from it. */
 struct event_subject holder_subject(const struct holder *holder);
 
 /* Whether it is a session of this peer's process, or of another one with its number. */
@@ -442,9 +442,9 @@ void holder_end(struct holder *holder);
 /* The holder of that id, if it was let in and has not ended; else NULL. */
 struct holder *holder_by_id(const struct holders *holders, uint64_t id);
 
-/* NULL: it holds nothing with that id. */
+/* Find the thing of that id; NULL: the holder has none. */
 struct held *holder_find_any(const struct holder *holder, uint64_t id);
-/* NULL: it holds nothing of that kind with that id. */
+/* Find the thing of that kind and id; NULL: the holder has none. */
 struct held *holder_find(const struct holder *holder, enum held_kind kind, uint64_t id);
 
 /* Take over all @chunks; @held_out gets their entries. Returns 0, or -ENOMEM: none is taken over. */

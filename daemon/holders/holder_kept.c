@@ -29,7 +29,7 @@ static uint64_t bytes_of(const struct kept_step *step)
 	return step->chunks[0].bytes * step->will->n_chunks;
 }
 
-/* Without chunks and will. */
+/* Free a step without its chunks and will. */
 static void step_free(struct kept_step *step)
 {
 	list_remove(&step->link);
@@ -183,7 +183,7 @@ static bool charge(struct kept_steps *kept, struct kept_step *step, uint64_t byt
 	return true;
 }
 
-/* False: there is none of that user. */
+/* Release the oldest step of @user. False: there is none. */
 static bool release_oldest_of(struct kept_steps *kept, const struct user *user)
 {
 	struct kept_step *step;

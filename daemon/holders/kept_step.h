@@ -80,8 +80,8 @@ struct kept_adopted {
 	uint64_t since_ms;
 };
 /*
- * At the start: what an earlier glaked kept, in the order of time. The chunks are empty afterwards. Takes over @will, of that
- * many, which has its charge. Returns 0 or -ENOMEM: nothing has changed.
+ * Restore at the start what an earlier glaked kept, in the order of time. The chunks are empty afterwards. Takes over @will, of
+ * that many, which has its charge. Returns 0 or -ENOMEM: nothing has changed.
  */
 int kept_steps_restore(struct kept_steps *kept, const struct kept_adopted *as, struct will *will,
                        struct chunk *chunks);
@@ -102,7 +102,7 @@ void kept_steps_take_bytes(struct kept_steps *kept, const struct location *at, u
 void kept_steps_take_fds(struct kept_steps *kept, uint64_t n_fds);
 /* All of the realm (NULL: of all realms). Returns the bytes. */
 uint64_t kept_steps_evict(struct kept_steps *kept, const struct realm *realm);
-/* Once in a while: those go whose time is over. */
+/* To be called once in a while: steps go whose time is over. */
 void kept_steps_tick(struct kept_steps *kept);
 
 #endif

@@ -55,7 +55,7 @@ struct mistakes {
 void mistakes_init(struct mistakes *mistakes);
 void mistakes_deinit(struct mistakes *mistakes);
 
-/* NULL: there is none. */
+/* Find the mistake of a program; NULL: there is none. */
 struct mistake *mistakes_find(const struct mistakes *mistakes, const struct mistake_key *key);
 struct mistake *mistakes_by_id(const struct mistakes *mistakes, uint64_t id);
 /* The one with the smallest id above @after; NULL at the end. */
@@ -63,7 +63,7 @@ struct mistake *mistakes_next(const struct mistakes *mistakes, uint64_t after);
 
 /* Add a program without a fault yet. NULL: no memory. @id: one that was written down, or 0. */
 struct mistake *mistakes_add(struct mistakes *mistakes, const struct mistake_key *key, uint64_t id);
-/* One more fault, of a moment ago. */
+/* Note one more fault, of a moment ago. */
 void mistake_note(struct mistakes *mistakes, struct mistake *mistake, const uint64_t *words,
                   size_t n_words, const char *kernels);
 void mistake_free(struct mistakes *mistakes, struct mistake *mistake);

@@ -44,7 +44,7 @@ void refused_note(struct refused_sums *sums, struct refused *refused,
                   const struct event_subject *who, const char *program,
                   const struct refusal *refusal);
 
-/* Once in a while: sums that are due. */
+/* To be called once in a while: report the sums that are due. */
 void refused_tick(struct refused_sums *sums);
 
 /* The holder ends: its sum is an event now. */

@@ -32,7 +32,7 @@ enum session_state {
 
 struct session;
 
-/* For the upper layers. */
+/* The calls into the upper layers. */
 struct session_hooks {
 	/* A packet. The caller closes fds that stay in @fds. */
 	void (*packet)(struct session *session, const uint8_t *bytes, size_t n_bytes,
@@ -111,7 +111,7 @@ bool session_begin(struct session *session, struct pending *pending, uint64_t re
 /* The operation is over; the caller answers it. */
 void session_end(struct pending *pending);
 
-/* Once in a while: close sessions without a Hello, and sessions whose process has ended. */
+/* To be called once in a while: close sessions without a Hello, and sessions whose process has ended. */
 void sessions_tick(struct sessions *sessions);
 
 void sessions_close(struct sessions *sessions);

@@ -134,7 +134,7 @@ static struct location *location_of(const struct held *held)
 	                                  : held->chunk.at;
 }
 
-/* False: no memory. */
+/* Give the copies of a bed to the sleeper. False: no memory. */
 static bool hand_over_bed(struct sleep_batch *batch, struct bed *bed, struct sleeper *sleeper)
 {
 	const struct held *held = bed->held;
@@ -207,7 +207,7 @@ static uint64_t last_number(const struct sleep_batch *batch)
 	return last;
 }
 
-/* False: the fd store has no room for some. */
+/* Park all copies. False: the fd store has no room for some. */
 static bool park_all(struct sleep_batch *batch)
 {
 	for (size_t i = 0; i < batch->n_transfers; i++) {
@@ -375,7 +375,7 @@ static void set_transfer(struct sleep_batch *batch, struct bed *bed, size_t i)
 	}
 }
 
-/* False: no memory. */
+/* Set up all transfers. False: no memory. */
 static bool set_transfers(struct sleep_batch *batch)
 {
 	batch->n_left = batch->n_transfers;

@@ -457,7 +457,7 @@ static struct sleep_wake *find_next(const struct holders *all)
 	return NULL;
 }
 
-/* Until now; those wakes counted that were refused before it. */
+/* The time until now that the program was held up; earlier wakes that were refused count. */
 static uint64_t held_up_ms(const struct sleep_wake *wake)
 {
 	const struct holder *holder = wake->sleeper->holder;
@@ -671,7 +671,7 @@ static enum status ask(struct sleep_wake *wake, bool *is_asked_out)
 	return alloc_start(wake->context->allocator, &wanted, on_chunks, wake, &wake->alloc);
 }
 
-/* From wake->step on. on_chunks() may come before ask() returns, and goes on itself then. */
+/* Reserve from wake->step on. on_chunks() may come before ask() returns, and goes on itself then. */
 static void reserve(struct sleep_wake *wake)
 {
 	bool is_asked = false;

@@ -75,7 +75,7 @@ static uint64_t *sum_of(struct sleeper *sleeper, const struct slept *slept)
 	return slept->kind == HELD_CHUNK ? &sleeper->private_bytes : &sleeper->shared_bytes;
 }
 
-/* NULL: no memory. */
+/* Make a slept thing. NULL: no memory. */
 static struct slept *new_slept(const struct slept_from *from)
 {
 	struct slept *slept = calloc(1, sizeof(*slept) + from->n_copies * sizeof(slept->copies[0]));
@@ -106,7 +106,7 @@ static void forget_past(struct held *held)
 	}
 }
 
-/* Without memory for that it is copied once more. */
+/* Remember the copy of @held. If there is no memory for that, the chunk is copied once more. */
 static void remember(struct held *held, struct copies *copies, struct copy *copy)
 {
 	forget_past(held);

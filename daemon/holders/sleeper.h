@@ -172,7 +172,7 @@ int sleeper_adopt(struct holder *holder, const struct sleep_context *context,
  */
 void sleepers_settle_adopted(struct holders *holders);
 
-/* For the parts. NULL: no memory. */
+/* The holder's sleeper, made if there is none; for the parts. NULL: no memory. */
 struct sleeper *sleeper_of(struct holder *holder, const struct sleep_context *context);
 /* @held has copies, which are taken over, held and parked. False: no memory. */
 bool sleeper_add(struct sleeper *sleeper, struct held *held, const struct slept_from *from);
@@ -181,7 +181,7 @@ void sleeper_wake_up(struct sleeper *sleeper);
 void sleeper_set_state(struct sleeper *sleeper, enum sleeper_state state);
 /* @slept is on the GPU, or nobody wants it any more. */
 void slept_free(struct sleeper *sleeper, struct slept *slept);
-/* If nothing is left of it. */
+/* Free the sleeper if nothing is left of it. */
 void sleeper_free_if_over(struct sleeper *sleeper);
 void sleep_wake_forget(struct sleep_wake *wake, const struct slept *slept);
 

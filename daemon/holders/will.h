@@ -50,8 +50,8 @@ struct will {
 enum status will_check(const struct held *held, const char **why_out);
 
 /*
- * From now on these chunks of the holder, which will_check() allows, are in a will of these words and in no other. Returns 0,
- * -ENOMEM or TENANT_E_MANIFESTS: nothing has changed.
+ * Put these chunks of the holder, which will_check() allows, in a will of these words and in no other. Returns 0, -ENOMEM or
+ * TENANT_E_MANIFESTS: nothing has changed.
  */
 int will_set(struct holder *holder, struct held *const *chunks, size_t n_chunks,
              const struct will_words *words);

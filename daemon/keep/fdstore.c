@@ -194,7 +194,7 @@ uint32_t fdstore_max(const struct fdstore *store)
 
 bool fdstore_is_full(const struct fdstore *store)
 {
-	/* In one that is lost no removal makes room. */
+	/* A lost store gets no room by a removal. */
 	return !store->is_lost && (store->n_kept >= store->max ||
 	                           store->name_bytes + FDSTORE_SHORT_BYTES > FDSTORE_NAMES_BYTES);
 }

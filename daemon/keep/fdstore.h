@@ -57,7 +57,7 @@ typedef void (*fdstore_fn)(void *user);
 int fdstore_open(uv_loop_t *loop, struct fdstore **store_out);
 
 /*
- * Nothing is called back any more. What waits to be sent is dropped, fds that nobody took are closed
+ * Close the store: nothing is called back any more. Messages that wait to be sent are dropped, fds that nobody took are closed
  * and stay kept. The loop frees the store. NULL is fine.
  */
 void fdstore_close(struct fdstore *store);

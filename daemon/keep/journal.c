@@ -322,7 +322,10 @@ static int file_map(struct file *file)
 	return 0;
 }
 
-/* Any thread. Returns the bytes that the file has then, or -errno. What it has already is not looked at. */
+/*
+ * Allocate up to @n_bytes of the file, of which @n_allocated are there. Returns the bytes that the file has then, or -errno.
+ * Any thread.
+ */
 static int64_t allocate(const struct file *file, size_t n_allocated, size_t n_bytes)
 {
 	if (n_bytes > MAX_BYTES) {
@@ -335,7 +338,7 @@ static int64_t allocate(const struct file *file, size_t n_allocated, size_t n_by
 	return error ? -error : (int64_t)n_bytes;
 }
 
-/* Also has the pages made, so that the loop need not wait for them. */
+/* Allocate, and have the pages made, so that the loop need not wait for them. */
 static int64_t allocate_pages(const struct file *file, size_t n_allocated, size_t n_wanted)
 {
 	int64_t n_bytes = allocate(file, n_allocated, n_wanted);
@@ -934,7 +937,7 @@ void journal_free(struct journal *journal)
 	free(journal);
 }
 
-/* There is room before a compaction, which keeps the file from growing. */
+/* Start a job if one is due. Room comes before a compaction, which keeps the file from growing. */
 static void look_ahead(struct journal *journal)
 {
 	const struct file *file = &journal->file;

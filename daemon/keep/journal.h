@@ -91,7 +91,7 @@ struct journal_image {
 int journal_read(const void *bytes, size_t n_bytes, const char *boot,
                  struct journal_image *image_out);
 void journal_image_free(struct journal_image *image);
-/* NULL: there is none. */
+/* Returns the entry of that kind and id; NULL: there is none. */
 struct journal_entry *journal_find(const struct journal_image *image, unsigned kind, uint64_t id);
 /* Entries come by kind, and then by id. */
 void journal_sort(struct journal_image *image);
@@ -114,9 +114,9 @@ int journal_open(uv_loop_t *loop, const char *path, const char *boot, uint64_t s
                  struct journal **journal_out, struct journal_image *image_out);
 uint64_t journal_serial(const struct journal *journal);
 
-/* For journal_is_busy(): the loop runs until it says no. The file stays. */
+/* Close the journal. The loop runs on until journal_is_busy() says no. The file stays. */
 void journal_close(struct journal *journal);
-/* After journal_close(): a thread has it still. NULL is fine. */
+/* Whether a thread still has the closed journal. NULL is fine. */
 bool journal_is_busy(const struct journal *journal);
 /* Closed and not busy. NULL is fine. */
 void journal_free(struct journal *journal);
@@ -136,7 +136,7 @@ void journal_delete(struct journal *journal, unsigned kind, uint64_t id);
  * the file, or a compaction is under way that makes room, or the file system has none. A journal that has failed has room.
  */
 bool journal_has_room(struct journal *journal);
-/* Once a second: room that was not to be had may be there now. */
+/* To be called once a second: room that was not to be had may be there now. */
 void journal_tick(struct journal *journal);
 /*
  * Replace the file, whole and at once, by a new one with the records that @write puts. Blocks for the file system. Returns 0:

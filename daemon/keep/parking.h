@@ -34,7 +34,7 @@ void parking_free(struct parking *parking);
 /* Orders that have not passed by now count as passed, and their fds as not parked. */
 bool parking_is_lost(const struct parking *parking);
 
-/* There is no room for another fd. */
+/* Whether there is no room for another fd. */
 bool parking_is_full(const struct parking *parking);
 /* About how many there is room for. */
 uint32_t parking_max(const struct parking *parking);
@@ -54,7 +54,7 @@ uint64_t parking_pending(const struct parking *parking);
 void parking_await(struct parking *parking, struct parking_wait *wait, uint64_t number,
                    void (*on_passed)(struct parking_wait *wait));
 
-/* Any other thread: wait until @number has passed, or for five seconds. */
+/* Wait, on any other thread, until @number has passed, or for five seconds. */
 void parking_block(struct parking *parking, uint64_t number);
 
 #endif

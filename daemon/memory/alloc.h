@@ -64,8 +64,8 @@ struct alloc_wanted {
 	struct refusal *
 		refusal; /* borrowed as waited_ms: set before @done if a bound refuses it. NULL: not wanted */
 	/*
-	 * NULL, or of the process: the chunks are drawn from it, and carry it until they are handed over. More than is left of
-	 * it is STATUS_OVER_QUOTA.
+	 * The promise to the process, or NULL: the chunks are drawn from it, and carry it until they are handed over. More than
+	 * is left of it is STATUS_OVER_QUOTA.
 	 */
 	struct promise *promise;
 	bool may_unseal; /* one chunk, the copy of a block that was sealed by itself: it may have the reserve (reserve.h) */
@@ -95,7 +95,7 @@ uint64_t alloc_waiting_number(const struct alloc *alloc);
 /* Returns pressure_wait_of() of its request; NULL does not wait. */
 struct pressure_wait alloc_wait_of(const struct alloc *alloc);
 
-/* One line for the client: @refusal, or without a bound what @status says. */
+/* Write one line for the client: @refusal, or without a bound what @status says. */
 void alloc_explain(enum status status, const struct refusal *refusal,
                    char text[REFUSAL_TEXT_BYTES]);
 

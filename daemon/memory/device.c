@@ -140,6 +140,6 @@ uint64_t device_free_bytes(const struct device *device)
 	if (device->seen_free_bytes == 0) {
 		return 0;
 	}
-	/* 0 means something else. */
+	/* The result is not 0, which means something else. */
 	return was_bytes > physical_bytes ? was_bytes - physical_bytes : 1;
 }

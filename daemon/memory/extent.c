@@ -234,7 +234,7 @@ static struct extent *enter_chunk(struct extents *extents, struct chunk *chunk)
 	return span;
 }
 
-/* In @chunk, from its beginning on. NULL: no memory. */
+/* Put the request's extent at the beginning of @chunk. NULL: no memory. */
 static struct extent *use_chunk(struct extents_request *request, struct chunk *chunk)
 {
 	struct extents *extents = request->extents;
@@ -392,7 +392,7 @@ static void make_ready(struct extents *extents)
 	                                    .sizes = &bytes,
 	                                    .n_chunks = 1,
 	                                    .waited_ms = &extents->waited_ms};
-	/* If it is refused, the next tick tries again. */
+	/* The next tick tries again if the request is refused. */
 	alloc_start(extents->allocator, &wanted, on_ready, extents, &extents->making);
 }
 

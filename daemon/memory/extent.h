@@ -111,7 +111,7 @@ void extents_cancel(struct extents_request *request);
 void extents_want_ready(struct extents *extents, uint64_t bytes);
 /* An extent went to make place for another: make one more large chunk if there is room. */
 void extents_want_more(struct extents *extents);
-/* Once a second, and when a chunk has come: make the next one. */
+/* Make the next chunk. To be called once a second, and when a chunk has come. */
 void extents_tick(struct extents *extents);
 /* A chunk that is kept ready goes, as one that is empty. False: there is none. */
 bool extents_give_ready(struct extents *extents);

@@ -81,7 +81,7 @@ void location_close(struct location *at);
  */
 int location_start(struct location *at, uv_loop_t *loop);
 
-/* For log lines and answers. Returns @name. */
+/* Write the location's name for log lines and answers. Returns @name. */
 const char *location_name(const struct location *at, char name[LOCATION_NAME_BYTES]);
 
 /* Bytes of chunks that exist: the word `physical` of the docs. */

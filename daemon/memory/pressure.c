@@ -74,8 +74,8 @@ static bool owes_answer(const struct pressure_client *client)
 }
 
 /*
- * 0 bytes: do not ask. Returns whether an answer may still come in time, or has come just now. The
- * client's last report of its warm memory does not count: it may be old.
+ * Ask one client, unless for 0 bytes. Returns whether an answer may still come in time, or has come just now. The client's last
+ * report of its warm memory does not count: it may be old.
  */
 static bool ask_one(const struct pressure *pressure, struct pressure_client *client,
                     const struct location *at, uint64_t bytes)
@@ -313,8 +313,8 @@ enum bound pressure_check(const struct pressure *pressure, const struct pressure
 }
 
 /*
- * For what is cache itself nothing is taken back, and nobody waits: who wants it makes room. Nor for what a program would only
- * use if it were free.
+ * Nothing is taken back, and nobody waits, for a request that is cache itself: who wants it makes room; nor for memory that a
+ * program would only use if it were free.
  */
 static bool is_modest(const struct pressure_request *request)
 {
@@ -597,7 +597,7 @@ static void keep_place(struct pressure_request *request)
 	}
 }
 
-/* There was no room for it. */
+/* The location had no room for the request. */
 static void fall_short(struct pressure_request *request)
 {
 	struct pressure *pressure = request->pressure;

@@ -105,7 +105,7 @@ enum pressure_state {
 	N_PRESSURE_STATES,
 };
 
-/* In the order in which they are asked. Clients come after the last. */
+/* The rounds in the order in which the sources are asked. Clients come after the last. */
 enum pressure_round {
 	PRESSURE_KEPT,
 	PRESSURE_MADE_AHEAD,

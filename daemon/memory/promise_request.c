@@ -46,7 +46,7 @@ static void on_looked(struct work *work)
 	pressure_made(&asked->request, STATUS_NO_DEVICE_MEMORY);
 }
 
-/* Without room the answer does not come from within the call, as pressure wants it. */
+/* The answer to a request without room does not come from within the call, as pressure wants it. */
 static void make(struct pressure_request *request)
 {
 	struct promise_request *asked = asked_of(request);

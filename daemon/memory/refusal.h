@@ -18,7 +18,7 @@
 #include "daemon/memory/promise.h"
 #include "daemon/memory/tenant.h"
 
-/* One line of it, with its end. */
+/* The longest text of a refusal: one line, with its end. */
 #define REFUSAL_TEXT_BYTES 256u
 
 /* Zeroed memory is none. */

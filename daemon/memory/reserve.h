@@ -38,7 +38,7 @@ void reserve_note_saved(struct location *at, uint64_t before, uint64_t after);
 /* @bytes were just set free there: they are the reserve's, as far as it wants them. */
 void reserve_keep(struct location *at, uint64_t bytes);
 
-/* Up to @bytes are the caller's, to count as coming. Returns how many. */
+/* Take up to @bytes for the caller, who counts them as coming. Returns how many. */
 uint64_t reserve_take(struct location *at, uint64_t bytes);
 
 uint64_t reserve_wanted_bytes(const struct location *at);

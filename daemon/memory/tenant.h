@@ -52,7 +52,7 @@ struct tenant_location {
 	struct list queue;  /* of requests that wait for room, in the order of arrival */
 };
 
-/* To be read by anyone; written by tenant.c. */
+/* Anyone may read a tenant; only tenant.c writes it. */
 struct tenant {
 	struct list link; /* link: tenant_table.tenants */
 	uint64_t id;      /* from 1, in the order of appearance: the cursor of listings */
@@ -121,7 +121,7 @@ int tenant_table_apply(struct tenant_table *table, const struct config *config);
 /* Pays for the stock, and for blocks that are neither used nor pinned. Never NULL. */
 struct tenant *tenant_table_cache(struct tenant_table *table);
 
-/* NULL when there is none of that name. */
+/* Find the tenant of that name; NULL when there is none. */
 struct tenant *tenant_find(struct tenant_table *table, const char *name);
 
 /* The tenant with the smallest id above @after; NULL at the end. From 0, this walks over all. */
@@ -152,15 +152,15 @@ void tenant_session_leave(struct tenant *tenant);
 int tenant_charge(struct tenant *tenant, uint32_t slot, uint64_t bytes, uint32_t n_fds,
                   struct charge *charge_out);
 
-/* For what is paid for already, by a promise that gives it up now: no limit of bytes. Returns 0 or TENANT_E_FDS. */
+/* Charge memory that is paid for already, by a promise that gives it up now: no limit of bytes. Returns 0 or TENANT_E_FDS. */
 int tenant_charge_promised(struct tenant *tenant, uint32_t slot, uint64_t bytes, uint32_t n_fds,
                            struct charge *charge_out);
 
-/* For what an earlier glaked has granted to @payer, which limits do not change. @slot is the table's. */
+/* Charge memory that an earlier glaked has granted to @payer; limits do not change that. @slot is the table's. */
 struct charge tenant_charge_adopted(struct payer payer, uint32_t slot, uint64_t bytes,
                                     uint32_t n_fds, uint64_t manifest_bytes);
 
-/* For a new manifest. It has no bytes yet, so this cannot be refused. */
+/* The charge of a new manifest. It has no bytes yet, so this cannot be refused. */
 struct charge tenant_charge_manifest(struct payer payer);
 /* The manifest grows. Returns 0 or TENANT_E_MANIFESTS: nothing has changed then. */
 int charge_grow_manifest(struct charge *charge, uint64_t more_bytes);

@@ -35,9 +35,9 @@
 #include "daemon/base/list.h"
 
 struct work;
-/* On the worker's thread, without what the loop owns. Returns whether all is done. */
+/* Runs on the worker's thread, and touches nothing that the loop owns. Returns whether all is done. */
 typedef bool (*work_run_fn)(struct work *work);
-/* On the loop thread; may free the work. */
+/* Runs on the loop thread; may free the work. */
 typedef void (*work_done_fn)(struct work *work);
 
 /* Embedded in what is to be done. Belongs to the worker from submit until done has returned. */
@@ -86,7 +86,7 @@ void worker_deinit(struct worker *worker);
 /* @user: whose turn it takes; any number, the same for what shall share one. */
 void worker_submit(struct worker *worker, struct work *work, uint64_t user, work_run_fn run,
                    work_done_fn done);
-/* For what gives memory back, and does not fail. */
+/* Submit work that gives memory back, and does not fail. */
 void worker_submit_release(struct worker *worker, struct work *work, work_run_fn run,
                            work_done_fn done);
 void worker_submit_lazy(struct worker *worker, struct work *work, work_run_fn run,

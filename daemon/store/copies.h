@@ -189,7 +189,7 @@ void copies_set(struct copies *copies, bool is_on);
 
 /* Keep @bytes of host memory free for copies, by node: made ahead, and given back when programs want it. */
 void copies_keep_ready(struct copies *copies, const struct config_sizes *bytes);
-/* Once a second. */
+/* To be called once a second. */
 void copies_tick(struct copies *copies);
 
 /* The bytes that copies could have if nothing else were there. */
@@ -220,7 +220,7 @@ void copies_let(struct copies *copies, struct copy *copy);
 void copies_remember(struct copies *copies, struct copy *copy, struct copy_past *past);
 void copies_forget(struct copy_past *past);
 
-/* One of its holders, a model that is DEMOTED now, is forgotten for it if room is wanted (store_forget_demoted()). */
+/* A holder of @copy, a model that is DEMOTED now, is forgotten for room if that is wanted (store_forget_demoted()). */
 void copies_offer(struct copies *copies, struct copy *copy);
 /* @copy is not offered any more. */
 void copies_keep(struct copies *copies, struct copy *copy);
@@ -264,7 +264,7 @@ void copies_drop(struct copies *copies, struct copy *copy);
 
 /* ---- from an earlier glaked ---- */
 
-/* NULL: there is no such node. */
+/* The extents at a node; NULL: there is no such node. */
 struct extents *copies_at(struct copies *copies, const struct location *at);
 
 struct copy_adopted {

@@ -195,7 +195,7 @@ void copies_written(struct copies *copies, struct copy *copy, const struct diges
 void copies_show(struct copies *copies, struct copy *copy)
 {
 	if (!copies_find_any(copies, copy->realm, &copy->key.digest)) {
-		/* Without memory for that nobody finds it. */
+		/* Nobody finds the copy if there is no memory for its entry. */
 		enter(copies, copy);
 	}
 }
@@ -392,7 +392,7 @@ void copies_spare_making(struct copies *copies, struct extents *node, uint64_t b
 	}
 }
 
-/* One chunk that is kept ready. */
+/* Give back one chunk that is kept ready. */
 static bool give_ready(struct copies *copies, uint64_t nodes)
 {
 	for (size_t i = 0; i < copies->n_nodes; i++) {

@@ -51,7 +51,7 @@ static bool is_with_mover(const struct copy_order *order)
 	return order->making && order->making->owner == order;
 }
 
-/* NULL: no copy, and @error says why. */
+/* End the order with @copy; NULL: no copy, and @error says why. */
 static void order_end(struct copies *copies, struct copy_order *order, struct copy *copy,
                       enum status status, const char *error)
 {
@@ -408,7 +408,7 @@ void copies_look_for_room(struct copies *copies)
 
 /* ---- what is next ----------------------------------------------------------------------------- */
 
-/* NULL: no memory. Nothing has begun. */
+/* Make a making, in which nothing has begun. NULL: no memory. */
 static struct copy_making *making_new(struct copies *copies, const struct copy_wanted *wanted,
                                       struct tenant *payer)
 {
@@ -429,7 +429,7 @@ static struct copy_making *making_new(struct copies *copies, const struct copy_w
 	return making;
 }
 
-/* NULL: there is none. */
+/* Find any copy for @block; NULL: there is none. */
 static struct copy *find_any_for(const struct copies *copies, const struct block *block)
 {
 	return block && block->state == BLOCK_SHARED
@@ -590,7 +590,7 @@ void making_is_new(struct copy_making *making)
 	}
 }
 
-/* One that ends at once comes back here. */
+/* Begin the next makings. One that ends at once comes back here. */
 static void make_next(struct copies *copies)
 {
 	if (copies->is_looking) {
@@ -716,7 +716,7 @@ void copies_cancel(struct copies *copies, struct copy_order *order)
 
 /* ---- the end ---------------------------------------------------------------------------------- */
 
-/* One that the mover has nothing of. NULL: there is none. */
+/* Find a making that the mover has nothing of. NULL: there is none. */
 static struct copy_making *find_waiting(const struct copies *copies)
 {
 	struct copy_making *making;

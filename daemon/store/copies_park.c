@@ -152,7 +152,7 @@ struct extents *copies_at(struct copies *copies, const struct location *at)
 	return NULL;
 }
 
-/* False: it cannot be there. */
+/* Adopt the extent of @copy. False: it cannot be there. */
 static bool adopt_extent(struct copies *copies, struct copy *copy, const struct copy_adopted *as)
 {
 	if (as->is_zero) {

@@ -29,7 +29,7 @@ struct copy_wanted {
 struct copy *copies_new(struct copies *copies, const struct copy_wanted *wanted);
 /* Nobody holds it. */
 void copies_free(struct copies *copies, struct copy *copy);
-/* Also one that is on its way. NULL: there is none. */
+/* Find a copy, also one that is on its way. NULL: there is none. */
 struct copy *copies_find_any(const struct copies *copies, const struct realm *realm,
                              const struct digest *digest);
 /* Nobody finds it any more. */
@@ -46,7 +46,7 @@ void copies_count_use(struct copies *copies, struct copy *copy);
 struct copies_use *copies_use_at(const struct copies *copies, const struct copy *copy);
 
 /*
- * On one of @nodes (bits: 1 << its index) a chunk goes that is kept ready; or the copy that nobody has used for longest, of
+ * A chunk that is kept ready goes on one of @nodes (bits: 1 << its index); or the copy that nobody has used for longest, of
  * those that may, and a model that only host memory has with it. False: none is left.
  */
 bool copies_make_room(struct copies *copies, uint64_t nodes);

@@ -33,7 +33,7 @@ static void on_prints(struct layout_job *job, const uint64_t *prints, size_t n_p
 	struct layout *layout = look->layout;
 	const uint64_t took_ns = ns < LAYOUT_MAX_NS ? ns : LAYOUT_MAX_NS;
 	layout->next_ms = uv_now(layout->timer.loop) + took_ns * LAYOUT_PART / 1000000;
-	/* Without memory nothing is told of it. */
+	/* Nothing is told of the block if there is no memory. */
 	prints_add(&layout->store->prints, look->block, prints, n_prints, varied_bytes);
 	layout->store->stats->blocks_looked_at++;
 	layout->store->stats->look_us += took_ns / 1000;
@@ -68,7 +68,7 @@ static bool is_wanted(const struct block *block)
 	       block->state == BLOCK_SHARED;
 }
 
-/* In the order of ids; one that has failed comes again behind the others. NULL: there is none. */
+/* The next block in the order of ids; one that has failed comes again behind the others. NULL: there is none. */
 static struct block *next_block(const struct layout *layout)
 {
 	struct block *first = NULL;

@@ -16,7 +16,7 @@
 #define LAYOUT_PART 200u
 /* Whatever the mover says of one block. */
 #define LAYOUT_MAX_NS 100000000u
-/* After a failure of the mover or of a device. */
+/* The pause after a failure of the mover or of a device. */
 #define LAYOUT_RETRY_MS 60000u
 
 struct layout_look;

@@ -172,7 +172,7 @@ static void cancel_transfers(struct load *load)
 	}
 }
 
-/* At the cost of whoever waits for it: a client may try for ever. */
+/* Log the failure at the cost of whoever waits for the load: a client may try for ever. */
 static void log_failure(const struct load *load, const char *error)
 {
 	const struct model *model = load->model;
@@ -578,7 +578,10 @@ static const char *find_reload_reason(const struct load *load, const char *of_mo
 	return of_mover[0] ? of_mover : NULL;
 }
 
-/* For all of it: what does not fit takes nothing from others. If not, the load has failed, and may be gone. */
+/*
+ * Whether there is room for all of the load: one that does not fit takes nothing from others. If not, the load has failed, and
+ * may be gone.
+ */
 static bool has_room(struct load *load)
 {
 	const struct load_context *context = load->context;
@@ -604,7 +607,7 @@ static int on_plan_end(struct load_job *job, const char *reload_reason)
 	if (model_check_plan(model) < 0) {
 		return -EPROTO;
 	}
-	/* Nothing was, if there is no tensor. */
+	/* The manifest was not charged yet if there is no tensor. */
 	charge_manifest(load);
 	if (load->state == LOAD_FAILED) {
 		return 0;
@@ -775,7 +778,7 @@ int load_start(const struct load_context *context, struct model *model, const ch
 	return 0;
 }
 
-/* NULL: no memory. */
+/* Make the load of a promotion. NULL: no memory. */
 static struct load *new_promotion(const struct load_context *context, struct model *model,
                                   const struct load_waiter *waiter)
 {

@@ -20,7 +20,7 @@ static uint64_t less(uint64_t whole, uint64_t part)
 static struct room look(const struct store *store, const struct model *model,
                         const struct tenant *payer)
 {
-	/* By size: the number of blocks that may be equal to the model's. */
+	/* The number of blocks of each size that may be equal to the model's. */
 	uint64_t n_known[GLAKE_MAX_BLOCK_BYTES / GLAKE_CHUNK_GRANULARITY + 1] = {0};
 	struct room room = {0};
 	const struct block *block;

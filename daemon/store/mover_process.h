@@ -45,7 +45,7 @@ int mover_process_new(uv_loop_t *loop, struct keeper *keeper, const char *path, 
                       const struct mover_process_ops *ops, void *user,
                       struct mover_process **process_out);
 
-/* 0 until it is started. */
+/* The mover's pid; 0 until it is started. */
 int mover_process_pid(const struct mover_process *process);
 
 /* Send like conn_send(), with files of @uid or (INFLIGHT_OURS) glaked's own fds. -EAGAIN: too many packets wait for now. */

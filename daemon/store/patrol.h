@@ -32,7 +32,7 @@
 #define PATROL_QUIET_MS 5000u
 #define PATROL_START_MS (10u * 60 * 1000)
 #define PATROL_ALWAYS_MS 100u
-/* After a failure of the mover or of a device. */
+/* The pause after a failure of the mover or of a device. */
 #define PATROL_RETRY_MS 60000u
 /* A mover that nobody needs is started only if so much of the device is free: its context takes half of it. */
 #define PATROL_FREE_BYTES (1024ull * 1024 * 1024)

@@ -97,10 +97,7 @@ struct block *store_seal(struct store *store, struct realm *realm, struct user *
                          const struct digest *digest, uint64_t content_bytes, struct chunk *chunk,
                          bool is_collision);
 
-/*
- * One more user. The first user of a block that is not pinned pays. Returns 0, or TENANT_E_*:
- * nothing has changed.
- */
+/* Add a user. The first user of a block that is not pinned pays. Returns 0, or TENANT_E_*: nothing has changed. */
 int store_use_block(struct store *store, struct block *block, struct tenant *tenant);
 
 /* The counterpart of store_use_block() and of store_seal(). The block may be gone afterwards. */
@@ -132,7 +129,7 @@ void store_end_look(struct store *store, struct block *block);
  */
 void store_use_compared(struct store *store, struct block *block, struct charge *charge);
 
-/* For withdraw.h: the content of @block has changed, and it is not found any more. */
+/* Take @block out for withdraw.h: its content has changed, and it is not found any more. */
 void store_take_out_block(struct store *store, struct block *block);
 /* @model has the block that is being withdrawn, and is not found any more. Returns 0 or -ENOMEM. */
 int store_withdraw_model(struct store *store, struct model *model);

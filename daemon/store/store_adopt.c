@@ -170,7 +170,7 @@ void store_settle_adopted(struct store *store)
 			continue;
 		}
 		store_pay_from_cache(store, block);
-		/* Not if it is idle already, since a model went that had it. */
+		/* The block may be idle already, since a model went that had it. */
 		if (list_is_empty(&block->idle.link)) {
 			store_settle_block(store, block);
 		}

@@ -166,7 +166,7 @@ void store_take_out_block(struct store *store, struct block *block)
 		HASH_DEL(store->blocks, block);
 	}
 	block_set_state(block, BLOCK_DAMAGED);
-	/* Then it goes with its last user. */
+	/* The block goes with its last user. */
 	block->is_published = false;
 	store_note_block(store, block);
 }

@@ -104,7 +104,7 @@ int store_move_manifest(struct store *store, struct model *model, struct payer p
 
 void store_model_fall_idle(struct store *store, struct model *model)
 {
-	/* Without limits, so this cannot be refused. */
+	/* The cache has no limits, so the move cannot be refused. */
 	store_move_manifest(store, model, payer_alone(store->cache));
 	model->realm->idle_manifest_bytes += model->manifest_bytes;
 	store_enter_idle(store, &model->idle);

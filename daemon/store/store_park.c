@@ -63,7 +63,7 @@ bool store_charge_place(struct store *store, struct user *user, struct user_char
 	return false;
 }
 
-/* False: there is no room for its fd. */
+/* Park the block. False: there is no room for its fd. */
 static bool try_park(struct store *store, struct block *block)
 {
 	char name[PARKED_NAME_BYTES];

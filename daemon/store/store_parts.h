@@ -39,13 +39,13 @@ void store_unpark(struct store *store, struct block *block);
 
 /* ---- store_blocks.c --------------------------------------------------------------------------- */
 
-/* In the table, if SHARED. NULL: no memory. */
+/* Make a block, in the table if SHARED. NULL: no memory. */
 struct block *store_new_block(struct store *store, uint64_t id, struct realm *realm,
                               const struct digest *digest, uint64_t content_bytes,
                               struct chunk *chunk, enum block_state state);
-/* Nothing keeps it. Returns the bytes that become free. */
+/* Free a block that nothing keeps. Returns the bytes that become free. */
 uint64_t store_free_block(struct store *store, struct block *block);
-/* One more, who does not pay. */
+/* Add a user who does not pay. */
 void store_add_user(struct block *block);
 /* The built-in tenant pays for a block without users and pins. */
 void store_pay_from_cache(struct store *store, struct block *block);
@@ -84,16 +84,16 @@ uint64_t store_leave_blocks(struct store *store, struct model *model);
 
 /* @model is unused, and not pinned: it is cache. */
 void store_model_fall_idle(struct store *store, struct model *model);
-/* Harmless if it is not idle. */
+/* Take @model out of the idle list. Harmless if it is not idle. */
 void store_model_leave_idle(struct store *store, struct model *model);
 
 /* ---- store_demote.c --------------------------------------------------------------------------- */
 
-/* THERE. NULL: host memory has none, or @block is NULL. */
+/* The copy of @block that is THERE. NULL: host memory has none, or @block is NULL. */
 struct copy *store_copy_of(const struct store *store, const struct block *block);
 /* Demote the idle @model if host memory has all of it. Returns whether. *freed_bytes_out: the bytes that become free. */
 bool store_demote(struct store *store, struct model *model, uint64_t *freed_bytes_out);
-/* Harmless if it is not DEMOTED. */
+/* Take @model out of the DEMOTED ones. Harmless if it is not DEMOTED. */
 void store_model_leave_demoted(struct model *model);
 /* @model does not need host memory any more. Harmless if it has no copies. */
 void store_let_copies(struct store *store, struct model *model);
@@ -109,7 +109,7 @@ void store_note_unused(struct store *store, struct idle *idle, int32_t priority)
 uint64_t store_evict_idle(struct store *store, struct idle *idle);
 /* The maker of a block; for a model, that of its first block, as a rule of all. */
 const struct user *store_maker_of(const struct idle *idle);
-/* Nothing becomes free with it, now or later: others keep all of its blocks. */
+/* Whether nothing becomes free with @idle, now or later: others keep all of its blocks. */
 bool store_frees_nothing(const struct idle *idle);
 
 #endif

@@ -53,7 +53,7 @@ int store_publish(struct store *store, struct model *draft, struct payer payer, 
 		r = store_pin_model(store, draft, payer);
 	}
 	if (r == 0 && earlier && earlier->state == MODEL_LOADING) {
-		/* From host memory: who waits for it gets it. */
+		/* Whoever waits for the earlier model, which comes from host memory, gets it. */
 		r = store_hide_model(store, earlier, "another model has its key");
 		earlier = NULL;
 	}
