@@ -18,7 +18,7 @@ struct list {
 	struct list *next;
 };
 
-/* For a static or local head: struct list sessions = LIST_INIT(sessions); */
+/* Initialises a static or local head: struct list sessions = LIST_INIT(sessions); */
 #define LIST_INIT(name) \
 	{ \
 		&(name), &(name) \
@@ -60,7 +60,7 @@ static inline void list_move(struct list *to, struct list *from)
 	}
 }
 
-/* For a head: the list is empty. For a link: it is in no list. */
+/* Whether the list of a head is empty, or a link is in no list. */
 static inline bool list_is_empty(const struct list *list)
 {
 	return list->next == list;

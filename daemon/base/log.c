@@ -180,7 +180,7 @@ static bool write_text(enum log_level level, const char *text, int wait_ms)
 	return line_write(&line, wait_ms);
 }
 
-/* While lines are being dropped nothing is waited for: the reader had its chance. */
+/* Nothing is waited for while lines are being dropped: the reader had its chance. */
 static bool confess_dropped(void)
 {
 	uint64_t n_lost = atomic_exchange(&n_dropped, 0);

@@ -94,7 +94,7 @@ struct stats {
 
 typedef void (*stats_fn)(void *user, const char *name, uint64_t value, const char *help);
 
-/* In the order of the list. Names and help texts are static. */
+/* Call @fn for each number, in the order of the list. Names and help texts are static. */
 void stats_for_each(const struct stats *stats, stats_fn fn, void *user);
 
 typedef void (*stats_time_fn)(void *user, const char *name, const struct histogram *histogram,

@@ -165,7 +165,7 @@ static enum block_state state_of_block(const Glake__State__Block *body)
 	return body->is_damaged ? BLOCK_DAMAGED : body->is_collision ? BLOCK_APART : BLOCK_SHARED;
 }
 
-/* NULL: it cannot be. */
+/* Adopt the block; NULL: it cannot be. */
 static struct block *make_block(struct adoption *adoption, uint64_t id,
                                 const Glake__State__Block *body)
 {
@@ -219,7 +219,7 @@ static void adopt_block(struct adoption *adoption, struct journal_entry *entry)
 
 /* ---- copies ---------------------------------------------------------------------------------- */
 
-/* NULL: it cannot be. */
+/* Adopt the chunk of host memory; NULL: it cannot be. */
 static struct extent_chunk *make_host_chunk(struct adoption *adoption, uint64_t id,
                                             const Glake__State__HostChunk *body)
 {
@@ -400,7 +400,7 @@ static bool set_flags(struct model *model, const Glake__State__Model *body)
 	return !body->has_reload_reason || model->reload_reason;
 }
 
-/* NULL: it cannot be. */
+/* Adopt the model; NULL: it cannot be. */
 static struct model *make_model(struct adoption *adoption, uint64_t id,
                                 const Glake__State__Model *body,
                                 const struct journal_entry *manifest)
@@ -483,7 +483,7 @@ static struct tenant *tenant_of_peer(const struct adoption *adoption, const char
 	                            config_tenant_of(adoption->parts->config, peer)->name);
 }
 
-/* NULL: its process has ended. */
+/* Adopt the holder; NULL: its process has ended. */
 static struct holder *make_holder(struct adoption *adoption, uint64_t id,
                                   const Glake__State__Holder *body)
 {
@@ -525,7 +525,7 @@ static struct holder *make_holder(struct adoption *adoption, uint64_t id,
 	return holder;
 }
 
-/* Without memory for it the process has what it has, and no more is reserved. */
+/* Adopt the promises. If there is no memory for one, the process keeps its memory, and no more is reserved. */
 static void adopt_promises(struct adoption *adoption, struct holder *holder,
                            const Glake__State__Holder *body)
 {
@@ -586,7 +586,7 @@ static int hold_chunk(struct adoption *adoption, struct holder *holder, const st
 	return 0;
 }
 
-/* For reading. If who had it has ended meanwhile, the first that read it has it. */
+/* Adopt a chunk for reading. If its holder has ended meanwhile, the first that read it has it. */
 static int hold_reading(struct adoption *adoption, struct holder *holder, const struct held *as,
                         const Glake__State__Held *body)
 {
@@ -673,7 +673,7 @@ static int hold_slept(struct adoption *adoption, struct holder *holder, uint64_t
 	               : -ENOENT;
 }
 
-/* One that is on the GPU as well loses nothing with its copy. */
+/* Adopt a thing with copies. One that is on the GPU as well loses nothing with its copy. */
 static void adopt_slept(struct adoption *adoption, struct journal_entry *entry)
 {
 	cleanup_message Glake__State__Slept *body = unpack(&glake__state__slept__descriptor, entry);
@@ -703,7 +703,7 @@ struct slept_model {
 	uint64_t bytes; /* of those that there are */
 };
 
-/* False: it cannot be. */
+/* Begin a model that sleeps. False: it cannot be. */
 static bool begin_slept_model(struct adoption *adoption, struct slept_model *model,
                               const Glake__State__SleptModel *body)
 {
@@ -719,7 +719,7 @@ static bool begin_slept_model(struct adoption *adoption, struct slept_model *mod
 	return model->copies && n >= 0 && (size_t)n < sizeof(model->name);
 }
 
-/* False: a copy is missing, or of somebody else. */
+/* Add the copies of a model that sleeps. False: a copy is missing, or of somebody else. */
 static bool add_slept_copies(struct adoption *adoption, struct slept_model *model,
                              const Glake__State__SleptModel *body)
 {
@@ -830,7 +830,7 @@ static void release_step(const struct books_parts *parts, struct found_step *ste
 	}
 }
 
-/* False: one of them was not kept. */
+/* Find the chunks of a step. False: one of them was not kept. */
 static bool find_step_chunks(const struct books_parts *parts, struct found_step *step,
                              const Glake__State__KeptStep *body)
 {

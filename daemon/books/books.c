@@ -263,7 +263,7 @@ static int open_journal(struct books *books, const char *path)
 	journal_image_free(&image);
 	watch(books);
 	if (is_renumbered) {
-		/* At once: half of it would be wrong. */
+		/* The file is renewed at once: half of the records would be wrong. */
 		journal_renew(books->journal, write_all, books);
 	} else {
 		write_devices(books);

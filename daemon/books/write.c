@@ -525,7 +525,7 @@ static uint64_t limit_id(const struct tenant *tenant, enum books_limit limit,
 	bool is_host = at && at->kind == LOCATION_HOST;
 	int n = snprintf(text, sizeof(text), "%d %s%u %s", (int)limit, is_host ? "node " : "",
 	                 at ? at->number : 0, tenant->name);
-	/* 0 is no id. */
+	/* The id is not 0, which is none. */
 	return digest_of(text, (uint64_t)n).low | 1;
 }
 

@@ -53,7 +53,7 @@ struct config_realm {
 	struct config_members members;
 };
 
-/* One for all, or a list whose last entry holds for all further ones. */
+/* One size for all, or a list whose last entry holds for all further ones. */
 struct config_sizes {
 	uint64_t *bytes; /* owned */
 	size_t n;        /* 0: not given */

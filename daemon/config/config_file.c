@@ -13,7 +13,7 @@
 
 #include "proto/cleanup.h"
 
-/* From the file's text to the text that libconfig gets. */
+/* A scan makes the text that libconfig gets from the file's text. */
 struct scan {
 	struct config_file *file;
 	const char *at;
@@ -194,7 +194,7 @@ static int scan_token(struct scan *scan)
 
 /* ---- reading ---- */
 
-/* At the end libconfig is a line or two behind what it lacks. */
+/* libconfig is a line or two behind at the end of the file. */
 static int parse_checked(struct config_file *file, const char *text, unsigned last_line)
 {
 	if (config_read_string(&file->parsed, text)) {

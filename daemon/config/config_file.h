@@ -30,7 +30,7 @@ void config_file_init(struct config_file *file, const char *path, char *error_ou
                       size_t error_bytes);
 void config_file_deinit(struct config_file *file);
 
-/* Once. Returns 0, -EINVAL (the content), -errno of reading, or -ENOMEM; each with an error text. */
+/* Read the file, once. Returns 0, -EINVAL (the content), -errno of reading, or -ENOMEM; each with an error text. */
 int config_file_read(struct config_file *file);
 
 /* Parse a text in memory like a file. */

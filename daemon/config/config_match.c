@@ -108,7 +108,7 @@ static uint32_t fds_left(uint64_t most)
 	struct rlimit limit = {.rlim_max = CONFIG_MAX_FDS};
 	getrlimit(RLIMIT_NOFILE, &limit);
 	uint64_t max = limit.rlim_max < most ? limit.rlim_max : most;
-	/* With such a small limit no value is right; half of it keeps glaked answering. */
+	/* No value is right with such a small limit; half of it keeps glaked answering. */
 	uint64_t left = max > 2 * CONFIG_RESERVED_FDS ? max - CONFIG_RESERVED_FDS : max / 2;
 	return left < UINT32_MAX ? (uint32_t)left : UINT32_MAX;
 }

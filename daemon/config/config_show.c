@@ -103,7 +103,7 @@ CONFIG_SHOW(priority)
 	fprintf(out, "%" PRId32, *(const int32_t *)field);
 }
 
-/* In the largest unit that it is a whole number of. */
+/* Print @bytes in the largest unit that they are a whole number of. */
 static void show_bytes(uint64_t bytes, FILE *out)
 {
 	static const char *const units[] = {"", "KiB", "MiB", "GiB", "TiB"};

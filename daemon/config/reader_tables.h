@@ -26,7 +26,10 @@ struct reader_tables {
 	uint64_t n_bytes;
 };
 
-/* 0, with or without tables, or -errno: glaked itself has no memory or fd for them. *tables_out is set in any case. */
+/*
+ * Load the tables. Returns 0, with or without tables, or -errno: glaked itself has no memory or fd for them. *tables_out is set
+ * in any case.
+ */
 int reader_tables_load(const char *folder, struct reader_tables *tables_out);
 void reader_tables_close(struct reader_tables *tables);
 

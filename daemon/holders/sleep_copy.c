@@ -24,7 +24,7 @@
 
 struct bed {
 	struct held *held;    /* NULL: its holder has given it up */
-	struct chunk chunk;   /* then: taken over */
+	struct chunk chunk;   /* taken over once held is NULL */
 	struct charge record; /* of a model: for glaked's memory */
 	size_t first;         /* of its transfers */
 	size_t n_transfers;
@@ -41,7 +41,7 @@ struct transfer {
 struct sleep_batch {
 	struct holder *holder; /* borrowed; NULL: it is over */
 	const struct sleep_context *context;
-	struct sleep_batch **self; /* what becomes NULL with the end */
+	struct sleep_batch **self; /* the caller's pointer, cleared at the end */
 	sleep_done_fn done;
 	void *user;
 	uint64_t began_ns;

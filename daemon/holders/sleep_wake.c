@@ -23,7 +23,7 @@
 #include "daemon/memory/promise_request.h"
 #include "proto/cleanup.h"
 
-/* Copies that the mover has at a time; and when so few are left, it gets the next wake's. */
+/* The mover has so many copies at a time; and when so few are left, it gets the next wake's. */
 #define MAX_COPYING 16u
 #define LAST_COPYING 2u
 /* An operator learns of a program that could not wake for so long. */
@@ -55,7 +55,7 @@ struct transfer {
 struct sleep_wake {
 	struct sleeper *sleeper; /* borrowed; NULL: it is over */
 	const struct sleep_context *context;
-	struct sleep_wake **self; /* what becomes NULL with the end */
+	struct sleep_wake **self; /* the caller's pointer, cleared at the end */
 	sleep_done_fn done;
 	void *user;
 	bool keeps_copies;
@@ -70,7 +70,7 @@ struct sleep_wake {
 	struct list
 		turn;   /* link: holders.reading, from the reservation until others may copy, too */
 	uint64_t links; /* a bit for each GPU that it copies to */
-	uint64_t asked_ms;   /* when it came */
+	uint64_t asked_ms;   /* when the wake was asked for */
 	uint64_t held_up_ms; /* until it began to copy: for room, and until others had copied */
 	uint64_t began_ns;   /* to copy; 0: not yet */
 	size_t n_ready;
@@ -223,7 +223,7 @@ static void on_parked(struct parking_wait *wait)
 	succeed(container_of(wait, struct sleep_wake, parking));
 }
 
-/* The last number of blocks that are being parked; 0: there are none. */
+/* The last number of the blocks that are being parked; 0: there are none. */
 static uint64_t unparked(const struct sleep_wake *wake)
 {
 	uint64_t last = 0;
@@ -256,7 +256,7 @@ static int return_model(struct sleep_wake *wake, struct transfer *first)
 	return r;
 }
 
-/* All models at once, and no time passes before they are the holder's. */
+/* Return all models at once; no time passes before they are the holder's. */
 static void return_models(struct sleep_wake *wake)
 {
 	int r = 0;
@@ -426,11 +426,11 @@ static int copy(struct sleep_wake *wake, struct transfer *transfer)
 /* ---- turns ------------------------------------------------------------------------------------ */
 
 /*
- * A link is one wake's at a time: then the first is awake in half of the time that two would take side by side, and the second
- * not later than otherwise. Wakes of other GPUs have other links.
+ * A link belongs to one wake at a time: then the first is awake in half of the time that two would take side by side, and the
+ * second not later than otherwise. Wakes of other GPUs have other links.
  */
 
-/* A bit for each GPU that it copies to, by slot; some may share one. */
+/* A bit for each GPU that the wake copies to, by slot; some may share one. */
 static uint64_t links_of(const struct sleep_wake *wake)
 {
 	uint64_t links = 0;
@@ -443,7 +443,7 @@ static uint64_t links_of(const struct sleep_wake *wake)
 	return links;
 }
 
-/* The first that may begin to copy; NULL: there is none. */
+/* The first wake that may begin to copy; NULL: there is none. */
 static struct sleep_wake *find_next(const struct holders *all)
 {
 	uint64_t taken = 0;
@@ -608,7 +608,7 @@ static void on_promise(void *user, enum status status)
 	let(wake);
 }
 
-/* All that the process was promised is there before any of it is used. Returns the status of promise_request_start(). */
+/* Reserve all that the process was promised before any of it is used. Returns the status of promise_request_start(). */
 static enum status ask_promise(struct sleep_wake *wake, bool *is_asked_out)
 {
 	struct holder *holder = wake->sleeper->holder;

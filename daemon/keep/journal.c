@@ -39,7 +39,7 @@
 /* The thread makes room for twice the records and AHEAD, as soon as there is none for 7/4 of them and LOW. */
 #define AHEAD_BYTES (8u * 1024 * 1024)
 #define LOW_BYTES (6u * 1024 * 1024)
-/* Below this it does not matter what is still valid. */
+/* A compaction waits for at least so many bytes that are not valid, unless room is short. */
 #define MIN_COMPACT_BYTES (1024u * 1024)
 /* Threads copy the records that came during a compaction until so little is left; the loop copies that. */
 #define CATCH_UP_BYTES (256u * 1024)
@@ -148,7 +148,7 @@ static int add_piece(struct journal_entry *entry, const uint8_t *body, size_t n_
 	return 0;
 }
 
-/* Returns 0 or -ENOMEM. */
+/* Apply a record to the image. Returns 0 or -ENOMEM. */
 static int take_record(struct journal_image *image, const struct record *record)
 {
 	const struct journal_key key = {.kind = record->kind, .id = record->id};
@@ -356,7 +356,7 @@ static size_t least_of(size_t a, size_t b)
 	return a < b ? a : b;
 }
 
-/* A compaction will still have room beside the file. Any thread. */
+/* Whether the file may grow: a compaction will still have room beside it. Any thread. */
 static bool may_grow(const struct file *file, size_t n_allocated, size_t n_bytes)
 {
 	struct statvfs status;
@@ -495,7 +495,7 @@ int journal_boot(char boot_out[JOURNAL_BOOT_BYTES])
 
 static void fail(struct journal *journal, int error)
 {
-	/* A failure that lasts has had its line. */
+	/* A failure that lasts was logged before. */
 	if (!journal->error && !journal->is_renewing) {
 		log_error("%s: %s: the books of glaked end here, and a restart will lose what "
 		          "there is; glaked tries again every minute",
@@ -511,9 +511,9 @@ static size_t limit_of(const struct journal *journal)
 }
 
 /*
- * The n_used from which on the valid records get a new file: twice of what is valid, so that each record is copied twice
- * at most, on average. But when the file has a limit, it is half of that, because journal_has_room() ends at two thirds; or
- * some more than is valid, or one compaction would follow the other.
+ * The n_used from which on the valid records get a new file: twice the valid bytes, so that each record is copied twice at
+ * most, on average. When the file has a limit, it is half of that, because journal_has_room() ends at two thirds; or some more
+ * than the valid bytes, or one compaction would follow the other.
  */
 static size_t compact_at(const struct journal *journal)
 {
@@ -560,8 +560,8 @@ static size_t valid_bytes(const struct journal_image *image)
 }
 
 /*
- * With as much room behind the valid records as the old file has behind all of its records, whatever fits into the old
- * one fits into the new one, which is never longer.
+ * Allocate as much room behind the valid records as the old file has behind all of its records: then whatever fits into the old
+ * file fits into the new one, which is never longer.
  */
 static int64_t allocate_next(const struct journal *journal, const struct file *next, size_t n_valid)
 {
@@ -747,7 +747,7 @@ static void start(struct journal *journal, enum job job)
 
 /* ---- from above ------------------------------------------------------------------------------ */
 
-/* Only we, or root, may write to what has @status. In a sticky folder nobody replaces files of others. */
+/* Whether only we, or root, may write to the file with @status. In a sticky folder nobody replaces files of others. */
 static bool is_ours(const struct stat *status)
 {
 	bool is_sticky = S_ISDIR(status->st_mode) && status->st_mode & S_ISVTX;

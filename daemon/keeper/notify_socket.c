@@ -76,7 +76,7 @@ void notify_socket_remove(const struct sockaddr_un *address)
 	}
 }
 
-/* With room for the socket's name. */
+/* Make a folder whose @path has room for the socket's name. */
 static bool make_folder(const char *parent, char *path, size_t n_path)
 {
 	int n = snprintf(path, n_path, "%s/" NAME "XXXXXX", parent);

@@ -82,7 +82,7 @@ static void tell_outer(const char *text)
 	}
 }
 
-/* On stderr, and as the status line of the own manager. */
+/* Report on stderr, and as the status line of the own manager. */
 __attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
 {
 	char text[512] = "STATUS=";

@@ -134,7 +134,7 @@ static struct alloc *alloc_new(const struct alloc_wanted *wanted)
 
 /* ---- charging, and the stock -------------------------------------------------------------------- */
 
-/* Nobody took from a stock for a while: now chunks can be made ahead. */
+/* No request took from a stock for a while: now chunks can be made ahead. */
 static void on_refill(uv_timer_t *timer)
 {
 	struct allocator *allocator = container_of(timer, struct allocator, refill);
@@ -269,7 +269,7 @@ static bool drop_made(struct alloc *alloc)
 	return alloc->n_made == 0;
 }
 
-/* Worker's thread: all that is missing, or nothing. */
+/* Worker's thread: make all missing chunks, or none. */
 static bool make_missing(struct work *work)
 {
 	struct alloc *alloc = container_of(work, struct alloc, work);
@@ -311,8 +311,8 @@ static bool refuse_missing(struct work *work)
 }
 
 /*
- * Beyond the location's usable bytes the request is refused without the driver. The worker does this
- * too, so that no callback comes from within alloc_start().
+ * A request beyond the location's usable bytes is refused without the driver. The worker does this too, so that no callback
+ * comes from within alloc_start().
  */
 static void make(struct pressure_request *request)
 {

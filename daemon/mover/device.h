@@ -44,16 +44,16 @@ struct devices {
 	struct device devices[DEVICE_MAX];
 };
 
-/* After cuInit(). */
+/* List the devices, after cuInit(). */
 int devices_init(struct devices *devices, const struct cudrv *drv, struct fault *fault);
-/* Nothing of any device is in use any more. */
+/* Close the devices, of which nothing is in use any more. */
 void devices_deinit(struct devices *devices);
 
 /* The device with this UUID, open and entered by the calling thread. */
 int devices_find(struct devices *devices, const uint8_t *uuid, size_t n_uuid_bytes,
                  struct device **device_out, struct fault *fault);
 
-/* Before its digester is used: it is missing if the device was full. It is entered. */
+/* Make the device's digester before it is used: it is missing if the device was full. The device is entered. */
 int device_need_digester(struct devices *devices, struct device *device, struct fault *fault);
 
 /* Make its context the calling thread's. */

@@ -255,7 +255,7 @@ static void order_forget(struct jobs *jobs, uint64_t job, uint64_t host_chunk, s
 	submit(jobs, &probe, fds, 0);
 }
 
-/* Not all of its fds had room here. */
+/* Fail the load, or refuse the order, since not all of its fds had room here. */
 static void order_cut(struct jobs *jobs, uint64_t job, struct fdlist *fds)
 {
 	struct fault fault;

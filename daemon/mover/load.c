@@ -128,7 +128,7 @@ static uint64_t max_bytes(uint64_t a, uint64_t b)
 static const size_t block_bytes = sizeof(struct plan_block) + sizeof(struct plan_piece) +
                                   sizeof(struct load_block) + sizeof(int);
 
-/* At most, until the plan is made. One header is in memory at a time, or the index. */
+/* The most that the load needs until the plan is made. One header is in memory at a time, or the index. */
 static uint64_t wanted_bytes(struct load *load, const uint64_t *header_bytes)
 {
 	uint64_t all_bytes = 0;

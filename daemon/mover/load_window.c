@@ -209,7 +209,7 @@ static void block_done(void *user, CUresult result, const struct digest *digest)
 	windows->ops->block_done(windows, number, digest);
 }
 
-/* There is one: the pump only calls for units that were posted. */
+/* Take a window. There is one: the pump only calls for units that were posted. */
 static struct window take_window(struct load_windows *windows)
 {
 	pthread_mutex_lock(&windows->lock);

@@ -21,7 +21,7 @@
 
 struct load_windows;
 
-/* From any thread. */
+/* Any thread may call these. */
 struct load_window_ops {
 	/* Something failed; the rest is not read any more. */
 	void (*fail)(struct load_windows *windows, const struct fault *fault);

@@ -140,7 +140,7 @@ static int start_driver(struct mover *mover)
 	return 0;
 }
 
-/* Until glaked closes its end. Returns the exit status. */
+/* Serve until glaked closes its end. Returns the exit status. */
 static int serve(struct mover *mover)
 {
 	static uint8_t packet[GLAKE_MAX_PACKET_BYTES];
@@ -181,7 +181,7 @@ int main(int argc, char **argv)
 	static struct mover mover;
 	argp_err_exit_status = 2;
 	argp_parse(&argp, argc, argv, 0, NULL, NULL);
-	/* With glake-keeper, which ends with glaked. */
+	/* The mover ends with glake-keeper, which ends with glaked. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	signal(SIGPIPE, SIG_IGN);
 	/* A lease may be broken while settle() has it. */

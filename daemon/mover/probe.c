@@ -26,7 +26,7 @@ void prober_deinit(struct prober *prober)
 	pthread_mutex_destroy(&prober->lock);
 }
 
-/* Before its report: with that glaked takes the chunks for free. */
+/* Close the probe's fds before its report: with that glaked takes the chunks for free. */
 static void drop_fds(struct probe *probe)
 {
 	fd_close(&probe->fds[0]);
@@ -164,7 +164,7 @@ static void forget(struct prober *prober, struct runs *runs, const struct probe 
 	report_forgotten(prober->report, probe->job);
 }
 
-/* NULL: there is none, and if @waits there will be none. */
+/* The next probe; NULL: there is none, and if @waits there will be none. */
 static struct probe *next_probe(struct prober *prober, bool waits)
 {
 	struct probe *probe = NULL;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The small jobs: digest a chunk, compare two, copy one to host memory or back. They run in their order on a thread and streams of their own, so
- * that they never wait behind a load. A few are under way at a time: what takes long is mapping the chunks, and the
- * GPU works meanwhile.
+ * The small jobs: digest a chunk, compare two, copy one to host memory or back. They run in their order on a thread and streams
+ * of their own, so that they never wait behind a load. A few are under way at a time: what takes long is mapping the chunks,
+ * and the GPU works meanwhile.
  *
  * Owner: the mover. Lifetime: prober_init() to prober_deinit(), which works off what is queued.
  * Threads: prober_submit() and prober_cancel() from any.
@@ -32,7 +32,7 @@ struct prober {
 	bool is_stopping;    /* under lock */
 };
 
-/* 0 or -errno. */
+/* Start the prober. Returns 0 or -errno. */
 int prober_init(struct prober *prober, struct devices *devices, struct report *report);
 /* The devices are still open. */
 void prober_deinit(struct prober *prober);

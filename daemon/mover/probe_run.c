@@ -267,7 +267,7 @@ static int enter(struct probe_lanes *lanes, struct probe_run *run, unsigned i_sl
 
 /* ---- digest --------------------------------------------------------------------------------- */
 
-/* On failure there are none. */
+/* Make the leaves of one digest. On failure there are none. */
 static CUresult make_leaves(struct probe_lane *lane, struct probe_leaves *leaves,
                             const struct cudrv *drv, uint64_t bytes)
 {
@@ -444,7 +444,7 @@ static int look_for_zeros(struct probe_run *run, bool *are_out, struct fault *fa
 	return 0;
 }
 
-/* False: no memory. */
+/* Have the digest of @n_bytes zeros ready. False: no memory. */
 static bool need_zeros(struct probe_lanes *lanes, uint64_t n_bytes)
 {
 	const struct digest leaf = digest_leaf(NULL, 0);

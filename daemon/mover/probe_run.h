@@ -127,7 +127,10 @@ struct probe_result {
 	bool zero;            /* all of the one chunk of a PROBE_DIGEST or PROBE_COPY_OUT */
 };
 
-/* Also after a failure run->layout is the caller's. Map the chunks of run->probe, no PROBE_FORGET, and queue the work, in the slot @i_slot, which no other run has. */
+/*
+ * Map the chunks of run->probe, no PROBE_FORGET, and queue the work, in the slot @i_slot, which no other run has. run->layout
+ * is the caller's, also after a failure.
+ */
 int probe_start(struct probe_lanes *lanes, struct probe_run *run, unsigned i_slot,
                 struct fault *fault);
 /* Whether the run is done or has failed: probe_finish() will not wait. */

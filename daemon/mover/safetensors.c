@@ -140,7 +140,7 @@ static int parse_number(json_t *value, uint64_t *number_out)
 	return 0;
 }
 
-/* Also computes the tensor's bytes. */
+/* Parse the shape, and compute the tensor's bytes. */
 static int parse_shape(const struct parser *parser, json_t *value, struct tensor *tensor)
 {
 	if (!json_is_array(value)) {

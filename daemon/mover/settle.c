@@ -121,7 +121,7 @@ const char *settle(int fd, struct stat *stat_io)
 	}
 	for (unsigned i = 0; i < MAX_STEPS; i++) {
 		struct timespec now;
-		/* In this order: a change after find_writers() has a ctime of now, or later. */
+		/* The clock is read first: a change after find_writers() has a ctime of now, or later. */
 		clock_gettime(CLOCK_REALTIME_COARSE, &now);
 		const char *reason = find_writers(fd);
 		if (reason) {

@@ -106,7 +106,7 @@ static int read_some(struct source *source, uint64_t offset, uint64_t least, uin
 		} else if (n == 0) {
 			return SOURCE_E_SHORT;
 		} else if (errno == EINVAL && n_refusals++ < MAX_REFUSALS) {
-			/* Also where the flag is gone already: another reader was faster. */
+			/* The read is repeated also where the flag is gone already: another reader was faster. */
 			stop_direct(source);
 		} else if (errno != EINTR) {
 			return -errno;

@@ -380,7 +380,7 @@ void conn_close(struct conn *conn, conn_closed_fn on_closed)
 	 */
 	shutdown(conn->fd, SHUT_RDWR);
 	drop_all(conn);
-	/* After uv_close(), which takes the fd out of epoll. */
+	/* The fd is closed after uv_close(), which takes it out of epoll. */
 	inflight_close(&conn->inflight);
 	conn->fd = -1;
 }

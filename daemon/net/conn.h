@@ -89,7 +89,7 @@ int conn_send_files(struct conn *conn, uid_t uid, const void *bytes, size_t n_by
 /* The number of packets that wait because the peer does not read. */
 size_t conn_n_queued(const struct conn *conn);
 
-/* Nothing is read for now. If the peer has sent its own end here, its end would not be noticed. */
+/* Whether nothing is read for now. If the peer has sent its own end here, its end would not be noticed. */
 bool conn_is_held_up(const struct conn *conn);
 
 /* Packets lie unread in the socket, so the peer is not silent. */

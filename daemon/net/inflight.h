@@ -89,7 +89,7 @@ size_t inflight_n_of_user(const struct inflight *inflight);
 /* The number of connections left, of all users. */
 size_t inflight_n_left(void);
 
-/* Once a second: look at left connections, forget users that have nothing. */
+/* To be called once a second: look at left connections, forget users that have nothing. */
 void inflight_tick(void);
 
 /*

@@ -41,10 +41,7 @@ static int find_keeper(char path[PATH_MAX])
 	return 0;
 }
 
-/*
- * In a process session of its own: the terminal's signals are for glaked, which drains while movers
- * work.
- */
+/* Start the keeper in a process session of its own: the terminal's signals are for glaked, which drains while movers work. */
 static int spawn(int fd, pid_t *pid_out)
 {
 	char path[PATH_MAX];

@@ -145,7 +145,7 @@ static void forget(struct owners *owners, struct known *known)
 	free(known);
 }
 
-/* NULL: it must be looked up. */
+/* The known owner of @uid; NULL: it must be looked up. */
 static const struct known *find_known(struct owners *owners, uid_t uid)
 {
 	struct known *known;
@@ -166,7 +166,7 @@ static void forget_beyond_share(struct owners *owners, const struct line *line)
 	}
 }
 
-/* Without memory it is looked up again the next time. */
+/* Remember the owner of @uid. If there is no memory, it is looked up again the next time. */
 static void remember(struct owners *owners, uid_t uid, uid_t owner)
 {
 	struct known *known = calloc(1, sizeof(*known));

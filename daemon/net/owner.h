@@ -52,7 +52,7 @@ void owners_find(struct owners *owners, int fd);
  */
 bool owners_is_full(const struct owners *owners);
 
-/* Once in a while: close connections that have waited longer than a client waits. */
+/* To be called once in a while: close connections that have waited longer than a client waits. */
 void owners_tick(struct owners *owners);
 
 /* Forget all results. */
@@ -64,7 +64,7 @@ void owners_close(struct owners *owners);
 /* A look-up is running; only the loop can end it. */
 bool owners_is_busy(const struct owners *owners);
 
-/* After owners_close(), and not busy. NULL is fine. */
+/* Free the owners after owners_close(), when they are not busy. NULL is fine. */
 void owners_free(struct owners *owners);
 
 #endif

@@ -21,7 +21,7 @@
 #include "daemon/base/hash.h"
 #include "daemon/base/list.h"
 
-/* There while anything is in one of its lists. */
+/* A line exists while anything is in one of its lists. */
 struct line {
 	UT_hash_handle hh; /* lines.table */
 	uint64_t key;
@@ -47,7 +47,7 @@ void lines_add_range(struct lines *lines, uid_t owner, uint64_t start, uint64_t 
                      uint64_t now_ms);
 void lines_forget_ranges(struct lines *lines);
 
-/* NULL: no memory. A new one stays only if something is put into it. */
+/* The line of @uid, or a new one, which stays only if something is put into it. NULL: no memory. */
 struct line *line_of(struct lines *lines, uid_t uid, uint64_t now_ms);
 bool line_is_of_owner(const struct line *line);
 

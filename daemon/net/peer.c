@@ -112,7 +112,7 @@ int peer_init(struct peer *peer, int socket, bool needs_cgroup)
 	if (r < 0) {
 		return r;
 	}
-	/* Without a visible pid, it is not in our cgroup hierarchy either. */
+	/* A process without a visible pid is not in our cgroup hierarchy either. */
 	if (peer->pid > 0) {
 		r = find_cgroup(peer, socket);
 	}

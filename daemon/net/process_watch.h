@@ -20,7 +20,7 @@ typedef void (*process_end_fn)(void *user);
 int process_watch_new(uv_loop_t *loop, int pidfd, process_end_fn on_end, void *user,
                       struct process_watch **watch_out);
 
-/* NULL is fine. Nothing is called back any more; the loop closes the fd in its next turn. */
+/* Free the watch: nothing is called back any more; the loop closes the fd in its next turn. NULL is fine. */
 void process_watch_free(struct process_watch *watch);
 
 #endif

@@ -101,7 +101,7 @@ static struct share *find_share(const struct pot *pot, const struct user *user)
 	return share;
 }
 
-/* NULL: no memory. */
+/* The user's share of @pot, made if there is none. NULL: no memory. */
 static struct share *get_share(struct pot *pot, struct user *user)
 {
 	struct share *share = find_share(pot, user);

@@ -34,7 +34,7 @@ void damage_init(struct damage *damage, uv_loop_t *loop, struct rpc_context *rpc
 /* One at a time: until its event has come, the patrol looks at no other block. */
 void damage_begin(struct damage *damage, struct block *block);
 
-/* There will be no event. */
+/* Close: there will be no event. */
 void damage_close(struct damage *damage);
 
 #endif

@@ -30,7 +30,7 @@ struct drain {
 
 /* A drain that an earlier glaked was told goes on. @beside: the path of the books. Returns 0 or -ENOMEM. */
 int drain_open(struct drain *drain, const char *beside);
-/* Not while it is busy. */
+/* Close the drain, but not while it is busy. */
 void drain_close(struct drain *drain);
 
 /* Whether a new session of @holder's process is let in. */

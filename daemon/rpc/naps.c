@@ -6,12 +6,12 @@
 
 #define FIRST_PAUSE_MS 10000u
 #define LONGEST_PAUSE_MS 600000u
-/* After host memory was full. */
+/* The pause after host memory was full. */
 #define FULL_PAUSE_MS 10000u
 
 /* ---- who may be asked ------------------------------------------------------------------------- */
 
-/* 0: it works. What it did before it slept does not count. */
+/* How long the program was idle; 0: it works. Work before it slept does not count. */
 static uint64_t idle_ms_of(const struct holder *holder, uint64_t now_ms)
 {
 	uint64_t since_ms = holder->usage.idle_since_ms;
@@ -78,7 +78,10 @@ static bool waits_for_room(const struct session *session)
 	return false;
 }
 
-/* One that waits for an answer needs the GPU soon, and may hold what falling asleep needs. @number: of the request that it is for. */
+/*
+ * Whether the program may take a nap. One that waits for an answer needs the GPU soon, and may hold memory that falling asleep
+ * needs. @number: of the request that it is for.
+ */
 static bool may_nap(const struct rpc_context *rpc, const struct holder *holder, uint64_t number,
                     uint64_t now_ms)
 {
@@ -172,7 +175,7 @@ struct wanted {
 	uint64_t now_ms;
 };
 
-/* By glaked's books, private memory alone: blocks may be used by others. */
+/* The private memory there by glaked's books: blocks may be used by others. */
 static uint64_t bytes_there(const struct wanted *wanted, const struct holder *holder)
 {
 	return holder->at[wanted->at->slot].reserved_bytes;

@@ -123,7 +123,9 @@ void rpc_evict(struct session *session, const request_t *request, struct fdlist 
 	answer_evict(session, request->id, 1, store_evict_model(store, model));
 }
 
-/* False after a refusal: one that sleeps could not wake, and nobody has said that this is meant. */
+/*
+ * Whether the quota may be set. False after a refusal: one that sleeps could not wake, and nobody has said that this is meant.
+ */
 static bool may_set_quota(struct session *session, const request_t *request,
                           const struct tenant *tenant, const struct location *at)
 {

@@ -20,7 +20,7 @@ typedef Glake__Wire__Answer answer_t;
 /* Set id and status OK, pack, send. The caller keeps the fds. */
 void rpc_answer(struct session *session, uint64_t id, answer_t *answer, const int *fds,
                 size_t n_fds);
-/* Without a body. */
+/* Answer OK without a body. */
 void rpc_answer_ok(struct session *session, uint64_t id);
 __attribute__((format(printf, 4, 5))) void rpc_refuse(struct session *session, uint64_t id,
                                                       enum status status, const char *format, ...);

@@ -433,7 +433,7 @@ static void pass_on_sleep(struct ask *ask, Glake__Wire__SleepResult *result)
 	pass_on(ask, &answer);
 }
 
-/* Others would tell the asker something about glaked. */
+/* The status that the asker gets. Others would tell him something about glaked. */
 static enum status status_of(const Glake__Wire__SealProgress *report)
 {
 	switch ((enum status)report->status) {

@@ -36,7 +36,7 @@ bool rpc_falls_asleep(const struct rpc_context *rpc, const struct holder *holder
 /* Whether somebody has asked the process of @holder to wake, by any of its sessions, and it has not answered yet. */
 bool rpc_is_asked_to_wake(const struct rpc_context *rpc, const struct holder *holder);
 
-/* Once in a while, and when a session has ended: refuse what no program will answer any more. */
+/* Refuse what no program will answer any more. To be called once in a while, and when a session has ended. */
 void rpc_asks_tick(struct rpc_context *rpc);
 
 #endif

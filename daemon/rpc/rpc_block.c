@@ -170,7 +170,7 @@ static bool wait_for(struct session *session, uint64_t request, struct publish *
 	return publish->is_awaited;
 }
 
-/* NULL after a refusal. */
+/* Begin a publication; NULL after a refusal. */
 static struct publish *begin(struct session *session, uint64_t request)
 {
 	struct publish *publish = calloc(1, sizeof(*publish));

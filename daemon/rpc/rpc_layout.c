@@ -119,7 +119,7 @@ static void list(struct session *session, const struct holder *about, struct wal
 		walk->place = holder->id == from ? walk->place : 0;
 		describe(row, about ? about : holder, about ? holder : NULL);
 		body->more = !look(walk, row, about ? about : holder, about ? holder : NULL);
-		/* One that has nothing equal is no row; but of one that goes on it is. */
+		/* Every session is a row; compared with the session @about, only those with equal bytes are. */
 		body->n_rows += !about || row->equal_bytes > 0;
 		if (body->more) {
 			return;

@@ -175,7 +175,7 @@ static bool add_part(struct session *session, uint64_t id, const Glake__Wire__Ch
 	return true;
 }
 
-/* False after a refusal. */
+/* Add the parts of the request. False after a refusal. */
 static bool add_parts(struct session *session, const request_t *request,
                       struct alloc_several *several)
 {
@@ -247,7 +247,7 @@ void rpc_chunk_alloc(struct session *session, const request_t *request, struct f
 	alloc_several_start(&operation->several);
 }
 
-/* False if that has failed, and only a mover that cannot end still has the chunk. */
+/* Whether the chunk is being published. False if that has failed, and only a mover that cannot end still has it. */
 static bool is_being_published(const struct held *private)
 {
 	return private->admit && private->admit->state != ADMIT_LEAVING;
@@ -431,7 +431,7 @@ static void answer_when_parked(struct session *session, uint64_t id, uint64_t ti
 	parking_await(parking, &operation->parking, number, on_parked);
 }
 
-/* False after a refusal. */
+/* Find the chunks to be shared. False after a refusal. */
 static bool find_shared(struct session *session, uint64_t id, const uint64_t *ids, size_t n_ids,
                         struct held **privates_out)
 {

@@ -244,7 +244,7 @@ static struct model *start_load(struct session *session, const request_t *reques
 	return model;
 }
 
-/* NULL after a refusal. */
+/* Begin to wait for a model; NULL after a refusal. */
 static struct model_request *begin_wait(struct session *session, uint64_t id, bool pin,
                                         load_progress_fn progress)
 {
@@ -308,7 +308,7 @@ static void wait_for_load(struct session *session, const request_t *request, str
 
 void rpc_model_open(struct session *session, const request_t *request, struct fdlist *fds)
 {
-	/* Not on the stack: it has some 11 KiB. One request at a time uses it. */
+	/* The set is not on the stack: it has some 11 KiB. One request at a time uses it. */
 	static struct file_set files;
 	struct device *device = rpc_device(session, request->id, request->model_open->device);
 	if (!device || !check_names(session, request, fds) ||

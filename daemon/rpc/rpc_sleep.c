@@ -46,7 +46,7 @@ static void on_woken(void *user, enum status status, const char *error)
 	on_done(user, status, error);
 }
 
-/* NULL after a refusal. */
+/* Begin a sleep or a wake; NULL after a refusal. */
 static struct sleep_request *begin(struct session *session, uint64_t id)
 {
 	struct sleep_request *operation = calloc(1, sizeof(*operation));
@@ -83,7 +83,7 @@ void rpc_sleep_copy(struct session *session, const request_t *request, struct fd
 	}
 }
 
-/* False: there are too many, or one is too long. */
+/* Read what stays on the GPU. False: there are too many entries, or one is too long. */
 static bool read_stays(const Glake__Wire__SleepEnter *body, struct sleep_stay *stays_out)
 {
 	bool is_good = body->n_stays <= GLAKE_MAX_STAYS;
@@ -268,7 +268,7 @@ static void describe(const struct sleeper *sleeper, struct sleeper_row *place,
 	row->woke_waited_ms = holder->sleep.woke_waited_ms;
 }
 
-/* In the order of ids, as pages go. */
+/* List the sleepers in the order of ids, as pages go. */
 void rpc_sleeper_list(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	static Glake__Wire__SleeperInfo rows[PAGE_ROWS];

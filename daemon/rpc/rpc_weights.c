@@ -30,7 +30,7 @@ static bool is_key(const char *key)
 	       key[strspn(key, "0123456789")] != '\0';
 }
 
-/* NULL after a refusal. */
+/* Begin a draft; NULL after a refusal. */
 static struct held *begin(struct session *session, const request_t *request)
 {
 	const Glake__Wire__WeightsPublish *body = request->weights_publish;
@@ -159,7 +159,7 @@ static bool add_run(struct session *session, struct model *draft,
 	return run->model == 0 || add_part(session, draft, owner, run, fault);
 }
 
-/* In the order of names each is there once, which readers rely on. */
+/* Names come in order, so each is there once, which readers rely on. */
 static const char *why_no_tensor(const struct model *draft, const Glake__Wire__Tensor *tensor)
 {
 	const uint64_t *strides = tensor->n_strides ? tensor->strides : NULL;
@@ -310,7 +310,7 @@ static void commit(struct session *session, const request_t *request, struct hel
 	}
 	if (r != 0) {
 		rpc_refuse_model(session, request->id, draft, r);
-		/* If that closed the session, the draft is gone already. */
+		/* The draft is gone already if that closed the session. */
 		if (session->state != SESSION_CLOSING) {
 			holder_release(session->holder, held);
 		}
@@ -339,7 +339,7 @@ void rpc_weights_publish(struct session *session, const request_t *request, stru
 		}
 		return;
 	}
-	/* If this answer is lost, the client begins anew. */
+	/* The client begins anew if this answer is lost. */
 	held->request = request->id;
 	if (!add_page(session, held->model, body, &fault)) {
 		holder_release(session->holder, held);

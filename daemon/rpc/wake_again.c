@@ -67,7 +67,7 @@ static enum wake_hindrance hindrance_of(const struct rpc_context *rpc, const str
 void wake_again_note(struct rpc_context *rpc, struct holder *holder, enum status status)
 {
 	bool is_for_room = status == STATUS_OVER_QUOTA || status == STATUS_NO_DEVICE_MEMORY;
-	/* One that was refused before, though nothing stood in its way any more, is not asked once more for that. */
+	/* A program that was refused before, though nothing stood in its way any more, is not asked once more for that. */
 	if (is_for_room && !holder->sleep.wants_room && !rpc_is_asked_to_wake(rpc, holder)) {
 		holder->sleep.wants_room = true;
 		holder->sleep.hindrance = hindrance_of(rpc, holder);

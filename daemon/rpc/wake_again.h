@@ -16,7 +16,7 @@
 /* A wake of @holder was refused with @status. It sleeps. */
 void wake_again_note(struct rpc_context *rpc, struct holder *holder, enum status status);
 
-/* Once a second. */
+/* To be called once a second. */
 void wake_again_tick(struct rpc_context *rpc);
 
 #endif

@@ -37,7 +37,7 @@ static void admit_set_state(struct admit *admit, enum admit_state state)
 
 /* ---- how it ends ------------------------------------------------------------------------------ */
 
-/* A program has the chunk mapped, and keeps it if it does not become a block. */
+/* Whether a program has the chunk mapped, and keeps it if it does not become a block. */
 static bool is_programs(const struct admit *admit)
 {
 	return admit->chunk.use == CHUNK_PRIVATE;
@@ -126,7 +126,7 @@ static void seal_collision(struct admit *admit)
 
 static void meet(struct admit *admit);
 
-/* All bytes are equal. */
+/* All bytes are equal: share @block. */
 static void share(struct admit *admit, struct block *block)
 {
 	struct store *store = admit->context->store;
