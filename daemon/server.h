@@ -87,7 +87,7 @@ struct server {
 	bool is_left;              /* to the next glaked */
 	bool is_paused;            /* the listener, for the owners */
 	bool is_reloading;         /* the config is being read again */
-	bool reload_again;         /* and must be read once more after that */
+	bool reload_again;         /* the configuration must be read once more after that */
 
 	uv_timer_t
 		tick; /* once a second: stocks, greetings that never came, NVML, the status line */

@@ -74,7 +74,7 @@ struct events {
 	struct event_list of_clients;
 	struct event_list refusals;
 	struct log_limits limits;         /* of lines, by realm */
-	struct log_limits refusal_limits; /* the same, of refusals: they keep no other line out */
+	struct log_limits refusal_limits; /* limits of refusals: they keep no other line out */
 	uint64_t last_id;
 	struct stats *stats; /* borrowed */
 };

@@ -46,19 +46,19 @@ struct adopt_report {
 	uint64_t n_holders;
 	/* Not adopted, or only for those who hold them. */
 	struct adopt_count lost_blocks; /* without an fd, or at a location that is gone */
-	struct adopt_count slept;       /* what sleeps, or has a copy */
+	struct adopt_count slept;       /* things that sleep, or have a copy */
 	struct adopt_count lost_slept;  /* whose copy was not kept, or at a location that is gone */
 	uint64_t n_lost_models;         /* without one of their blocks */
 	struct adopt_count lost_chunks; /* private ones, at a location that is gone */
 	uint64_t n_ended;               /* holders whose process has ended */
 	struct adopt_count ended_chunks; /* their private ones */
 	struct adopt_count kept;         /* steps that outlived their processes */
-	bool is_renumbered; /* what was adopted names its devices by numbers of others now */
+	bool is_renumbered; /* adopted things name their devices by numbers of others now */
 };
 
 /*
- * Adopt what @image says. Entries that were not adopted have no user afterwards, and are to be deleted. Nothing
- * is noted. store_settle_adopted(), sleepers_settle_adopted() and copies_settle_adopted() come later, in this order, when it is.
+ * Adopt what @image says. Entries that were not adopted have no user afterwards, and are to be deleted. Nothing is noted.
+ * store_settle_adopted(), sleepers_settle_adopted() and copies_settle_adopted() come later, in this order, when it is.
  */
 void adopt_all(const struct books_parts *parts, struct journal_image *image,
                struct adopt_report *report_out);

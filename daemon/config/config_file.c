@@ -20,7 +20,7 @@ struct scan {
 	const char *end;
 	char *out; /* room for twice the text: a number grows by its L at most */
 	unsigned line;
-	unsigned last_line; /* that has more than space and comments, so far */
+	unsigned last_line; /* the last line so far that has more than space and comments */
 };
 
 void config_file_init(struct config_file *file, const char *path, char *error_out,

@@ -36,7 +36,7 @@ CONFIG_SHOW(size);
 CONFIG_SHOW(chunk_size);
 CONFIG_SHOW(sizes);
 CONFIG_SHOW(devices); /* the member devices of a struct config */
-CONFIG_SHOW(pool);    /* the same, pool */
+CONFIG_SHOW(pool);    /* the member pool of a struct config */
 CONFIG_SHOW(uids);    /* those of the members, and users together */
 CONFIG_SHOW(gids);
 

@@ -74,12 +74,12 @@ struct held {
 	UT_hash_handle hh; /* holder.held, by id */
 	uint64_t id;
 	enum held_kind kind;
-	uint64_t request;    /* that brought it */
+	uint64_t request;    /* the request that brought the thing */
 	uint64_t ticket;     /* permits others to open the chunk; 0: nobody else may */
 	struct admit *admit; /* has the chunk, which is being published; NULL: the chunk is here */
 	bool is_parked;      /* the chunk is, since others may open it */
 	struct user_charge place; /* for that */
-	struct will *will;        /* that the chunk is in (will.h); NULL: none */
+	struct will *will;        /* the chunk's (will.h); NULL: none */
 	struct held *readers;     /* the first that reads the chunk; NULL: nobody does */
 	struct held *next_reader; /* link of readers, in the order of asking */
 	struct held
@@ -141,7 +141,7 @@ struct holder_location {
 	uint64_t reserved_bytes; /* of chunks */
 	uint64_t shared_bytes;   /* of models and blocks */
 	double part_bytes;       /* of them, each divided by its mappings: as last found */
-	double part_so_far;      /* the same, while holder_look_at_sharing() adds it up */
+	double part_so_far;      /* part_bytes, while holder_look_at_sharing() adds it up */
 	struct driver_memory driver;
 	struct holder_pool pool;
 	struct promise *promise; /* entered, with the other sessions of the process; or NULL */
@@ -186,7 +186,7 @@ struct holder_usage {
 	uint64_t held_ns;
 	struct holder_alone alone;
 	uint64_t idle_since_ms;  /* by the loop's clock; 0: it works, or nobody knows */
-	bool knows_reusable;     /* it reports that, by location */
+	bool knows_reusable;     /* the program reports that, by location */
 	uint64_t reserved_bytes; /* glaked's own number of then: of all devices */
 };
 
@@ -209,7 +209,7 @@ struct holder_sleep {
 	bool wants_room; /* its process asked for that wake by itself; until it is awake */
 	enum wake_hindrance hindrance; /* when wants_room was set, or at the last look since */
 	bool is_damaged;               /* some of it, in host memory, and an operator knows */
-	bool is_asleep;                /* it sleeps, or waits to wake */
+	bool is_asleep;                /* the program sleeps, or waits to wake */
 	uint64_t nap_busy_ms;  /* glaked asked it to sleep, and it was busy; 0: it was not */
 	uint64_t nap_pause_ms; /* so long it is left alone since, unless it works meanwhile */
 };
@@ -283,8 +283,8 @@ struct holders {
  */
 struct holder_labels {
 	char *program;    /* its name for itself */
-	char *name;       /* that it was given */
-	char *script;     /* that its interpreter runs */
+	char *name;       /* the name that somebody gave it */
+	char *script;     /* the script that its interpreter runs */
 	char *arguments;  /* in no book: they may hold secrets */
 	char *executable; /* the file that it runs; never shown as it is */
 	char *cgroup;     /* peer.cgroup */
@@ -305,10 +305,10 @@ struct holder {
 	struct tenant *tenant; /* entered; NULL with a refusal */
 	struct realm *realm;   /* owned reference */
 	bool is_admin;
-	bool follows_seals; /* it has said so, and so the next */
+	bool follows_seals; /* the client has said so, and so the next */
 	bool follows_sleeps;
-	bool only_looks;             /* it gets nothing, and is no program */
-	bool has_faulted;            /* it has said so */
+	bool only_looks;             /* the holder gets nothing, and is no program */
+	bool has_faulted;            /* the client has said so */
 	bool has_process_ended;      /* the process is known to have */
 	const char *refusal;         /* static: the limit that refuses it; NULL: it is let in */
 	struct holder_labels labels; /* empty before Hello */

@@ -43,7 +43,7 @@ struct mistake {
 	uint64_t n_faults;
 	uint32_t n_words;
 	uint64_t words[GLAKE_MAX_SUSPECTS];  /* as clients number them; of the last fault first */
-	char kernels[MISTAKE_KERNELS_BYTES]; /* what people are told of them */
+	char kernels[MISTAKE_KERNELS_BYTES]; /* the kernels' names, as people are told them */
 };
 
 struct mistakes {

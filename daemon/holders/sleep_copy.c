@@ -28,7 +28,7 @@ struct bed {
 	struct charge record; /* of a model: for glaked's memory */
 	size_t first;         /* of its transfers */
 	size_t n_transfers;
-	size_t n_left; /* that the mover may have */
+	size_t n_left; /* transfers that the mover may have */
 };
 
 struct transfer {

@@ -66,7 +66,7 @@ struct sleep_wake {
 	struct refusal refusal; /* of what was asked for last */
 	uint32_t step; /* of it, or of the next: for each slot one for chunks, and one for blocks */
 	uint64_t waited_ms;
-	uint64_t since_ms; /* that alloc began */
+	uint64_t since_ms; /* when alloc began */
 	struct list
 		turn;   /* link: holders.reading, from the reservation until others may copy, too */
 	uint64_t links; /* a bit for each GPU that it copies to */

@@ -90,7 +90,7 @@ struct sleeper {
 	uint64_t shared_bytes;
 	enum sleep_why why;
 	uint64_t since_ms;
-	uint64_t copy_ns; /* that copying took */
+	uint64_t copy_ns; /* the time that copying took */
 	struct sleep_stay stays[GLAKE_MAX_STAYS];
 	uint32_t n_stays;
 	struct sleep_wake *wake; /* WAKING: under way */

@@ -55,7 +55,7 @@ struct fdstore {
 	uint32_t max;
 	uint32_t n_kept;
 	uint32_t name_bytes; /* of the kept */
-	bool is_near_full;   /* and the log says so */
+	bool is_near_full;   /* the log has told it */
 	struct list messages;
 	struct message *stores; /* of the messages */
 	struct list barriers;

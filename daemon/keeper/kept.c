@@ -25,7 +25,7 @@ static struct kept *table;
 static size_t n_kept;
 static size_t n_places;
 static size_t max_kept;
-static bool is_full; /* and stderr says so */
+static bool is_full; /* no fd has room, and stderr says so */
 
 void kept_set_max(size_t max)
 {

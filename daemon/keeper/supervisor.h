@@ -15,7 +15,7 @@
 struct supervisor_options {
 	char **command;       /* ended by NULL */
 	uint64_t watchdog_ms; /* 0: none */
-	uint64_t max_fds;     /* that are kept; 0: what the limit on open files allows */
+	uint64_t max_fds;     /* the most kept fds; 0: what the limit on open files allows */
 };
 
 /* Returns the exit status of the program: glaked's, 128 + the signal that killed it, or 1. */

@@ -57,7 +57,7 @@ struct alloc_wanted {
 	 * before @done. Borrowed until @done or alloc_cancel().
 	 */
 	uint64_t *waited_ms;
-	uint64_t patience_ms;     /* it waits so long at least */
+	uint64_t patience_ms;     /* the request waits so long at least */
 	bool keeps_place;         /* while it waits, later ones leave the room to it */
 	bool is_spare;            /* only of what is free: see pressure.h */
 	const bool *is_held_back; /* borrowed as waited_ms; may be NULL: see pressure.h */

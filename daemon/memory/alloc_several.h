@@ -42,9 +42,9 @@ struct alloc_several {
 	uid_t uid;
 	enum chunk_use use;
 	uint64_t *waited_ms;      /* as in alloc_wanted */
-	const bool *is_held_back; /* the same */
-	bool is_spare;            /* the same, of each part */
-	bool may_unseal;          /* the same, of the only part */
+	const bool *is_held_back; /* as in alloc_wanted */
+	bool is_spare;            /* as in alloc_wanted, of each part */
+	bool may_unseal;          /* as in alloc_wanted, of the only part */
 	struct refusal refusal;   /* zeroed; set before @done if a bound refuses it */
 	struct promise *(*promise_at)(void *user, const struct location *at); /* NULL: of none */
 	alloc_several_fn done;

@@ -51,7 +51,7 @@ struct extent_parking {
 	unsigned n_copies; /* in it, for which it is */
 	uint64_t number;   /* of the order (parking.h) */
 	struct user *user; /* owned reference; who needed it first. NULL: glaked itself */
-	struct user_charge place; /* his */
+	struct user_charge place; /* the user's */
 };
 
 struct extent {

@@ -194,11 +194,11 @@ struct pressure_request {
 	uint64_t n_chunks;
 	uint64_t
 		waited_ms; /* by earlier requests for the same memory; in the end with its own time */
-	uint64_t patience_ms; /* it waits so long at least, whatever pressure.wait_ms says */
+	uint64_t patience_ms; /* its wait at least, whatever pressure.wait_ms says */
 	bool keeps_place;     /* while it waits for room, later ones leave that to it */
 	bool is_spare;    /* only of what is free: nothing is taken back, and it does not wait */
-	bool is_promised; /* it is paid for: no limit of bytes, and no line */
-	bool may_unseal;  /* it may have the reserve (reserve.h): the same, if that has all of it */
+	bool is_promised; /* the memory is paid for: no limit of bytes, and no line */
+	bool may_unseal; /* the request may have the reserve (reserve.h): no limit and no line, if that has all of it */
 	const bool *
 		is_held_back; /* NULL: never; while that is so, a request that waits for room goes on waiting */
 
@@ -207,7 +207,7 @@ struct pressure_request {
 	uint64_t n_missing;
 
 	enum pressure_state state;
-	bool has_fds;  /* what is missing has fds of the budget */
+	bool has_fds;  /* the missing chunks have fds of the budget */
 	bool had_room; /* by the books, when the maker began last */
 	struct pressure *pressure;
 	struct list link;    /* link: pressure.waiting, IN_LINE and SHORT */

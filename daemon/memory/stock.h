@@ -26,7 +26,7 @@
 struct stock_size {
 	uint64_t chunk_bytes; /* 0: no size */
 	unsigned n_wanted;
-	unsigned n_coming; /* that the worker is making */
+	unsigned n_coming; /* chunks that the worker is making */
 	unsigned n_chunks;
 	bool was_asked; /* since the last stock_resume(), if it is followed */
 	struct chunk chunks[CONFIG_MAX_STOCK_CHUNKS];

@@ -60,7 +60,7 @@ struct tenant {
 	bool is_leaving; /* not in the config any more */
 	int32_t priority;
 	uint64_t idle_ms;        /* its programs sleep when they were idle for so long; 0 = never */
-	bool sleeps_on_pressure; /* they give way to others, and others to them */
+	bool sleeps_on_pressure; /* its programs give way to others, and others to them */
 	enum config_dedup dedup; /* told to sessions when they begin */
 	uint32_t n_sessions;
 	uint32_t max_sessions; /* 0 = no limit */
@@ -93,7 +93,7 @@ struct charge {
 	struct user
 		*user; /* who pays for the bytes of a manifest; stays as long as there are any */
 	struct user_charge of_user;  /* for those */
-	struct user_charge of_books; /* the same once more, see TENANT_BOOKS_BYTES */
+	struct user_charge of_books; /* the charge for the books, see TENANT_BOOKS_BYTES */
 	uint64_t bytes;
 	uint64_t manifest_bytes;
 	uint32_t slot;

@@ -54,13 +54,13 @@ struct probe {
 struct probe_leaves {
 	CUdeviceptr address; /* 0 = none */
 	uint64_t bytes;
-	bool is_pinned; /* else it is the device's */
+	bool is_pinned; /* memory of the host; false: of the device */
 };
 
 /* A probe needs these on its device beside the streams; they are made on first use. */
 struct probe_slot {
 	CUevent done;
-	CUevent written; /* what is copied out */
+	CUevent written; /* after the copy out */
 	struct probe_leaves leaves;
 	struct probe_words *host_words; /* pinned; NULL = not made yet */
 };

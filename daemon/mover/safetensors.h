@@ -21,7 +21,7 @@
 
 struct safetensors_file {
 	const char *name; /* for texts */
-	uint32_t number;  /* what the tensors get as their file */
+	uint32_t number;  /* the file number of the tensors */
 	uint64_t bytes;   /* of the whole file */
 };
 

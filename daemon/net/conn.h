@@ -54,13 +54,13 @@ struct conn {
 		retry; /* while the kernel or the ledger refuses fds, or the connection is full */
 	uv_loop_t *loop;
 	int fd;             /* owned, until inflight takes it over */
-	int events;         /* that poll waits for */
+	int events;         /* poll waits for them */
 	unsigned n_closing; /* handles whose close callback is awaited */
 	unsigned retry_ms;  /* the next delay */
 	bool is_closing;
 	struct turn turn;
 	int ready;         /* events of poll that are not handled yet */
-	bool is_parked;    /* it waits in line, and is not polled until it is served */
+	bool is_parked;    /* the connection waits in line, and is not polled until it is served */
 	bool is_full;      /* too many of the user's fds are in flight: nothing is read */
 	struct list queue; /* of struct packet */
 	size_t n_queued;

@@ -189,9 +189,9 @@ static void handle_ping(struct session *session, const request_t *request, struc
 static const struct {
 	rpc_handler_fn handle;
 	bool takes_fds;
-	bool grants;   /* it grants something, so it is refused while draining */
-	bool is_taken; /* it gets the session memory or a model, so it is refused to who only looks */
-	bool is_written; /* what it grants is written in the books, so it is refused while they have no room */
+	bool grants; /* the request grants something, so it is refused while draining */
+	bool is_taken; /* the session gets memory or a model, so the request is refused to who only looks */
+	bool is_written; /* the grant is written in the books, so it is refused while they have no room */
 } handlers[] = {
 	[GLAKE__WIRE__REQUEST__BODY_HELLO] = {handle_hello},
 	[GLAKE__WIRE__REQUEST__BODY_GOODBYE] = {handle_goodbye},

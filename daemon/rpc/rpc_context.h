@@ -45,7 +45,7 @@ struct rpc_context {
 	uint64_t started_ms;
 	struct list asks;       /* of programs that have been asked something (rpc_ask.h) */
 	uv_timer_t *looks;      /* runs while somebody wants to know how far a wake is; */
-	uint64_t n_looks;       /* it ran so often */
+	uint64_t n_looks;       /* how often the timer ran */
 	uint64_t naps_after_ms; /* host memory was full: nobody is put to sleep before (naps.h) */
 	bool is_draining;       /* glaked ends: nothing new is granted */
 	struct drain drain;     /* an operator lets no new program in */

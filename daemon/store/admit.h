@@ -96,7 +96,7 @@ struct admit {
 	uint64_t content_bytes;
 	struct digest digest;    /* with has_digest */
 	uint64_t number;         /* of the guess; 0: it was not digested */
-	struct block *candidate; /* that is being compared with the chunk, or NULL */
+	struct block *candidate; /* the block that is being compared with the chunk, or NULL */
 	const struct admit_ops *ops;
 	union {
 		struct chunk_export export; /* EXPORTING */
@@ -106,10 +106,10 @@ struct admit {
 };
 
 /*
- * Admit @chunk, which is charged and taken over, to @realm. @maker pays for what the block takes. Its first @content_bytes are the
- * content; nobody writes to it any more. If the mover filled the chunk itself, @digest is the
- * content's digest, and the rest of the chunk is zero. NULL: the mover computes it, and refuses a
- * rest that is not zero. All may be over when this returns.
+ * Admit @chunk, which is charged and taken over, to @realm. @maker pays for what the block takes. Its first @content_bytes are
+ * the content; nobody writes to it any more. If the mover filled the chunk itself, @digest is the content's digest, and the
+ * rest of the chunk is zero. NULL: the mover computes it, and refuses a rest that is not zero. All may be over when this
+ * returns.
  */
 void admit_start(struct admit *admit, const struct admit_context *context, struct realm *realm,
                  struct user *maker, struct chunk *chunk, uint64_t content_bytes,

@@ -70,7 +70,7 @@ struct block_layout {
 		*prints; /* owned by the store's table; NULL: none, or not looked at yet */
 	uint32_t n_prints;
 	bool is_looked_at; /* not again */
-	bool is_left_out;  /* it has prints, and no room for them */
+	bool is_left_out;  /* the block has prints, and no room for them */
 	uint64_t varied_bytes;
 	uint64_t mark; /* prints_mark() */
 };
@@ -108,7 +108,7 @@ struct block {
 	struct user_charge place; /* for that, while PARKING or PARKED */
 	bool is_noted;            /* the watch knows it */
 	bool is_published;        /* without users and manifests it is cache */
-	bool was_shared; /* it has had two users at a time; not known of an earlier glaked's */
+	bool was_shared; /* the block has had two users at a time; not known of an earlier glaked's */
 	bool is_suspect; /* other bytes had its digest: the patrol looks at it first */
 	struct block_layout layout;
 };

@@ -70,7 +70,7 @@ enum copy_use {
 struct copies_use {
 	uint64_t bytes[N_COPY_USES]; /* of NONE: 0 */
 	uint64_t
-		slept_bytes; /* that programs have there, each copy as often as it is parked; zeros, too */
+		slept_bytes; /* bytes that programs have there, each copy as often as it is parked; zeros, too */
 };
 
 struct copy_making;
@@ -83,7 +83,7 @@ struct copy {
 	enum copy_state state;
 	enum copy_use use; /* as it is in copies.use */
 	bool is_found;
-	bool is_of_block; /* what finds it is not compared; and it stays as cache */
+	bool is_of_block; /* blocks share it uncompared; and it stays as cache */
 	bool is_zero;     /* THERE, without an extent */
 	uint64_t content_bytes;
 	uint64_t bytes;     /* of what it is a copy of */
@@ -130,7 +130,7 @@ struct copy_order {
 		int fd; /* borrowed until done, or gone */
 		uint64_t bytes;
 		struct realm *realm;
-		struct copy_past past; /* what it had when it slept last, if anything; until gone */
+		struct copy_past past; /* the chunk's copy when it slept last, if any; until gone */
 	} chunk;
 	struct tenant *tenant; /* borrowed until done: pays for a new copy */
 	/*
@@ -168,7 +168,7 @@ struct copies {
 	struct list wanted;         /* of block.wanted: to be copied, oldest first */
 	struct list orders;         /* of copy_order.link: before all that is wanted */
 	struct list looked;         /* of copy_making.link: before all orders */
-	struct copy_making *taking; /* it looks for room, one at a time; or NULL */
+	struct copy_making *taking; /* the making that looks for room, one at a time; or NULL */
 	struct list writing;        /* of copy_making.link: the mover has them, or had */
 	size_t n_writing;           /* of these and of looked */
 	bool expects_same; /* the last private chunk needed no copy of its own: the next is looked at first */
@@ -275,7 +275,7 @@ struct copy_adopted {
 	uint64_t bytes;
 	bool is_found;
 	bool is_of_block;
-	bool is_zero; /* then it has none of the next */
+	bool is_zero; /* the next are not set then */
 	struct extents *in;
 	struct extent_chunk *chunk;
 	uint64_t offset;

@@ -101,16 +101,15 @@ struct copy_making {
 	struct copies *copies;
 	enum making_state state;
 	struct copy *copy;
-	struct copy *same; /* COMPARING: held */
-	struct copy *past; /* held: what the private chunk had when it slept last; or NULL */
-	struct block
-		*block; /* what is copied: the store keeps it (store_begin_compare()); or NULL: */
+	struct copy *same;   /* COMPARING: held */
+	struct copy *past;   /* held: what the private chunk had when it slept last; or NULL */
+	struct block *block; /* copied, and kept by the store (store_begin_compare()); or NULL: */
 	struct copy_order *owner; /* of the private chunk, until it is gone */
 	const struct device *device;
 	int fd;
 	bool is_ordered;
 	bool has_digest; /* the copy's key: else it is as what was written */
-	bool is_likely;  /* that it needs no copy of its own */
+	bool is_likely;  /* the chunk probably needs no copy of its own */
 	bool has_looked;
 	bool is_written; /* only the digest is new */
 	struct digest
@@ -120,8 +119,8 @@ struct copy_making {
 
 	struct extents_request *request; /* while TAKING, unless: */
 	bool is_waiting;                 /* for chunks that are being forgotten */
-	size_t i_node;                   /* it was asked last */
-	uint64_t full_nodes;             /* that have no room, but would have without cache */
+	size_t i_node;                   /* the node that was asked last */
+	uint64_t full_nodes;             /* nodes that have no room, but would have without cache */
 	size_t i_refused;                /* the node of the next */
 	enum status refusal;             /* STATUS_OK: it was not refused */
 };

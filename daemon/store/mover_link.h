@@ -46,7 +46,7 @@ struct mover_job {
 	UT_hash_handle hh; /* mover_link.jobs */
 	uint64_t id;       /* 0: the link does not know it */
 	enum job_kind kind;
-	size_t n_fds; /* it counts for so many */
+	size_t n_fds; /* the job counts for so many */
 	bool is_cancelled;
 	bool is_aside; /* set by the caller: it does not keep an idle mover running */
 	struct mover_process

@@ -48,8 +48,8 @@ struct patrol {
 	uv_timer_t timer;
 	struct visit *visit; /* under way; NULL: none */
 	uint64_t last_id;    /* of the last block that was looked at */
-	uint64_t start_ms;   /* not before may the patrol start a mover, */
-	uint64_t next_ms;    /* and look at anything */
+	uint64_t start_ms;   /* the patrol starts no mover before */
+	uint64_t next_ms;    /* the patrol looks at nothing before */
 	/* @block is damaged: it is to be withdrawn (withdraw.h). Until it is, the patrol waits. */
 	void (*on_damaged)(void *user, struct block *block);
 	void *user;
