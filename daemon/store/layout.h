@@ -2,6 +2,12 @@
 /*
  * Layout looks at each block that programs have made and use once, for parts that other blocks have at other offsets
  * (prints.h). It shares nothing: it tells what could be shared if it lay elsewhere (docs/decisions/088-layout-is-told.md).
+ *
+ * glake-mover copies the block to host memory and hashes it there. So a look costs the GPU a copy over the link and no time of
+ * its processors; of that it takes one part in LAYOUT_PART. One block at a time, while a mover runs and has nothing else to do:
+ * it starts none, and does not keep one running.
+ *
+ * Owner: the server. Threads: loop thread.
  */
 #ifndef GLAKE_DAEMON_LAYOUT_H
 #define GLAKE_DAEMON_LAYOUT_H
