@@ -1,4 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * auto.h has the states, guard.h says why sealing cannot make a kernel fault. What can go wrong here, and why it does not. Memory
+ * may be freed, and its address be another allocation's: an allocation is known by an id that is never used again, and the
+ * library asks may_be_sealed() while it holds the memory. A free that fails gives the memory back, so only a candidate that
+ * several looks have not found is dropped. A graph may write to the memory: it was marked before the notes of graphs are
+ * searched (graphs.c). The program may end: sealing goes by batches, and stops when the turn is the last. Two service threads
+ * may be here, of a dead connection and of the current one: the second one skips its turn.
+ */
 #include "shim/auto.h"
 
 #include <errno.h>
@@ -23,47 +31,47 @@ _Static_assert(sizeof(((struct glake__alone *)0)->why) == GUARD_WHY_BYTES, "they
 
 #define TURN_MS 250u
 #define MAX_CANDIDATES 4096u
-/* Of the quiet time. */
+/* The first back-off, in quiet times. */
 #define FIRST_BACK_OFF 12u
-/* A call seals so much: between two, the program may end. */
+/* One call seals at most this much or one span, so that the program can end between two calls. */
 #define BATCH_BYTES (1ull << 30)
-/* Sealing that the work on the GPU does not let through is tried again. */
+/* Sealing that fails because the GPU is busy is tried again so often. */
 #define MAX_BUSY 40u
 #define MAX_GONE 4u
-/* Looking takes at most this part of the time. */
+/* Looking takes at most one part in so many of the time. */
 #define LOOK_PART 50u
 #define MAX_BACK_OFF_NS 3600000000000ull
 #define MAX_UNSEALED 2u
-/* How often it is looked for who writes past the GPU's page tables. */
+/* How often may_seal() is asked whether anybody writes past the GPU's page tables. */
 #define MAY_NS 5000000000ull
 
 enum state { FILLING, QUIET, SEALED, REFUSED };
 
 struct candidate {
-	uint64_t id; /* of the allocation */
+	uint64_t id; /* the allocation's */
 	CUdeviceptr ptr;
 	uint64_t n_bytes;
 	uint64_t n_filled; /* bytes of its pages that look like weights */
-	uint64_t n_found;  /* the same, while it is looked */
-	uint64_t since_ns; /* it has had these */
+	uint64_t n_found;  /* n_filled as of the look under way */
+	uint64_t since_ns; /* when n_filled changed last, or a new try began */
 	uint64_t not_before_ns;
 	uint64_t back_off_ns;
 	unsigned n_unsealed;
-	unsigned n_gone; /* looks that have not found it */
-	unsigned n_busy; /* tries; 0: all is sealed that can be */
+	unsigned n_gone; /* looks in a row that have not found it */
+	unsigned n_busy; /* failed tries in a row; 0: nothing is left to seal */
 	enum state state;
-	char why[GUARD_WHY_BYTES]; /* REFUSED */
+	char why[GUARD_WHY_BYTES]; /* if REFUSED */
 };
 
 static struct candidate candidates[MAX_CANDIDATES];
 static size_t n_candidates;
 static pthread_mutex_t lock =
-	PTHREAD_MUTEX_INITIALIZER; /* a dead connection's thread may be here still */
-static uint64_t look_ns;           /* again */
-static uint64_t may_ns;
+	PTHREAD_MUTEX_INITIALIZER; /* a dead connection's service thread may still be here */
+static uint64_t look_ns;           /* no look before then */
+static uint64_t may_ns; /* when may_seal() said yes last; 0: never, or it said no since */
 static atomic_bool has_sealed;
-/* What looks like weights, and the program maps itself: never sealed by itself (docs/decisions/073). */
-static CUdeviceptr mapped_ptr; /* some of it */
+/* Memory that looks like weights, and that the program maps itself, is never sealed by itself (docs/decisions/073). */
+static CUdeviceptr mapped_ptr; /* the first such page */
 static uint64_t mapped_bytes;
 static const char mapped_why[] =
 	"the program maps it itself: which part of it a pointer is for is not known";
@@ -94,7 +102,7 @@ void auto_begin(struct connection *connection)
 	}
 	if (glake__readers_get(connection->session, &text, &n_bytes) == 0 && text &&
 	    reader_files_take(text, n_bytes)) {
-		/* What is known of kernels is asked again: tables may know them now. */
+		/* Ask for all kernels again, because tables may know them now. */
 		kernels_hide_code();
 		kernels_show_code(true);
 	}
@@ -121,7 +129,7 @@ static void set_refused(struct candidate *candidate, const char *why, uint64_t n
 	snprintf(candidate->why, sizeof(candidate->why), "%s", why);
 }
 
-/* Private, and no longer marked. False: it cannot be now. */
+/* Make the candidate private and take the mark away. False: that is impossible now. */
 static bool let(struct candidate *candidate, const char *why)
 {
 	if (guard_make_private(candidate->id, why) < 0) {
@@ -179,7 +187,7 @@ static bool is_there(const struct candidate *candidate)
 	return heap_find(candidate->ptr, &facts) && facts.id == candidate->id;
 }
 
-/* Those that are freed go; nobody can write to them. A free that fails at its end gives memory back at once, so wait for that. */
+/* Drop candidates that are freed; nobody can write to them. A free that fails gives the memory back at once, so look again. */
 static void drop_gone(void)
 {
 	size_t n_kept = 0;
@@ -198,7 +206,7 @@ static void drop_gone(void)
 
 /* ---- sealing ---------------------------------------------------------------------------------- */
 
-/* Asked by the library while the memory is held: it is still what was found, and marked. */
+/* Called by the library while the memory is held. False: it is another allocation now, or its mark was taken away. */
 static bool may_be_sealed(glake_ptr ptr, uint64_t n_bytes)
 {
 	struct heap_facts facts;
@@ -211,7 +219,7 @@ static bool is_busy(int error)
 	return error == -EBUSY || error == GLAKE_E_BUSY;
 }
 
-/* The next spans, BATCH_BYTES or one. */
+/* How many spans come next: BATCH_BYTES or one span. */
 static size_t next_batch(const struct glake_span *spans, size_t n)
 {
 	uint64_t n_bytes = 0;
@@ -240,7 +248,7 @@ static void seal_spans(struct candidate *candidate, const struct glake_span *spa
 		snprintf(why, sizeof(why), "%s", glake_error());
 	}
 	candidate->n_busy = is_busy(r) && candidate->n_busy < MAX_BUSY ? candidate->n_busy + 1 : 0;
-	/* What is sealed stays so, guarded. */
+	/* After an error, sealed memory stays sealed and guarded. */
 	if (n_sealed > 0) {
 		shim_count_add(SHIM_COUNT_sealed_alone, candidate->state != SEALED);
 		candidate->state = SEALED;
@@ -249,7 +257,7 @@ static void seal_spans(struct candidate *candidate, const struct glake_span *spa
 	}
 }
 
-/* The spans of one allocation; NULL: no memory. */
+/* The spans of a candidate; NULL: no memory. */
 static struct glake_span *spans_of(const struct candidate *candidate,
                                    const struct glake__candidates *found, size_t *n_out)
 {
@@ -271,7 +279,7 @@ static void seal(struct candidate *candidate, const struct glake__candidates *fo
 	char why[sizeof(use.kernel) + 96];
 	size_t n;
 	struct glake_span *spans = spans_of(candidate, found, &n);
-	/* It is marked already: graphs that are made from now on are judged. */
+	/* The candidate is marked already, so graphs that are made from now on are judged. */
 	if (graphs_find_use(candidate->ptr, candidate->n_bytes, &use)) {
 		snprintf(why, sizeof(why),
 		         use.ptr ? "%s of a graph has it, and is not known to read it only"
@@ -286,7 +294,7 @@ static void seal(struct candidate *candidate, const struct glake__candidates *fo
 
 /* ---- learning --------------------------------------------------------------------------------- */
 
-/* It is cut into chunks of its own; what cannot be, kernels may write to. */
+/* Cut the candidate into chunks of its own. Kernels may write to pages that cannot be cut off. */
 static void learn_with(struct candidate *candidate, const struct glake__candidates *found,
                        uint64_t now_ns)
 {
@@ -363,7 +371,7 @@ static void step(struct candidate *candidate, const struct glake__candidates *fo
 	}
 }
 
-/* Does anything forbid it? Then what is sealed by itself becomes private, for good. */
+/* False: nothing may be sealed now. If that is for good, memory that was sealed by itself becomes private. */
 static bool may_go_on(struct connection *connection, uint64_t now_ns)
 {
 	char why[GUARD_WHY_BYTES];
@@ -389,7 +397,7 @@ static bool may_go_on(struct connection *connection, uint64_t now_ns)
 	return r == 0;
 }
 
-/* All is private, or on its way there. */
+/* All candidates are private, or becoming so. */
 static void refuse_all(void)
 {
 	for (size_t i = 0; i < n_candidates; i++) {
@@ -417,7 +425,7 @@ static void look(struct connection *connection, uint64_t now_ns)
 	free(found.spans);
 }
 
-/* What has been made private counts until it is seen to be. */
+/* A candidate counts as sealed until its service thread has seen that it is private. */
 static void note_sealed(void)
 {
 	bool has = false;
@@ -500,7 +508,7 @@ struct auto_list *auto_list(void)
 	return list;
 }
 
-/* A page is in the state of its allocation. */
+/* A page counts in the state of its candidate. */
 void auto_describe(struct glake__alone *alone_out)
 {
 	uint64_t most = 0;
@@ -526,7 +534,7 @@ void auto_describe(struct glake__alone *alone_out)
 	alone_out->refused_bytes = bytes[REFUSED];
 	alone_out->n_refused_launches = shim_count_of(SHIM_COUNT_unlaunched);
 	guard_is_refused(alone_out->why);
-	/* Compared as bytes. */
+	/* Clear the rest, because reports are compared as bytes. */
 	size_t n = strlen(alone_out->why);
 	memset(alone_out->why + n, 0, sizeof(alone_out->why) - n);
 }

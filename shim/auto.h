@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Sealing that nobody asks for, under GLAKE_DEDUP=auto or observed: which allocations, and when. guard.h says why no kernel
- * faults by it; this part only decides, and may be wrong without harm.
+ * faults by it. This part only decides, and a wrong decision does no harm.
  *
  *              filled more                   another mark was taken away, or sealing has failed
  *      .----.                        .----------------------------------------------------.
@@ -14,12 +14,12 @@
  *
  * A candidate is an allocation of cuMemAlloc() or cuMemAllocAsync() with pages that copies from the host have filled
  * (fill.h). While it is QUIET it is marked, so that the guard sees who would write to it before it is sealed. Memory that the
- * program maps itself is none: which part of it is one allocation, only the program's own allocator knows.
+ * program maps itself is no candidate: only the program's own allocator knows which part of it is one allocation.
  *
- * $GLAKE_DEDUP_QUIET_MS: so long nothing fills more (5000). A refused one is tried again after a minute, and twice as long
- * each time.
+ * $GLAKE_DEDUP_QUIET_MS: the time in which nothing fills more (5000). A refused candidate is tried again after a minute, and
+ * after twice as long each time.
  *
- * Threads: the connection's service thread.
+ * Threads: the connection's service thread, unless a function says otherwise.
  */
 #ifndef GLAKE_SHIM_AUTO_H
 #define GLAKE_SHIM_AUTO_H
@@ -28,7 +28,7 @@
 #include "shim/connection.h"
 #include "shim/guard.h"
 
-/* A connection's first: the tables of readers that glaked has. What glaked does not give, the process does not have. */
+/* Called for a new connection: get glaked's tables of readers. Without them the process has none. */
 void auto_begin(struct connection *connection);
 
 /* How often auto_serve() wants to be called, in ms; 0: never. */
@@ -42,13 +42,13 @@ struct auto_list {
 };
 struct auto_list *auto_list(void);
 
-/* What there is, by state. Any thread. */
+/* Bytes of candidates by state. Any thread. */
 void auto_describe(struct glake__alone *alone_out);
 
-/* Is anything sealed that nobody asked to seal, or is it about to be? Any thread, without a lock. */
+/* Is anything sealed by itself, or about to be? Any thread, without a lock. */
 bool auto_has_sealed(void);
 
-/* Look, and seal what is to be, in a turn. It stops once the turn is the last. */
+/* Look for candidates, and seal those that are due, in a turn. Stops once the turn is the last. */
 void auto_serve(struct connection *connection);
 
 #endif

@@ -1,4 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What can go wrong, and why it does not. Work that was submitted before a change, and is missed, would fault on the changed
+ * range. So each live context gets an event behind all its work, recorded while the gate is closed and nobody submits. The
+ * handle of a context that ends would be stale: the contexts are held from before the gate closes until the work is done. Work
+ * may wait for a thread at the gate and so never end: all waits share one deadline; after it the gate opens, and nothing has
+ * changed.
+ * Recording in a context with a captured stream would end the capture. So nothing is marked while a stream is captured; the
+ * marks from before the first capture (`calm`) serve as long as all that was submitted since went to captured streams. See
+ * docs/decisions/024.
+ */
 #include "shim/drain.h"
 
 #include <errno.h>
@@ -13,11 +23,11 @@
 #include "shim/order.h"
 #include "shim/sleep.h"
 
-/* For so long the thread polls without sleeping: most work is done within it. */
+/* The thread polls this long without sleeping: most work is done by then. */
 #define SPIN_NS 50000u
 #define PAUSE_NS 20000
 
-/* The beginning of a capture waits so long for threads that are inside. */
+/* The beginning of a capture waits at most this long for threads that are inside. */
 #define MARK_NS 20000000u
 
 /* An event behind all work that a context had when the gate closed. */
@@ -28,7 +38,7 @@ struct mark {
 };
 
 struct drain {
-	struct mark *marks; /* owned list: those not reached yet */
+	struct mark *marks; /* owned list: marks not reached yet */
 	int error;
 };
 
@@ -38,7 +48,7 @@ static bool has_ended(CUresult result)
 	return result == CUDA_ERROR_INVALID_CONTEXT || cudrv_is_lost(result);
 }
 
-/* Errors that may pass are -EAGAIN. */
+/* Map to -EAGAIN what may succeed later. */
 static int error_of(CUresult result)
 {
 	return result == CUDA_SUCCESS || has_ended(result)       ? 0
@@ -49,7 +59,7 @@ static int error_of(CUresult result)
 
 /* ---- marks ------------------------------------------------------------------------------------ */
 
-/* The mark's context is current here. */
+/* Called with the mark's context current. */
 static CUresult record(struct mark *mark)
 {
 	CUresult result = real(cuEventCreate)(&mark->event, CU_EVENT_DISABLE_TIMING);
@@ -107,7 +117,7 @@ static void add_mark(void *user, CUcontext ctx, CUdevice device)
 	}
 }
 
-/* Remove the marks that are reached. */
+/* Remove marks that are reached. */
 static void look_at_marks(struct drain *drain)
 {
 	struct mark **link = &drain->marks;
@@ -136,7 +146,7 @@ static void drop_marks(struct drain *drain)
 
 /* ---- the gate --------------------------------------------------------------------------------- */
 
-/* The gate is closed. */
+/* Called with the gate closed and the contexts held. */
 static void mark_work(struct drain *drain)
 {
 	*drain = (struct drain){.error = 0};
@@ -146,7 +156,7 @@ static void mark_work(struct drain *drain)
 	look_at_marks(drain);
 }
 
-/* No context ends meanwhile. */
+/* Called with the contexts held. */
 static int wait_for_marks(struct drain *drain, uint64_t deadline_ns)
 {
 	const uint64_t spin_end_ns = clock_now_ns() + SPIN_NS;
@@ -173,11 +183,12 @@ static int close_until(uint64_t deadline_ns)
 
 atomic_bool drain_is_calm;
 
-/* Behind all work that was submitted before the first capture began. */
+/* Marks behind all work that was submitted before the first capture began. */
 static struct drain calm;
+/* Held across driver calls: marks are asked, and dropped, by one thread at a time. */
 static pthread_mutex_t calm_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* No context ends meanwhile. */
+/* Called with the contexts held. */
 static void look_at_calm(struct drain *drain)
 {
 	pthread_mutex_lock(&calm_lock);
@@ -199,12 +210,12 @@ static int wait_for_calm(uint64_t deadline_ns)
 	return drain_is_calm ? drain.error : -EAGAIN;
 }
 
-/* Nobody is inside. While a stream is captured, only what was marked before can be waited for. */
+/* Close the gate. While a stream is captured, that succeeds only if the calm marks can tell whether work is under way. */
 static int close_now(uint64_t deadline_ns)
 {
 	int r = close_until(deadline_ns);
 	if (r == -EAGAIN) {
-		/* There is no membarrier. The second try does not need it. */
+		/* There is no membarrier; the second try does without it. */
 		r = close_until(deadline_ns);
 	}
 	if (r < 0) {
@@ -237,7 +248,7 @@ static int close_and_wait(uint64_t deadline_ns)
 	return r;
 }
 
-/* The gate is closed only to mark the work. Captures may begin behind that: what is asked does not disturb them. */
+/* Close the gate only to mark the work. Captures that begin after that are not disturbed, because queries are relaxed. */
 static int wait_and_open(uint64_t deadline_ns)
 {
 	struct drain drain;
@@ -371,7 +382,7 @@ const struct glake__gate drain_gate = {
 
 /* ---- captures begin --------------------------------------------------------------------------- */
 
-/* From before the gate opens on, what is submitted is looked at. */
+/* Mark all work. drain_is_calm is set before the gate opens, so that drain_look_at() sees all later submissions. */
 static int mark_calm(uint64_t deadline_ns)
 {
 	int r = close_now(deadline_ns);

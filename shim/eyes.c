@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What can go wrong, and why it does no harm. Notes only name suspects, so a note that is lost costs a name. A note that is half
+ * overwritten would name the wrong kernel: each note has a number, which is 0 while it is written, and a reader drops a note
+ * whose number has changed. Kernels are never freed (kernels.h), so a note's kernel stays valid. A launch must stay cheap: each
+ * word costs one comparison with the area where anything is sealed, and a word is noted once per sealing.
+ */
 #include "shim/eyes.h"
 
 #include <stdatomic.h>
@@ -15,12 +21,12 @@
 
 /* ---- notes ------------------------------------------------------------------------------------ */
 
-/* A ring. A note is whole if its number is the same before and after it is read. */
+/* The notes are a ring. A note is whole if its number is the same before and after it is read. */
 static struct note {
 	_Atomic uint64_t number; /* from 1 on; 0: it is being written */
 	_Atomic(struct kernel *) kernel;
 	_Atomic uint64_t ptr;
-	atomic_size_t word; /* of the kernel's parameters */
+	atomic_size_t word; /* its number among the kernel's words */
 } notes[N_NOTES];
 static _Atomic uint64_t n_notes;
 
@@ -40,14 +46,14 @@ static bool is_sealed(uint64_t word)
 	return glake__page_kind(glake__page_of(word)) == GLAKE__PAGE_BLOCK;
 }
 
-/* What all words of a launch are compared with. */
+/* All sealed memory lies in this area; all words of a launch are compared with it. */
 struct sealed_area {
-	uint64_t base; /* where anything is sealed */
+	uint64_t base;
 	uint64_t n_bytes;
-	uint32_t now; /* of glake__sealed.n_sealings */
+	uint32_t now; /* glake__sealed.n_sealings */
 };
 
-/* @words may lie anywhere; @first is the number of the first one. Some kernels have hundreds of them. */
+/* @words need no alignment; @first is the number of the first one. Some kernels have hundreds. */
 static inline void look_at_words(struct kernel *kernel, const struct sealed_area *area,
                                  const char *words, size_t first, size_t n)
 {
@@ -67,7 +73,7 @@ static inline void look_at_words(struct kernel *kernel, const struct sealed_area
 	}
 }
 
-/* All parameters side by side. */
+/* Look at @extra, which has all parameters side by side. */
 static void look_at_buffer(struct kernel *kernel, const struct sealed_area *area,
                            void *const *extra)
 {
@@ -99,7 +105,7 @@ void eyes_look(CUfunction function, void *const *params, void *const *extra)
 	}
 }
 
-/* What may be any of its kernels. */
+/* The suspect that stands for all kernels of a graph. */
 static struct kernel any_of_graph = {.name = (char *)"a CUDA graph"};
 
 void eyes_look_at_graph(uint64_t *seen)
@@ -137,7 +143,7 @@ static struct glake__suspect suspect_of(const struct kernel *kernel, uint64_t pt
 	return suspect;
 }
 
-/* A pointer that is there twice is one suspect. */
+/* A kernel with the same pointer twice is one suspect. */
 static bool has_suspect(const struct glake__suspect *suspects, size_t n,
                         const struct kernel *kernel, uint64_t ptr)
 {

@@ -1,5 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Threads, closing, and sleeping. The reasoning is in the header. */
+/*
+ * The gate's threads, closing and sleeping; gate.h has the whole theory.
+ *
+ * What can go wrong is a thread inside that the closer does not see, or two that wait for each other. A thread stores its
+ * depth before it reads the state; the closer sets its bit before it reads the depths, with a memory barrier on all cores
+ * between: one of the two sees the other. A new record is in the list before its thread reads the state, and no record is
+ * freed, so the closer's walk misses none. A thread that got no record could pass unseen: from then on closing fails. Whoever
+ * waits at the gate has depth 0, so the closer does not wait for it, and looks at the state again before it passes.
+ */
 #include "shim/gate.h"
 
 #include <errno.h>
@@ -15,22 +23,22 @@
 #include "proto/cleanup.h"
 #include "proto/clock.h"
 
-/* Records are made by the page. */
+/* Records are allocated one page at a time. */
 #define RECORD_PAGE_BYTES 4096u
 
-/* A closer spins for so many rounds before it sleeps: most calls are out within a microsecond. */
+/* A closer spins this many rounds before it sleeps: most calls are out within a microsecond. */
 #define N_SPINS 2000u
 #define SLEEP_NS 20000u
 
-/* Handlers of exit(), 32 bytes each. */
+/* The most exit() handlers that are registered; each takes 32 bytes. */
 #define MAX_WATCHES 4096u
 
 struct gate gate;
 _Thread_local struct gate_thread *gate_me;
 
 static _Atomic(struct gate_thread *) all;
-static struct gate_thread unseen; /* of threads without a record of their own; in no list */
-static atomic_bool is_blind;      /* there was such a thread */
+static struct gate_thread unseen; /* shared by threads that got no record; in no list */
+static atomic_bool is_blind;      /* `unseen` was used */
 static atomic_bool is_ready;
 static pthread_key_t key;
 static _Atomic(pid_t) closer; /* the thread that closes or has closed it; 0: nobody */
@@ -63,7 +71,7 @@ static struct gate_thread *take_free(void)
 	return NULL;
 }
 
-/* A page of records, all but the first of them free. The closer's list has it before its flag is read. */
+/* Make a page of records and take the first. The list has them before the thread reads the state. */
 static struct gate_thread *take_new(void)
 {
 	struct gate_thread *page = mmap(NULL, RECORD_PAGE_BYTES, PROT_READ | PROT_WRITE,
@@ -111,7 +119,7 @@ struct gate_thread *gate_join(void)
 
 enum answer { PASS, WAIT, REFUSED };
 
-/* What the closer submits is part of the change. */
+/* The closer passes a closed gate, because what it submits is part of the change. Nobody passes a gate that is asleep. */
 static enum answer answer_at(uint32_t state)
 {
 	if (state & GATE_ASLEEP) {
@@ -120,12 +128,12 @@ static enum answer answer_at(uint32_t state)
 	return state & GATE_CLOSED && atomic_load(&closer) != gettid() ? WAIT : PASS;
 }
 
-/* Sleep may be long. */
+/* Wait with cancellation allowed, because a sleep may be long. */
 static void wait_asleep(struct gate_thread *me, uint32_t state)
 {
 	void (*wanted)(void) = on_wanted;
 	int type;
-	/* Before it is called: what it looks at is this. It stays, so that nobody has to know for which sleep. */
+	/* Set before the call, because wanted() leads to gate_is_wanted(). wait_there() and gate_await() clear it. */
 	atomic_store(&me->is_waiting, 1);
 	if (wanted) {
 		wanted();
@@ -135,7 +143,7 @@ static void wait_asleep(struct gate_thread *me, uint32_t state)
 	pthread_setcanceltype(type, &type);
 }
 
-/* A closer is never late. */
+/* Wait until the state differs from @state. A gate that is only closed opens within milliseconds, so that wait is not cancelled. */
 static void wait_for_other_than(struct gate_thread *me, uint32_t state)
 {
 	const int saved = errno;
@@ -171,7 +179,7 @@ bool gate_wait(struct gate_thread *me)
 	if (me != &unseen && atomic_load(&me->depth) > 1) {
 		return true;
 	}
-	/* Again, and ordered: the gate may be fenced. */
+	/* Store the depth once more, with a full fence, because closers may do without membarrier. */
 	atomic_store(&me->depth, 1);
 	return !(atomic_load(&gate.state) & (GATE_CLOSED | GATE_ASLEEP)) || wait_there(me);
 }
@@ -202,11 +210,12 @@ static bool membarrier(int command)
 }
 
 /*
- * What every thread stored before is seen from here on; what it loads after, it loads after the flag.
+ * A memory barrier on every core that runs a thread of the process: earlier stores of all threads are visible after it, and
+ * later loads see the flag.
  *
  * The process registers when it first closes, since that can take milliseconds in a process with
- * threads. Without membarrier all pass with fences from then on, and those that did not yet are
- * through when closing is tried again.
+ * threads. Without membarrier all threads pass with fences from then on; those that passed without one
+ * are out when closing is tried again.
  */
 static int barrier_everywhere(void)
 {
@@ -244,7 +253,7 @@ static bool is_everybody_out(uint64_t deadline)
 	return true;
 }
 
-/* Closers are rare, and done within microseconds. */
+/* Become the closer. Waiting polls, because closers are rare and quick. */
 static bool take_turn(uint64_t deadline)
 {
 	pid_t nobody = 0;
@@ -282,7 +291,7 @@ int gate_close(uint64_t timeout_ns)
 	return result;
 }
 
-/* Those at the gate look again. */
+/* Set @bit and wake all who wait, so that they look again. */
 static void set(uint32_t bit)
 {
 	atomic_fetch_or(&gate.state, bit);
@@ -321,8 +330,8 @@ static void end(void)
 }
 
 /*
- * Handlers of exit() run the last one first. So each sleep has one, to run before all that were there when it
- * began, up to a number: they cannot be taken back.
+ * exit() runs the handler that was registered last first. Each sleep registers one, so that it runs before all that were
+ * registered earlier. Handlers cannot be removed, so their number is limited.
  */
 static int watch_exit(void)
 {
@@ -348,7 +357,6 @@ int gate_sleep(uint64_t timeout_ns)
 	if (r < 0) {
 		return r;
 	}
-	/* Those who wait may be cancelled from now on. */
 	set(GATE_ASLEEP);
 	if (!is_closer) {
 		gate_open();

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The gate: every call that submits work to a GPU passes it (gates.c, from the list shim/gen/gates.txt).
- * Closed, it lets nobody in and nobody is inside, so that memory can change its backing or its access
- * without a launch that was looked up before and runs after.
+ * While it is closed nobody enters and nobody is inside. So memory can change its backing or its access,
+ * and no launch is checked before the change and runs after it.
  *
  * Passing is two plain stores to a word of the thread and one load. Closing pays for them: it sets a
  * flag, has the kernel run a memory barrier on every core that runs a thread of this process
@@ -13,13 +13,13 @@
  *   closer:    flag = set; membarrier;         read each depth -> wait while one is not 0
  * One of the two sees the other's store. (The asymmetric form of Dekker's algorithm, as in liburcu.)
  *
- * Calls that wait or ask are not gated (their results are looked at, fault.h): work under way may depend on the thread that makes them. A
- * synchronous copy both submits and waits, and may hold up the closer for as long as work does that
+ * Calls that wait or query are not gated (fault.h looks at their results), because work under way may depend on the thread
+ * that makes them. A synchronous copy both submits and waits. It may hold up the closer as long as it depends on work that
  * waits for a thread at the gate. So closing has a deadline and is tried again later.
  *
- * The gate is closed for milliseconds, by a thread that opens it. It is asleep for as long as somebody wants: no thread
- * belongs to that, and nobody is exempt, the thread that asked for it no more than others. What of the program's memory
- * is where, nobody needs to know meanwhile. Our own copies are calls of the driver itself, which do not pass.
+ * The gate is closed for milliseconds, by a thread that opens it again. It can be asleep for any time. Sleep belongs to no
+ * thread, and nobody is exempt, not even the thread that asked for it: the program's memory may be anywhere meanwhile. glake's
+ * own copies call the driver directly and do not pass the gate.
  *
  *                gate_close()           all are out
  *     open  ------------------> closing -----------> closed         a closer's: it passes, others wait
@@ -35,19 +35,19 @@
  *                                                      v
  *                                                   ending          calls fail, nobody waits
  *
- * Both are bits of one word, and who comes waits while one is set. So what changes ranges need not know of sleep: at a
- * gate that is asleep closing succeeds as soon as it is the closer's turn, and opening leaves it asleep. A gate that is
- * closed stays so when it wakes.
+ * Closed and asleep are bits of one word, and a thread waits while either is set. So code that changes ranges need not know
+ * of sleep: at a gate that is asleep, closing succeeds as soon as it is the closer's turn, and opening leaves it asleep. A
+ * gate that is closed stays closed when it wakes.
  *
- * Who waits at a gate that is asleep is in no call yet and has nothing of ours, so he can be cancelled there, if
- * the thread permits that. Signals are handled, and do not let anybody in. exit() ends the wait: from then on calls at a
+ * A thread that waits at a gate that is asleep is in no call yet and holds nothing of ours, so it can be cancelled there, if
+ * it permits that. Signals are handled, and let nobody in. exit() ends the wait: from then on calls at a
  * gate that is asleep fail with CUDA_ERROR_DEINITIALIZED, in all threads, since handlers of the program may wait for
- * them. What they would use is not there, and a fault ends other programs' contexts, too, under MPS. Destructors of
- * thread_local objects run before such handlers: one that submits waits, and so does a handler that the program
- * registers while it sleeps.
+ * them. The memory that these calls would use is not there, and under MPS a fault ends other programs' contexts, too.
+ * Destructors of thread_local objects run before exit handlers: one that submits work waits, and so does a handler that the
+ * program registers while it sleeps.
  *
  * Lifetime: the process. A forked child begins with the gate open and awake, and nobody else inside.
- * Threads: any. Cancelled threads and such that end inside leave by a destructor of the thread.
+ * Threads: any. A thread that is cancelled or ends inside leaves by a destructor.
  */
 #ifndef GLAKE_SHIM_GATE_H
 #define GLAKE_SHIM_GATE_H
@@ -57,30 +57,30 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* One for each thread that ever passed; alone on its cache line. Never freed, only used again. */
+/* A record for each thread that ever passed; alone on its cache line. A record is never freed, only used again. */
 struct gate_thread {
-	_Alignas(64) _Atomic uint32_t depth; /* of calls inside; written by its thread only */
+	_Alignas(64) _Atomic uint32_t depth; /* nested calls inside; written by its thread only */
 	_Atomic uint32_t is_used;
-	_Atomic uint32_t is_waiting; /* for it to wake */
-	struct gate_thread *next;    /* link: all of them; written once */
+	_Atomic uint32_t is_waiting; /* for the gate to wake */
+	struct gate_thread *next;    /* link: all records; written once */
 };
 
-/* What gate.state says. */
+/* Bits of gate.state. */
 #define GATE_CLOSED 1u
 #define GATE_FENCED 2u /* there is no membarrier: passing takes a full fence */
 #define GATE_ASLEEP 4u
 #define GATE_ENDING 8u   /* exit() has begun */
-#define GATE_WATCHED 16u /* the next who passes takes the slow part, and removes this */
+#define GATE_WATCHED 16u /* the next thread that passes takes the slow part, and clears this bit */
 
 struct gate {
-	_Atomic uint32_t state; /* a futex: those at the gate wait for it to change */
+	_Atomic uint32_t state; /* a futex: threads at the gate wait for a change */
 };
 
 extern struct gate gate __attribute__((visibility("hidden")));
 extern _Thread_local struct gate_thread *gate_me
 	__attribute__((visibility("hidden"), tls_model("initial-exec")));
 
-/* Before the first call passes. Returns 0, or -errno: no key for the destructor of threads. */
+/* Called before the first call passes. Returns 0, or -errno: there is no key for the destructor of threads. */
 int gate_init(void);
 
 /* The slow parts of gate_enter(): the thread's first time; a gate that is not just open. */
@@ -89,7 +89,7 @@ bool gate_wait(struct gate_thread *me);
 
 /*
  * A thread that is inside passes freely: what it submits belongs to the call that let it in. So does
- * the thread that has closed the gate, unless it is asleep. Returns what gate_leave() wants, or NULL: the program
+ * the thread that has closed the gate, unless the gate is asleep. Returns the argument of gate_leave(), or NULL: the program
  * ends, and the call is to fail.
  */
 static inline struct gate_thread *gate_enter(void)
@@ -116,7 +116,7 @@ static inline void gate_leave(struct gate_thread *me)
 /* The slow part of gate_pass(). */
 bool gate_await(void);
 
-/* For calls that do not enter, and wait only for it to wake. False: the program ends, and the call is to fail. */
+/* For calls that do not enter, and wait only while the gate is asleep. False: the program ends, and the call is to fail. */
 static inline bool gate_pass(void)
 {
 	return __builtin_expect(
@@ -138,32 +138,33 @@ static inline bool gate_is_ending(void)
 }
 
 /*
- * Close it, and wait until everybody is out. One closer at a time; others wait for their turn.
- * 0: it is closed, until gate_open() by the same thread, which is not cancelled (cleanup.h). -ETIMEDOUT: not within @timeout_ns; it is open.
+ * Close the gate, and wait until everybody is out. One thread closes at a time; others wait for their turn.
+ * 0: it is closed, until gate_open() by the same thread, which must not be cancelled meanwhile (cleanup.h). -ETIMEDOUT:
+ * somebody was still inside, or another thread had it closed, after @timeout_ns; it is open.
  * -EAGAIN: there is no membarrier; the next try will do without it. -EDEADLK: the caller is inside, or has
- * closed it. -ENOSYS: gate_init() has failed. -ENOMEM: for want of memory a thread once passed unseen. With
- * these two it can never be closed.
+ * closed it. After -ENOSYS and -ENOMEM it can never be closed: gate_init() has failed, or for want of memory a thread once
+ * passed unseen.
  */
 int gate_close(uint64_t timeout_ns);
 void gate_open(void);
 
 /*
- * Put it to sleep, until gate_wake() by any thread; both do nothing where it is so already. Closes it for that, as
- * gate_close() does and with its errors, then it is still awake; or the caller has it closed, and opens it later.
- * -ESHUTDOWN: the program ends.
+ * Put the gate to sleep, until gate_wake() by any thread; both do nothing if it is asleep, or awake, already. gate_sleep()
+ * closes the gate for a moment, and after an error of gate_close() it is still awake; or the caller has closed it, and opens
+ * it later. -ESHUTDOWN: the program ends.
  */
 int gate_sleep(uint64_t timeout_ns);
 void gate_wake(void);
 
 /*
- * Does a thread wait for it to wake? @wanted is called by each that begins to, from then on: anywhere, in handlers of signals, too.
+ * Does a thread wait for the gate to wake? From gate_set_wanted() on, each thread that begins to wait calls @wanted: anywhere,
+ * in signal handlers, too.
  */
 bool gate_is_wanted(void);
 void gate_set_wanted(void (*wanted)(void));
 
 /*
- * Whether anybody has passed since gate_watch(). To know costs the first who passes after that a few nanoseconds, and nobody
- * else anything.
+ * gate_was_passed(): has anybody passed since gate_watch()? Only the first thread that passes pays for it, a few nanoseconds.
  */
 void gate_watch(void);
 bool gate_was_passed(void);

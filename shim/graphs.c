@@ -1,4 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What can go wrong, and why it does not. A replay submits writes that no hook sees. So destinations are noted before the driver
+ * makes or changes an executable, and a launch looks for sealed memory in the notes. A note that came after a mark could be
+ * missed: hooks note first and then look at the marks, auto.c marks first and then looks at the notes, so one sees the other.
+ * The driver may refuse a change: until a call is settled, old and new notes both count. It may not tell a node's work: then the
+ * node may write anywhere. The lock is held for notes only; locks of others are taken without it, on copies.
+ */
 #include "shim/graphs.h"
 
 #include <pthread.h>
@@ -14,12 +21,12 @@
 
 /* Bytes that a node writes to. */
 struct note {
-	CUgraphNode node; /* of the graph itself, also for what is in its child graphs */
+	CUgraphNode node; /* of the top graph, also for nodes of its child graphs */
 	struct writes_span span;
-	char *kernel;                /* owned; NULL: by no kernel */
+	char *kernel;                /* owned; NULL: not a kernel */
 	struct learn_function *what; /* while kernels are learned */
-	size_t at;                   /* byte of its parameters */
-	bool is_new;                 /* until it is settled */
+	size_t at;                   /* byte of the kernel's parameters */
+	bool is_new;                 /* not settled yet */
 };
 
 struct notes {
@@ -29,10 +36,10 @@ struct notes {
 };
 
 struct exec {
-	struct notes writes; /* of the driver's own nodes */
-	/* Under GLAKE_DEDUP=auto or observed: what kernels may write to; no bytes: anything. */
+	struct notes writes; /* by nodes that are not kernels */
+	/* By kernels, unless GLAKE_DEDUP is asked; a span without bytes: anywhere. */
 	struct notes kernels;
-	uint64_t seen;     /* of eyes_look_at_graph() */
+	uint64_t seen;     /* for eyes_look_at_graph() */
 	struct exec *next; /* link: all_execs */
 	struct exec **link;
 };
@@ -93,7 +100,7 @@ static bool add_to(struct notes *notes, const struct note *note)
 	return true;
 }
 
-/* Takes note->kernel. */
+/* Takes ownership of note->kernel. */
 static bool add_note(CUgraphExec handle, const struct note *note)
 {
 	pthread_mutex_lock(&lock);
@@ -106,7 +113,7 @@ static bool add_note(CUgraphExec handle, const struct note *note)
 	return is_noted;
 }
 
-/* Memory of others is never sealed. */
+/* Only memory of glake can be sealed, so other destinations are not noted. */
 static bool note_write(CUgraphExec handle, CUgraphNode node, struct writes_span span)
 {
 	const struct note note = {.node = node, .span = span, .is_new = true};
@@ -134,12 +141,12 @@ static void drop_notes(struct notes *notes)
 
 /* ---- what nodes write to ---------------------------------------------------------------------- */
 
-/* False: no more of it. */
+/* Walks return false to stop. */
 struct walk {
 	bool (*see)(struct walk *walk, CUgraphNode node, struct writes_span span);
-	bool has_kernels; /* they are noted, too */
+	bool has_kernels; /* kernels are noted, too */
 	CUgraphExec exec;
-	CUgraphNode node; /* the kernel that is looked at */
+	CUgraphNode node; /* the current kernel's */
 	struct writes_span sealed;
 };
 
@@ -167,7 +174,7 @@ static bool walk_words(struct walk *walk, CUgraphNode node,
 	return goes_on;
 }
 
-/* What nobody can follow. */
+/* Note a node that may write anywhere. */
 static bool see_opaque(struct walk *walk, CUgraphNode node, const char *why)
 {
 	return !walk->has_kernels || note_kernel(walk->exec, (struct note){.node = node}, why);
@@ -187,7 +194,7 @@ static bool see_word(void *user, CUdeviceptr ptr, const struct kernel *kernel, s
 
 static bool walk_kernel(struct walk *walk, CUgraphNode node, const CUgraphNodeParams *params)
 {
-	/* Libraries' kernels are launched as functions are. */
+	/* A kernel of a library takes the place of a function. */
 	CUfunction function = params->kernel.func ? params->kernel.func
 	                                          : (CUfunction)params->kernel.kern;
 	char text[GUARD_WHY_BYTES];
@@ -265,7 +272,7 @@ static CUresult ask_kernel(CUgraphNode node, CUgraphNodeParams *params_out)
 	return is_updatable(node) ? CUDA_ERROR_NOT_SUPPORTED : result;
 }
 
-/* What @node does, as far as it writes; other types have no parameters here. */
+/* The type of @node, and its parameters if it writes. */
 static CUresult ask_node(CUgraphNode node, CUgraphNodeParams *params_out)
 {
 	CUDA_MEMSET_NODE_PARAMS set;
@@ -308,7 +315,7 @@ static CUresult ask_node(CUgraphNode node, CUgraphNodeParams *params_out)
 	}
 }
 
-/* @node: the one that all nodes of @graph are part of; NULL: none. */
+/* @node: the node of the top graph that @graph is the child of; NULL: @graph is the top graph. */
 static bool walk_graph(struct walk *walk, CUgraph graph, CUgraphNode node)
 {
 	size_t n_nodes = 0;
@@ -422,7 +429,7 @@ static void describe(const struct note *note, struct graphs_use *use_out)
 	snprintf(use_out->kernel, sizeof(use_out->kernel), "%s", note->kernel);
 }
 
-/* guard_is_marked() takes locks of others, so notes are looked at one after the other. */
+/* guard_is_marked() takes other locks, so it is called with a copy of one note at a time, without ours. */
 bool graphs_find_marked(CUgraphExec handle, struct graphs_use *use_out)
 {
 	bool is_marked = false;
@@ -457,7 +464,7 @@ bool graphs_find_use(CUdeviceptr ptr, uint64_t n_bytes, struct graphs_use *use_o
 	return is_found;
 }
 
-/* @fn takes locks of others, so it is called with copies. */
+/* @fn takes other locks, so it is called with copies, without ours. */
 bool graphs_each(CUgraphExec handle, graphs_fn *fn, void *user)
 {
 	cleanup_free struct note *notes = NULL;

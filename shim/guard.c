@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The theory is in the header. */
+/*
+ * guard.h has the theory, threat by threat. Launches read the marks without the lock: a page's count and guard_awake are set
+ * before memory is sealed, behind a closed gate, and cleared only after it is private. So a launch that sees no mark has
+ * no sealed memory to write to. All else is under the lock, which is never held across a call.
+ */
 #include "shim/guard.h"
 
 #include <errno.h>
@@ -24,15 +28,15 @@ static atomic_bool has_launched;
 enum mark_state {
 	MARKED,  /* it may be sealed, or is */
 	LEAVING, /* it is becoming private */
-	TAKEN,   /* it is private; no page says otherwise */
+	TAKEN,   /* it is private, and counted by no page */
 };
 
 struct mark {
-	uint64_t id; /* of the allocation */
+	uint64_t id; /* the allocation's */
 	CUdeviceptr ptr;
 	uint64_t n_bytes;
 	enum mark_state state;
-	char why[GUARD_WHY_BYTES]; /* it left */
+	char why[GUARD_WHY_BYTES]; /* why it is private, or becoming so */
 	struct mark *next;         /* link: marks */
 };
 
@@ -42,7 +46,7 @@ struct pages {
 	_Atomic uint16_t counts[];
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* nothing is called with it */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* innermost */
 static struct mark *marks;                               /* owned */
 static _Atomic(struct pages *) pages;                    /* made once */
 static atomic_bool is_refused;
@@ -82,7 +86,7 @@ static struct pages *make_pages_locked(void)
 	return pages;
 }
 
-/* All pages that it has a part of. */
+/* Count the mark in all pages that it touches. */
 static void count_locked(const struct mark *mark, int by)
 {
 	const uint64_t end = page_at(mark->ptr + mark->n_bytes - 1) + 1;
@@ -113,7 +117,7 @@ static struct mark *find_locked(uint64_t id)
 	return mark;
 }
 
-/* Words that point elsewhere are not looked at. */
+/* Only words that point into the window are judged, so only memory there can be marked. */
 static bool is_in_window(const struct heap_facts *facts)
 {
 	const uint64_t end = facts->address + facts->n_bytes;
@@ -209,7 +213,7 @@ bool guard_is_refused(char why_out[GUARD_WHY_BYTES])
 
 /* ---- making private: outside the gate --------------------------------------------------------- */
 
-/* Begin it. False: it is not marked. */
+/* False: the allocation is not marked. */
 static bool begin_leaving(uint64_t id, const char *why, struct mark *mark_out)
 {
 	pthread_mutex_lock(&lock);
@@ -238,7 +242,7 @@ static void end_leaving(uint64_t id)
 	pthread_mutex_unlock(&lock);
 }
 
-/* Memory that is freed meanwhile is nobody's to write to. */
+/* Nobody may write to memory that is freed meanwhile, so that counts as success. */
 int guard_make_private(uint64_t id, const char *why)
 {
 	struct mark mark;
@@ -249,7 +253,7 @@ int guard_make_private(uint64_t id, const char *why)
 	int r = 0;
 	if (heap_find(mark.ptr, &facts) && facts.id == id) {
 		r = writes_make_private(mark.ptr, mark.n_bytes);
-		/* -EINVAL: it is gone. */
+		/* -EINVAL: it was freed meanwhile. */
 		r = r == -EINVAL && !(heap_find(mark.ptr, &facts) && facts.id == id) ? 0 : r;
 	}
 	if (r == 0) {
@@ -258,7 +262,7 @@ int guard_make_private(uint64_t id, const char *why)
 	return r;
 }
 
-/* 0: there is none that is not private. */
+/* The id of an allocation that is marked and not private yet; 0: there is none. */
 static uint64_t any_mark(void)
 {
 	pthread_mutex_lock(&lock);
@@ -289,7 +293,7 @@ int guard_refuse(const char *why)
 
 /* ---- judging: inside the gate ----------------------------------------------------------------- */
 
-/* The marked allocation that @word points into; 0: none. */
+/* The id of the marked allocation that @word points into; 0: none. */
 static uint64_t find_mark(uint64_t word)
 {
 	struct heap_facts facts;
@@ -317,7 +321,7 @@ struct arguments {
 	size_t n_buffer;
 };
 
-/* False: the launch does not tell it. */
+/* False: the launch does not tell the value. */
 static bool read_scalar(const struct arguments *arguments, const struct reader_condition *condition,
                         uint64_t *value_out)
 {
@@ -354,7 +358,7 @@ static bool holds(const struct arguments *arguments, const struct reader_word *w
 	return i == word->n_conditions;
 }
 
-/* @number of the word among all of the kernel's. */
+/* @number: the word's, among all words of the kernel. */
 static bool is_reader(const struct arguments *arguments, size_t number)
 {
 	const struct kernel_known *known = arguments->kernel->known;
@@ -367,10 +371,9 @@ static bool is_reader(const struct arguments *arguments, size_t number)
 	return reads && !doubts_has(arguments->kernel, number);
 }
 
-/* Called with each word that is not a reader. */
 struct judging {
-	const struct pages *map; /* only words in marked pages; NULL: in the window */
-	guard_word_fn *fn;
+	const struct pages *map; /* judge words in marked pages; NULL: all words in the window */
+	guard_word_fn *fn;       /* called with each word that is not a reader */
 	void *user;
 };
 
@@ -414,7 +417,7 @@ static bool judge_all_words(const struct arguments *arguments, const struct judg
 	return goes_on;
 }
 
-/* NULL: it writes only through its words. */
+/* Why the kernel may write elsewhere than through its words; NULL: it does not. */
 static const char *why_opaque(const struct kernel *kernel)
 {
 	const struct kernel_known *known = kernel->known;
@@ -431,14 +434,14 @@ static void say_opaque(const struct kernel *kernel, const char *what, char why_o
 	snprintf(why_out, GUARD_WHY_BYTES, "%.80s of %s %s", kernel->name, code, what);
 }
 
-/* False: it may write elsewhere, *why_out says why. */
+/* False: the function may write elsewhere, *why_out says why. */
 static bool judge(CUfunction function, void *const *params, void *const *extra,
                   const struct judging *judging, char why_out[GUARD_WHY_BYTES])
 {
 	struct kernel *asked = NULL;
 	struct kernel *kernel = kernels_find(function);
 	if (!kernel) {
-		/* Code is being unloaded, or there is no room: what is asked now is right for this launch. */
+		/* Code is being unloaded, or there is no room: an answer from now is right for this launch. */
 		kernel = asked = kernels_ask(function);
 	}
 	struct arguments arguments = {.kernel = kernel, .params = params};
@@ -466,9 +469,9 @@ const char *guard_each_word(CUfunction function, void *const *params, void *cons
 
 /* ---- launches --------------------------------------------------------------------------------- */
 
-/* What a launch is about to write to. */
+/* A marked allocation that a launch is about to write to. */
 struct finding {
-	uint64_t id; /* 0: nothing that is marked */
+	uint64_t id; /* 0: none */
 	char why[GUARD_WHY_BYTES];
 };
 
@@ -485,7 +488,7 @@ static bool find_in(void *user, CUdeviceptr ptr, const struct kernel *kernel, si
 	return finding->id == 0;
 }
 
-/* @id of what is to be private, or 0: all, for good. The thread leaves the gate for it. */
+/* Make allocation @id private, or (0) all, for good. The thread leaves the gate for that. */
 static CUresult give_way(struct gate_thread **thread, uint64_t id, const char *why)
 {
 	cleanup_cancel int cancel = cancel_disable();
@@ -499,7 +502,7 @@ static CUresult give_way(struct gate_thread **thread, uint64_t id, const char *w
 	return r < 0 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
-/* Is that sure? What is captured writes nothing yet: it is judged when its graph is made. */
+/* Is @stream captured for sure? A captured launch writes nothing yet: it is judged when its graph is made. */
 static bool is_captured(CUstream stream, bool is_per_thread)
 {
 	CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -529,7 +532,7 @@ CUresult guard_launch(struct gate_thread **thread, CUstream stream, bool is_per_
 CUresult guard_opaque(struct gate_thread **thread, const char *why)
 {
 	guard_note_launch();
-	/* While it is learned, memory is as always between launches that are looked at. */
+	/* Under GLAKE_DEDUP=learn memory is writable, except while a launch runs alone. */
 	return shim_is_forked() || shim_dedup() == SHIM_DEDUP_LEARN ? CUDA_SUCCESS
 	                                                            : give_way(thread, 0, why);
 }

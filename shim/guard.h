@@ -2,40 +2,41 @@
 /*
  * The launch guard: memory that glake seals by itself is sealed only while nothing that is submitted can write to it.
  *
- * What is marked. The unit is an allocation of the program. While one is marked, everything that is submitted is judged
+ * Marks. The unit is an allocation of the program. While one is marked, everything that is submitted is judged
  * before the driver gets it; auto.c marks, waits, and seals. A word of a launch's parameters that points into a marked
  * allocation and is not a known reader (readers.h) takes the mark away: the allocation is private again *before* the launch
- * is submitted. So is everything that is marked, if a launch is of a function that no table knows, or calls opaque: then
+ * is submitted. If no table knows the function of a launch, or a table calls it opaque, all marked memory becomes private,
  * the process is not sealed by itself any more, and the reason is kept.
  *
  * What can go wrong, and why it does not.
  *
- *   A kernel writes by a word that points there.  The word is not a reader, or its conditions do not hold; or the table is
- *       wrong, which is what an audit is for.
+ *   A kernel writes by a word that points there.  Then the word is no reader, or its conditions do not hold. A wrong table
+ *       would not say so; audits look for those.
  *   It writes through a word that points to another place: beside the allocation, or to a pointer in device memory.  A
- *       function is in a table only if it is closed (readers.h). What is not in one is opaque. With
- *       GLAKE_DEDUP=observed functions that are in no table are taken to be closed: that is the risk of the word.
+ *       function is in a table only if it is closed (readers.h), and opaque otherwise. GLAKE_DEDUP=observed takes functions
+ *       that are in no table to be closed: whoever sets it takes that risk.
  *   A launch is submitted before the mark is seen.  Memory is sealed behind a closed gate, when all that was submitted before
- *       has ended (drain.h). Who enters later sees the marks, which are older.
+ *       has ended (drain.h). A thread that enters later sees the marks, which are older.
  *   A graph is launched that was made before.  Its kernels were judged when it was made or changed (graphs.h), and each
- *       non-reading word was noted. Marking first and then looking through the notes, against noting first and then
- *       looking at the marks: one of the two sees the other. A replay is not looked at.
- *   What a graph does is not told: bodies of conditional nodes, nodes that the device changes, graphs that the device
- *       launches.  They are noted as opaque.
- *   The driver does not tell parameters (before CUDA 12.4), or a call has none to look at (cuLaunch, cuLaunchGrid).  Opaque.
- *   Code is unloaded, and its handles are another's.  What is known of a handle is asked again (kernels.h), and an image
+ *       non-reading word was noted. auto.c marks first and then looks through the notes; a hook notes first and then looks
+ *       at the marks: one of the two sees the other. A replay is not looked at.
+ *   The driver does not tell what a graph does: bodies of conditional nodes, nodes that the device changes, graphs that the
+ *       device launches.  They are noted as opaque.
+ *   The driver does not tell parameters (before CUDA 12.4), or a call has none to look at (cuLaunch, cuLaunchGrid).  The
+ *       launch is opaque.
+ *   Code is unloaded, and its handles are another's.  The driver is asked again for each handle (kernels.h), and an image
  *       that is unloaded is forgotten before (code.h).
  *   Memory is freed, and its address is another's.  Allocations are known by a number that is never used again.
- *   The allocation is being sealed while it is to become private.  Whoever makes it private takes it from those that may be
- *       sealed, then holds it, which waits for the sealing, and then unseals it. The mark goes last: others who are about to
- *       write come to the same place meanwhile.
+ *   The allocation is being sealed while it is to become private.  The thread that makes it private forbids sealing it, then
+ *       holds it, which waits for the seal under way, and then unseals it. The mark goes last, so that others who are about
+ *       to write wait for the same.
  *   It cannot become private: no memory, or work on the GPU does not end.  The launch is refused with
  *       CUDA_ERROR_OUT_OF_MEMORY, before it is submitted. Nothing of the program is lost.
- *   Two threads make memory private at once.  They take turns, with nothing held that the other wants.
+ *   Two threads make memory private at once.  They take turns, and hold nothing that the other wants.
  *   The driver's own calls write (copies, sets, words).  They get copies, as with all sealed memory (writes.h).
- *   Somebody writes who is not this process: shared memory, NICs.  Such memory is pinned, and is not sealed (may.h).
- *   The program calls the driver past the shim.  Not seen. A program with a context that the shim has not seen is not
- *       sealed (may.h).
+ *   Another process or a NIC writes.  Memory that these can reach is pinned, and is not sealed (may.h).
+ *   The program calls the driver past the shim.  The shim does not see that. A program with a context that the shim has not
+ *       seen is not sealed (may.h).
  *
  * Where nothing is marked, a launch pays for one load and one branch.
  *
@@ -54,7 +55,7 @@
 
 #define GUARD_WHY_BYTES 320u
 
-/* Each launch looks at it. */
+/* Something is marked. Each launch reads this. */
 extern atomic_bool guard_awake __attribute__((visibility("hidden")));
 
 static inline bool guard_is_awake(void)
@@ -71,7 +72,7 @@ static inline bool guard_is_awake(void)
 CUresult guard_launch(struct gate_thread **thread, CUstream stream, bool is_per_thread,
                       CUfunction function, void *const *params, void *const *extra);
 
-/* The same of a call that tells no parameters. */
+/* As guard_launch(), for a call that tells no parameters. */
 CUresult guard_opaque(struct gate_thread **thread, const char *why);
 
 /* An executable graph is launched, or another call shows that the program computes. */
@@ -83,40 +84,40 @@ void guard_note_launch(void);
 typedef bool guard_word_fn(void *user, CUdeviceptr ptr, const struct kernel *kernel, size_t at);
 
 /*
- * Call @fn with each word of a launch that is in glake's memory and is not a known reader; returns NULL if that is all, or
- * why the function may write elsewhere as well (static, or the kernel's, which stays). Under GLAKE_DEDUP=learn no word is a
- * known reader, and no function is said to write elsewhere of which the driver tells the parameters.
+ * Call @fn with each word of a launch that points to glake's memory and is not a known reader. Returns NULL, or @why_out
+ * with the reason why the function may write elsewhere as well. Under GLAKE_DEDUP=learn no word is a
+ * known reader, and a function whose parameters the driver tells is never said to write elsewhere.
  */
 const char *guard_each_word(CUfunction function, void *const *params, void *const *extra,
                             guard_word_fn *fn, void *user, char why_out[GUARD_WHY_BYTES]);
 
-/* Something with this pointer, or (0) with any, was noted to be written to by @kernel. As guard_launch(). */
+/* As guard_launch(), for a note that @kernel writes to @ptr, or (0) anywhere. */
 CUresult guard_noted(struct gate_thread **thread, CUdeviceptr ptr, const char *kernel);
-/* Would that find something marked? */
+/* Does @ptr point to marked memory, or (0) is anything marked? */
 bool guard_is_marked(CUdeviceptr ptr);
 
 /* ---- marks (auto.c) ---------------------------------------------------------------------------- */
 
-/* False: no memory. What has the same id already is marked anew. */
+/* Mark an allocation; one that was taken is marked again. False: no memory, or the process is refused. */
 bool guard_mark(const struct heap_facts *facts);
-/* It is private, or gone. */
+/* Remove the mark of an allocation that is private, or freed. */
 void guard_unmark(uint64_t id);
 
-/* Is it still marked, so that it may be sealed? Asked while it is held. */
+/* Is the allocation still marked, so that it may be sealed? Asked while it is held. */
 bool guard_may_seal(uint64_t id);
 
-/* Has anything taken the mark away? Then why, until it is marked again or unmarked. */
+/* Has anything taken the mark away? The reason stays until the allocation is marked again or unmarked. */
 bool guard_was_taken(uint64_t id, char why_out[GUARD_WHY_BYTES]);
 
-/* Make all of it private, from a thread of ours. 0, or the library's error. */
+/* Make all of the allocation private, outside the gate. 0, or the library's error. */
 int guard_make_private(uint64_t id, const char *why);
 
-/* Was anything launched since anything was marked first? */
+/* Was anything launched since the first mark was set? */
 bool guard_has_launched(void);
 
-/* Why the process is not sealed by itself any more; false: it may be. */
+/* Is the process not sealed by itself any more? Then *why_out says why. */
 bool guard_is_refused(char why_out[GUARD_WHY_BYTES]);
-/* From now on it is, and what is sealed by itself becomes private. The first reason stays. 0, or the library's error. */
+/* Stop sealing by itself for good; all marked memory becomes private. The first reason stays. 0, or the library's error. */
 int guard_refuse(const char *why);
 
 #endif

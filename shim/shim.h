@@ -20,6 +20,24 @@
  *   driver usage     memory that the program has from the driver itself (driver_usage.h)
  *   device           a CUdevice; glaked's number of one is an index
  *
+ * Lock order, outermost first. A thread that holds one may wait only for those below it; locks of one line are never held
+ * together.
+ *   1. a turn (turn.h), of our own threads only; exit() waits for them for two seconds
+ *   2. auto.c's lock. The service thread only tries to take it
+ *   3. learn.c's lock, while a launch runs alone; writes.c's `turn`, while memory becomes private; idle.c's; ipc.c's
+ *      opening_lock; connection.c's `connecting`. The last two and `turn` are held while glaked is asked
+ *   4. the library's lock of the party, while the process falls asleep or wakes (libclient/sleep/party.h)
+ *   5. room for a request (connection_ask())
+ *   6. the contexts (order_hold_contexts()), also while a context ends
+ *   7. the closed gate (gate.h, drain.h). The closer may take the contexts again, by order_try_hold_contexts()
+ *   8. drain.c's calm_lock; sleep.c's lock
+ *   9. the library's lock of an order, which asks capture.c whether a stream is idle
+ *  10. the lock of each other file. Of these, capture.c, code.c and cuda_pool.c call the driver with theirs, and record.c
+ *      writes its file. Driver calls also happen under 3, 6, 7 and calm_lock
+ *  11. the library's lock of the space
+ * A thread inside the gate takes only 9 to 11, because the closer waits for it; writes.c, guard.c and learn.c leave the gate
+ * before they take more. Closing the gate has a deadline, as the last resort. A forked child takes no lock (shim_is_forked()).
+ *
  * Lifetime: nothing happens before the first driver call of the process; see shim_resolve().
  * Threads: any, unless a function says otherwise.
  */

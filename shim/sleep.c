@@ -1,4 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The sleeper; sleep.h has the whole theory. A lost wake-up would leave the program waiting for ever. So a thread that waits
+ * sets its flag (gate_is_wanted(), is_library_waiting) before it posts `kicks`, and the sleeper looks at the flags before it
+ * waits for a post. A sleeper that ended too early would do the same: is_over() decides under the lock, under which another
+ * one is started and the process falls asleep. glaked may have no room: is_library_waiting is set again, and the sleeper tries
+ * again after a pause.
+ */
 #include "shim/sleep.h"
 
 #include <errno.h>
@@ -22,26 +29,25 @@
 #include "shim/shim.h"
 #include "shim/turn.h"
 
-/* So long it is waited for the program's work, if somebody outside asks. */
+/* A sleep that somebody outside asks for waits this long for the program's work. */
 #define PATIENCE_NS 5000000000u
-/* Before glaked is asked for room once more. */
+/* The pause before glaked is asked for room once more. */
 #define FIRST_PAUSE_MS 100u
 #define LONGEST_PAUSE_MS 30000u
 
-/* What an ask wants: SleepWhy, or this. */
+/* An ask has a SleepWhy, or this. */
 #define ASK_WAKE 7u
 
-/* Whom the sleeper works for. */
 struct sleeper {
-	bool is_there;                 /* the thread */
+	bool is_there;                 /* its thread runs */
 	struct connection *connection; /* a reference, for reports; NULL: there was none yet */
-	bool is_asleep;                /* from before the gate is until it is awake */
+	bool is_asleep; /* set before the gate falls asleep, cleared after it wakes */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct sleeper sleeper; /* under the lock */
 
-static sem_t kicks; /* the sleeper is to look again */
+static sem_t kicks; /* each post makes the sleeper look again */
 static atomic_bool is_library_waiting;
 
 /* ---- kicks: by any thread, in handlers of signals too ----------------------------------------- */
@@ -83,7 +89,7 @@ static void await_kick(void)
 	}
 }
 
-/* Less if a wish comes. */
+/* Wait for @pause_ms, less if a wish comes. */
 static void pause_for(const struct connection *connection, unsigned pause_ms)
 {
 	struct timespec end;
@@ -95,7 +101,7 @@ static void pause_for(const struct connection *connection, unsigned pause_ms)
 		end.tv_sec++;
 	}
 	while (!has_wish(connection) && (sem_timedwait(&kicks, &end) == 0 || errno == EINTR)) {
-		/* One more who waits, or leaves. */
+		/* Another thread waits, or a sleep has ended. */
 	}
 }
 
@@ -103,10 +109,10 @@ static void pause_for(const struct connection *connection, unsigned pause_ms)
 
 struct work {
 	struct connection *connection; /* may be NULL */
-	uint64_t id;                   /* of the wish */
+	uint64_t id;                   /* the wish's */
 	struct glake__sleep_report report;
 	struct glake_slept slept;
-	char why[256]; /* of an error */
+	char why[256]; /* why it failed */
 };
 
 static void tell(struct work *work)
@@ -133,7 +139,7 @@ static int note(struct work *work, int r)
 	return r;
 }
 
-/* What streams are done with does not sleep: it is given back before. In a turn. */
+/* Called in a turn. Freed memory that streams are done with is given back first, so that it need not sleep. */
 static int fall_asleep(struct work *work, unsigned why)
 {
 	if (!gate_is_asleep()) {
@@ -148,7 +154,7 @@ static int fall_asleep(struct work *work, unsigned why)
 	                               work, &work->slept));
 }
 
-/* Without a turn: it may wait for minutes. */
+/* Waits without a turn, because that may take minutes. */
 static int wake(struct work *work)
 {
 	const uint64_t began_ns = clock_now_ns();
@@ -169,7 +175,10 @@ static int wake(struct work *work)
 	return note(work, r);
 }
 
-/* glaked learns of that two seconds later. Where others wait for room, a moment without work is enough. */
+/*
+ * Does the program work again? glaked would learn of that two seconds later. Where others wait for room, a moment without work is
+ * enough.
+ */
 static bool works(unsigned why)
 {
 	return (why == GLAKE__SLEEP_IDLE && !idle_is_still()) ||
@@ -211,7 +220,7 @@ static void follow(struct connection *connection, struct ask ask)
 
 /* ---- the sleeper ------------------------------------------------------------------------------ */
 
-/* True: there is nothing to do any more, and no sleeper from now on; *connection_out is the caller's then. */
+/* True: there is nothing to do, and no sleeper from now on; the caller owns *connection_out then. */
 static bool is_over(struct connection **connection_out)
 {
 	pthread_mutex_lock(&lock);
@@ -224,7 +233,7 @@ static bool is_over(struct connection **connection_out)
 	return is_done;
 }
 
-/* @pause_ms: how long it waits if glaked refuses. Returns how long it does the next time. */
+/* If glaked refuses, wait for @pause_ms. Returns the next pause. */
 static unsigned wake_or_pause(struct connection *connection, unsigned pause_ms)
 {
 	struct work work = {.connection = connection};
@@ -258,7 +267,7 @@ static void *sleep_and_wake(void *user)
 	return NULL;
 }
 
-/* With the lock. -EBUSY: the one that is there works for another connection; -EAGAIN: there can be none. */
+/* Called with the lock held. -EBUSY: the sleeper works for another connection; -EAGAIN: no thread can be started. */
 static int start(struct connection *connection)
 {
 	if (sleeper.is_there) {
@@ -279,12 +288,12 @@ static int start(struct connection *connection)
 
 /* ---- the gate --------------------------------------------------------------------------------- */
 
-/* The program may have asked for it by itself: then there is no sleeper yet. */
+/* Starts the sleeper if there is none, because the program asked for the sleep itself. */
 static int start_asleep(void)
 {
 	struct connection *connection = connection_peek();
 	pthread_mutex_lock(&lock);
-	/* One that works for a connection that is dead by now does as well. */
+	/* A sleeper that works for a dead connection is good enough. */
 	int r = start(sleeper.is_there ? NULL : connection);
 	if (r == 0) {
 		sleeper.is_asleep = true;
