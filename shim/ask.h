@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One wish of glaked's that a thread of ours is to follow. Any thread of the program may have read it, and must not wait for
- * the GPU: it leaves the wish in a slot of the connection. There is one at a time, until it has been followed.
+ * A slot for a wish of glaked that a thread of ours is to follow. Any thread of the program may read the wish, and must not
+ * wait for the GPU, so it leaves the wish in a slot of the connection. A slot holds one wish, until that has been followed.
  */
 #ifndef GLAKE_SHIM_ASK_H
 #define GLAKE_SHIM_ASK_H
@@ -17,7 +17,7 @@ struct ask {
 	unsigned what; /* below 1 << ASK_WHAT_BITS */
 };
 
-/* False: there is one already. */
+/* False: the slot holds a wish already. */
 static inline bool ask_put(_Atomic uint64_t *slot, uint64_t id, unsigned what)
 {
 	uint64_t none = 0;
@@ -30,7 +30,7 @@ static inline struct ask ask_look(_Atomic uint64_t *slot)
 	return (struct ask){word >> ASK_WHAT_BITS, word & ((1u << ASK_WHAT_BITS) - 1)};
 }
 
-/* Before the last report: who learns of the end may ask again at once. */
+/* Called before the last report, because whoever reads that may ask again at once. */
 static inline void ask_clear(_Atomic uint64_t *slot)
 {
 	*slot = 0;

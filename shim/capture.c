@@ -22,7 +22,7 @@ struct capture {
 	CUstream stream;
 	pthread_t thread;     /* of a default stream */
 	CUcontext ctx;        /* of the stream; it may be a green one */
-	CUcontext primary;    /* of ctx: memory belongs to it */
+	CUcontext primary;    /* of ctx; owns the memory */
 	uint64_t generation;  /* of both */
 	uint64_t id;          /* the driver's, if is_in_graph */
 	bool is_in_graph;     /* the program had made the graph */
@@ -66,7 +66,7 @@ static struct probe probes[MAX_PROBES]; /* under the lock */
 static size_t n_probes;
 static atomic_bool has_probes;
 
-/* Contexts are held: if one ended now, its probe's address could be another allocation's. */
+/* The contexts are held, because the address of a probe whose context ends could be another allocation's. */
 void capture_free_probes(void)
 {
 	struct probe taken[MAX_PROBES];
@@ -87,7 +87,7 @@ void capture_free_probes(void)
 	order_let_contexts();
 }
 
-/* Those that are too many stay their context's. */
+/* Beyond MAX_PROBES a probe is not noted, and ends with its context. */
 void capture_keep_probe(CUdeviceptr address)
 {
 	struct probe probe = {.address = address, .generation = context_generation()};
@@ -192,7 +192,7 @@ static CUcontext ctx_of(CUstream stream)
 	return ctx;
 }
 
-/* The lock keeps captures from beginning. */
+/* The lock is held across the driver's call, so that no capture begins meanwhile. */
 bool capture_ask_idle(CUstream legacy)
 {
 	pthread_mutex_lock(&lock);
@@ -206,7 +206,7 @@ bool capture_begins(CUstream stream, unsigned flags)
 {
 	struct capture *capture = shim_is_forked() ? NULL : calloc(1, sizeof(*capture));
 	if (!capture) {
-		/* It is not known when it ends: from now on there is one. */
+		/* Without a note nobody knows when the capture ends, so it counts for ever. */
 		n_captures += !shim_is_forked();
 		return false;
 	}
@@ -239,7 +239,7 @@ CUresult capture_begun(CUstream stream, unsigned flags, bool is_new, CUresult re
 	return result;
 }
 
-/* Without the id, or a note of it, all captures count as such until this one ends. */
+/* If the id is not known, every capture counts as one in a graph until this one ends. */
 CUresult capture_begun_in_graph(CUstream stream, unsigned flags, bool is_new, CUresult result)
 {
 	CUstreamCaptureStatus status;
@@ -273,7 +273,7 @@ bool capture_is_in_graph(uint64_t id)
 	return capture != NULL;
 }
 
-/* Other streams than those that captures began on are in some context of these. */
+/* A stream that joined a capture is in the primary context of some captured stream. */
 bool capture_may_be_in(CUstream stream, unsigned flags, CUcontext ctx)
 {
 	bool may_be = false;

@@ -22,7 +22,7 @@
 /* Is any stream captured? A load. */
 bool capture_is_any(void);
 
-/* Is this one, perhaps? @flags: GLAKE_PER_THREAD or 0. False without a driver call outside captures. */
+/* May @stream be captured? @flags: GLAKE_PER_THREAD or 0. Outside captures false, without a driver call. */
 bool capture_may_have(CUstream stream, unsigned flags);
 
 /* The driver's call that tells of the capture that a stream is in; NULL: it has none. */
@@ -38,14 +38,14 @@ bool capture_is_in_graph(uint64_t id);
 CUresult capture_ask_alloc(void);
 
 /*
- * A tiny allocation of the driver's, in the current context, made to ask it. Freeing it waits for the GPU: so that
- * happens in free_probes(), which the program's own frees call, which have waited.
+ * @address: a tiny allocation in the current context, made to ask the driver. Freeing it waits for the GPU, so
+ * free_probes() does that. The program's own frees call it, after they have waited.
  */
 void capture_keep_probe(CUdeviceptr address);
 void capture_free_probes(void);
 
 /*
- * The same for freeing; call it only during captures. It waits for the work of the current context,
+ * May the thread free memory? Call it only during captures. It waits for the work of the current context,
  * as a free does.
  */
 CUresult capture_ask_free(void);
@@ -54,7 +54,7 @@ CUresult capture_ask_free(void);
  * The calls that begin and end captures. @flags: GLAKE_PER_THREAD or 0. @result is the driver's.
  * begins: before a call that begins a capture. Returns @is_new for begun.
  * begun: after that call. Returns @result.
- * begun_in_graph: the same, if the capture began in a graph of the program.
+ * begun_in_graph: as begun, if the capture began in a graph of the program.
  * ended: after a call that ends a capture, also an invalidated one. Returns @result.
  * stream_destroyed: after the call that destroys a stream, and its capture with it. Returns
  * @result.
@@ -68,7 +68,7 @@ CUresult capture_stream_destroyed(CUstream stream, CUresult result);
 /* Context @ctx has ended: forget its captures from before @generation (context.h). */
 void capture_drop_ctx(CUcontext ctx, uint64_t generation);
 
-/* Has the legacy default stream @legacy come to its end? False while any stream is captured. Meanwhile none begins to be. */
+/* Is all work of the legacy default stream @legacy done? False while any stream is captured. No capture begins meanwhile. */
 bool capture_ask_idle(CUstream legacy);
 
 /*

@@ -17,7 +17,7 @@
 
 /* ---- images ----------------------------------------------------------------------------------- */
 
-/* What nvcc puts before its images. The data of a version 1 is one container. */
+/* The wrapper that nvcc puts before its images. In version 1 the data is one container. */
 struct wrapper {
 	uint32_t magic;
 	uint32_t version;
@@ -39,7 +39,7 @@ static uint32_t magic_of(const void *image)
 	return magic;
 }
 
-/* NULL: it is more than one, or of a kind that is not known. */
+/* NULL: the image has several containers, or its kind is not known. */
 static const void *container_at(const void *image)
 {
 	struct wrapper wrapper;
@@ -80,7 +80,7 @@ static uint64_t elf_bytes(const void *image)
 	return end;
 }
 
-/* 0: it is of no kind whose length is known. The driver has read it before. */
+/* 0: the length is not known. The driver has loaded the image, so its headers can be read. */
 static uint64_t bytes_of(const void *image)
 {
 	struct fatbin fatbin;
@@ -122,7 +122,7 @@ static struct image_id hash(const void *image)
 
 struct search {
 	uint64_t address;
-	struct image_id id; /* unknown: it lies in no loaded file's read-only memory */
+	struct image_id id; /* unknown: the address is in no loaded file's read-only memory */
 };
 
 static void read_notes(const char *notes, size_t n_bytes, struct image_id *id)
@@ -152,7 +152,7 @@ static bool has(const ElfW(Phdr) * part, uint64_t at)
 	return at - part->p_vaddr < part->p_memsz;
 }
 
-/* Its offset in the file, if nothing writes there. */
+/* The offset of @at in the file. False: it is not in the file, or the program may write there. */
 static bool find_offset(const struct dl_phdr_info *info, uint64_t at, uint64_t *offset_out)
 {
 	bool is_kept = false;
@@ -206,7 +206,7 @@ static struct image_id identify(const void *image)
 
 struct container {
 	const void *handle;
-	const void *library; /* that the module is of; NULL: none */
+	const void *library; /* the module's; NULL: none */
 	bool is_module;
 	struct image_id id;
 	struct container *next; /* link: containers */
@@ -239,7 +239,7 @@ static const struct container *find_locked(const void *handle)
 	return one;
 }
 
-/* Without memory it stays unknown. */
+/* Without host memory the container stays unknown. */
 static void add_locked(const struct container *what)
 {
 	struct container *made = malloc(sizeof(*made));
@@ -332,8 +332,9 @@ void code_ctx_ends(void)
 }
 
 /*
- * A library has a module in each context that its kernels are used in, which the program need not know: functions of a graph's
- * nodes are of such ones. NULL: none has this one. The lock is held, so that no library is unloaded meanwhile.
+ * A library has a module in each context that its kernels are used in. The program need not know it, but functions of a graph's
+ * nodes are of such modules. NULL: no library has @module. The lock is held across the driver's calls, so that no library is
+ * unloaded meanwhile.
  */
 static const struct container *find_library_locked(CUmodule module)
 {

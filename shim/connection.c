@@ -12,13 +12,13 @@
 #include "shim/shim.h"
 
 #define RETRY_NS 1000000000ull
-/* So long connecting may take; and if it took as long in vain the last time. */
+/* The longest time to connect; and the longest after an attempt that took so long in vain. */
 #define CONNECT_MS 5000u
 #define CONNECT_AGAIN_MS 250u
 /* Half of glaked's default limit, because a request may make another one before it returns. */
 #define MAX_REQUESTS 8
 
-/* To connect. */
+/* How an attempt to connect ended. */
 enum attempt {
 	WELL, /* or none was made */
 	FAILED,
@@ -33,7 +33,7 @@ static struct connection *current; /* owned */
 /* Held while connecting. Other threads that want memory wait for the outcome. */
 static pthread_mutex_t connecting = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t retry_ns; /* after a failure: no attempt before then */
-static enum attempt last; /* how it ended */
+static enum attempt last;
 static const char *driver_path;
 static connection_new_fn *on_new;
 
@@ -75,7 +75,7 @@ static void note_attempt(int error, uint64_t took_ns)
 	last = error == 0 ? WELL : is_refused ? REFUSED : is_silent ? SILENT : FAILED;
 }
 
-/* What the tenant wants of programs that say nothing. */
+/* The tenant's choice, for programs that make none. */
 static enum shim_dedup wanted_of(const struct glake_session *session)
 {
 	switch (glake__session_dedup(session)) {
@@ -206,7 +206,7 @@ static void enter(struct connection *connection)
 	}
 }
 
-/* Take the room of this request away for good. False: it is the last one. */
+/* Allow one request less from now on. False: this is the last one. */
 static bool shrink(struct connection *connection)
 {
 	int n_room = connection->n_room;

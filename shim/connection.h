@@ -25,7 +25,7 @@
 #include "glake.h"
 
 enum {
-	CONNECTION_E_REFUSED = 1, /* glaked is there, and does not grant it */
+	CONNECTION_E_REFUSED = 1, /* glaked is there, and refuses */
 	CONNECTION_E_ABSENT,  /* glaked is not there, or this process cannot take what it gives */
 	CONNECTION_E_FOREIGN, /* the device is not glaked's */
 };
@@ -34,10 +34,10 @@ struct connection {
 	struct glake_session *session; /* owned */
 	atomic_uint n_refs;
 	atomic_bool is_dead;
-	sem_t room; /* for requests under way: */
+	sem_t room; /* requests that may begin now */
 	atomic_int n_room;
-	int watch; /* of its socket; see fork.h */
-	/* What glaked wants of it (ask.h). */
+	int watch; /* its socket's, see fork.h */
+	/* Wishes of glaked (ask.h). */
 	_Atomic uint64_t seal_ask;
 	_Atomic uint64_t sleep_ask;
 };
@@ -50,7 +50,7 @@ typedef void connection_new_fn(struct connection *connection);
 void connection_init(const char *libcuda, connection_new_fn *fn);
 
 /*
- * A reference to the current connection, made now if there is none: blocks until glaked answers, 5
+ * A reference to the current connection. If there is none, it is made now, which blocks until glaked answers, 5
  * seconds at most. NULL: glaked is not there (*is_refused_out is false), or refuses us (true).
  */
 struct connection *connection_get(bool *is_refused_out);
@@ -83,7 +83,7 @@ typedef int connection_request_fn(struct connection *connection, void *user);
 int connection_ask(struct connection *connection, connection_request_fn *request, void *user);
 
 /*
- * Tell how a call of the session has ended: 0 or the library's error. Returns whether the
+ * Note the result of a call of the session: 0 or the library's error. Returns whether the
  * connection is dead.
  */
 bool connection_note(struct connection *connection, int error);

@@ -57,7 +57,7 @@ struct context_green {
 	CUdevice device;
 };
 
-/* The program has created @green; or it could not be ended after context_end_green(). */
+/* The program has created @green, or could not end it after context_end_green(). */
 void context_add_green(const struct context_green *green);
 /* The program is about to end a green context. False: the handle is not known. */
 bool context_end_green(CUgreenCtx handle, struct context_green *green_out);

@@ -217,7 +217,7 @@ uint64_t cuda_pool_driver_bytes(CUdevice device)
 {
 	uint64_t total = 0;
 	cuda_pool_current(device);
-	/* No pool is destroyed while the lock is held. */
+	/* The lock is held across the driver's calls, so that no pool is destroyed meanwhile. */
 	pthread_mutex_lock(&lock);
 	for (size_t i = 0; real(cuMemPoolGetAttribute) && i < n_pools; i++) {
 		cuuint64_t n_bytes = 0;

@@ -5,8 +5,8 @@
  * stay the driver's. This file counts the bytes that the program has from glaked in each of them.
  *
  * Ownership: the process. Lifetime: the record of a destroyed pool stays until the last memory of
- * it is freed. Blocking: no, but some calls ask the driver. Threads: any. Errors: none; a pool too
- * many is left to the driver.
+ * it is freed. Blocking: no, but some calls ask the driver. Threads: any. Errors: none; pools beyond
+ * a maximum are left to the driver.
  */
 #ifndef GLAKE_SHIM_CUDA_POOL_H
 #define GLAKE_SHIM_CUDA_POOL_H
@@ -39,7 +39,7 @@ uint64_t cuda_pool_reserved_bytes(const struct cuda_pool *pool);
 uint64_t cuda_pool_driver_bytes(CUdevice device);
 /* glaked's part of an attribute of the pool, in bytes; 0: it has none. */
 uint64_t cuda_pool_attribute(const struct cuda_pool *pool, CUmemPool_attribute attribute);
-/* Set a high mark back to what is used now. Other attributes are ignored. */
+/* Set a high mark back to the bytes that are used now. Other attributes are ignored. */
 void cuda_pool_reset(struct cuda_pool *pool, CUmemPool_attribute attribute);
 
 #endif

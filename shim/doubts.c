@@ -8,12 +8,12 @@
 #include "glake_shim.h"
 #include "proto/digest.h"
 
-/* A few times what glaked tells at most: a process may have several sessions, one after the other. */
+/* A few times as many as glaked tells a session, because a process may have several sessions, one after the other. */
 #define MAX_WORDS 1024u
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of who writes */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* held by writers; readers need none */
 static uint64_t words[MAX_WORDS];
-static atomic_size_t n_words; /* those below are written */
+static atomic_size_t n_words; /* words below this index are written */
 static char why[GLAKE__DOUBT_BYTES];
 static atomic_bool is_doubted; /* why is written, and stays */
 
@@ -83,7 +83,7 @@ uint64_t doubts_word(const struct kernel *kernel, size_t number)
 	if (!known) {
 		return 0;
 	}
-	/* As long as what is read of it stays the same, so does the hash. */
+	/* The hash stays the same as long as these fields do. */
 	struct {
 		struct image_id image;
 		struct digest name;
@@ -93,7 +93,7 @@ uint64_t doubts_word(const struct kernel *kernel, size_t number)
 	word.image = kernel->image;
 	word.name = digest_of(known->function->name, strlen(known->function->name));
 	word.at = 8 * number;
-	/* 0 says that it is none. */
+	/* 0 means that no table knows the kernel. */
 	return digest_of(&word, sizeof(word)).low | 1;
 }
 

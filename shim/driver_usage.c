@@ -49,7 +49,7 @@ static struct driver_usage_entry *take_locked(enum driver_usage_space space, uin
 	return glake__ptr_table_remove(&entries[space], number);
 }
 
-/* A number that is there already belonged to memory that went unnoticed. */
+/* An entry with the same number is of memory that went unnoticed, so it is dropped. */
 static void put(struct driver_usage_entry *entry)
 {
 	pthread_mutex_lock(&lock);

@@ -15,7 +15,7 @@
 #include "shim/shim.h"
 
 enum driver_usage_kind {
-	DRIVER_USAGE_MANAGED, /* as asked for */
+	DRIVER_USAGE_MANAGED, /* the bytes that the program asked for */
 	DRIVER_USAGE_ARRAYS,
 	DRIVER_USAGE_OTHER, /* allocations that the shim left to the driver */
 	DRIVER_USAGE_N_KINDS,

@@ -21,13 +21,13 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t told = PTHREAD_COND_INITIALIZER;
-/* Told: nobody waits any more. */
+/* In stage TOLD nobody waits any more. */
 enum stage { NO_FAULT, SEEN, TOLD };
 
 static _Atomic(enum stage) stage; /* written under the lock */
 static struct glake__fault fault;
 
-/* An orderly end is none. */
+/* A driver that shuts down in order is no fault. */
 static bool is_fault(CUresult result)
 {
 	return cudrv_is_lost(result) && result != CUDA_ERROR_DEINITIALIZED &&
@@ -107,7 +107,7 @@ static void *tell(void *user)
 	return NULL;
 }
 
-/* A program that has memory of glaked only by sessions of its own has no connection: then stderr is all. */
+/* A program that has glaked's memory only by sessions of its own has no connection, so only stderr is told. */
 static void report(CUresult result)
 {
 	look_around(result);

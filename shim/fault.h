@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The end of the program's contexts: an error after which all calls fail, such as that of a kernel that
- * writes to sealed memory. Whichever call is told first, the shim tells glaked once per process, and with
- * sealed memory a few lines on stderr say which kernels may have done it.
+ * writes to sealed memory. On the first call that returns it the shim tells glaked, once per process. If memory is
+ * sealed, a few lines on stderr say which kernels may have done it.
  *
- * The call that is told waits until glaked knows, at most a second, because the program may end at once
- * with the error. A thread made for it asks glaked.
+ * That call waits until glaked knows, at most a second, because the program may end at once with the error. A thread that is
+ * started for it talks to glaked.
  *
  * Threads: any, without locks of the shim.
  */

@@ -3,7 +3,7 @@
 
 #include "shim/shim.h"
 
-/* So many rows are counted one by one. */
+/* At most this many rows are counted one by one. */
 #define MAX_ROWS (1u << 20)
 
 /* The driver takes device addresses for host addresses as well. It does not know pageable memory. */

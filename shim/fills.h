@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the driver's API writes, for the counts of glake_shim.h: which pages copies from the host have filled.
+ * Counts for glake_shim.h which pages copies from the host have filled, and which the driver's API has written otherwise.
  * The forms of calls are those of writes.h. The bodies of gates.c count inside the gate, before the call.
  *
- * What is captured (@is_captured) is written whenever its graph runs, so its pages are none that are filled once.
+ * A captured call (@is_captured) writes whenever its graph runs, so its pages do not count as filled once.
  *
  * Threads: any.
  */
@@ -27,7 +27,7 @@ void fills_copies(bool is_captured, const CUdeviceptr *dsts, const size_t *sizes
 void fills_batch_3d(bool is_captured, const CUDA_MEMCPY3D_BATCH_OP *ops, size_t n);
 void fills_batch_decompress(bool is_captured, const CUmemDecompressParams *params, size_t n);
 void fills_batch_mem_op(bool is_captured, const CUstreamBatchMemOpParams *ops, unsigned n);
-/* Counted when it is made. */
+/* Counts no writes: those of a graph are counted when it is made (graphs.c). */
 static inline void fills_graph(bool is_captured, CUgraphExec exec)
 {
 	(void)is_captured;

@@ -45,7 +45,7 @@ static bool inode_of(int fd, uint64_t *inode_out)
 static void in_child(void)
 {
 	gate_forked();
-	/* Nothing of the parent's memory is here, and its locks may be held for ever. */
+	/* The child has none of the parent's GPU memory, and must not take its locks, which may be held for ever. */
 	glake__sealed.n = 0;
 	if (!is_initialised) {
 		return;

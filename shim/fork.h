@@ -18,7 +18,7 @@ void shim_note_init(void);
 
 /*
  * From now on a forked child closes the session's socket, if its number is still the same file then. Returns a number for
- * the calls below; -1: the session has none, or too many are watched, and it is not closed.
+ * the calls below; -1: the session has no socket, or too many are watched, and a child does not close this one.
  */
 int shim_fork_watch(struct glake_session *session);
 /* The session may have another socket now. Nothing changes if it has the same, or none. */

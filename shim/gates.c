@@ -18,7 +18,7 @@
 #include "shim/order.h"
 #include "shim/writes.h"
 
-/* @flags of streams, here and below: not 0 for default streams by thread. */
+/* @flags, here and below: not 0 if the default stream is the thread's. */
 static void note_wait(CUstream stream, unsigned flags)
 {
 	flags = flags ? GLAKE_PER_THREAD : 0;
@@ -40,7 +40,7 @@ static void note_waits(CUstream stream, unsigned flags, const CUstreamBatchMemOp
 	}
 }
 
-/* Work on its way to a stream, inside the gate. */
+/* Called inside the gate, before work is submitted to @stream. */
 static inline void look_at_stream(CUstream stream, bool is_per_thread)
 {
 	if (__builtin_expect(atomic_load_explicit(&drain_is_calm, memory_order_relaxed), 0)) {
@@ -48,7 +48,7 @@ static inline void look_at_stream(CUstream stream, bool is_per_thread)
 	}
 }
 
-/* What follows is done inside. */
+/* Code after this macro is inside the gate. */
 #define ENTER \
 	struct gate_thread *thread_ = gate_enter(); \
 	if (!thread_) { \
@@ -76,7 +76,7 @@ static inline void look_at_stream(CUstream stream, bool is_per_thread)
 		return fault_look(result); \
 	}
 
-/* What is freed on the stream from now on is free when somebody writes the word. */
+/* Memory that is freed on the stream from now on becomes free only when somebody writes the word. */
 #define AWAIT(symbol, parameters, arguments, stream, flags) \
 	static CUresult(*real_##symbol) parameters; \
 	static CUresult gated_##symbol parameters \
@@ -92,7 +92,7 @@ static inline void look_at_stream(CUstream stream, bool is_per_thread)
 #define LIST(...) __VA_ARGS__
 #define ONLY(argument) argument
 
-/* What the guard does not let pass, the driver does not get. */
+/* The driver gets the call only if the guard lets it pass. */
 #define SUBMIT_GUARDED(symbol, arguments) \
 	if (result == CUDA_SUCCESS) { \
 		result = real_##symbol arguments; \
@@ -102,7 +102,7 @@ static inline void look_at_stream(CUstream stream, bool is_per_thread)
 	gate_leave(thread_); \
 	return fault_look(result);
 
-/* While it is learned (learn.h), a launch ends here. @begin gets the turn. */
+/* Under GLAKE_DEDUP=learn a launch runs and ends in here (learn.h). @begin gets the turn. */
 #define LEARN(symbol, arguments, begin, what) \
 	if (learn_is_wanted()) { \
 		struct learn_turn turn_; \
@@ -168,7 +168,7 @@ static inline void look_at_stream(CUstream stream, bool is_per_thread)
 		return result; \
 	}
 
-/* A sleep that begins behind the look is harmless: what the call makes stays awake, and the library holds what sleeps. */
+/* A sleep that begins after gate_pass() is harmless: memory that the call makes stays awake, and the library holds the rest. */
 #define WAKE(symbol, parameters, arguments) \
 	static CUresult(*real_##symbol) parameters; \
 	static CUresult gated_##symbol parameters \
@@ -176,7 +176,7 @@ static inline void look_at_stream(CUstream stream, bool is_per_thread)
 		return gate_pass() ? real_##symbol arguments : CUDA_ERROR_DEINITIALIZED; \
 	}
 
-/* What the caller reads is what was loaded. */
+/* @what notes the loaded handle, which the caller's pointer has by then. */
 #define LOAD(symbol, parameters, arguments, what) \
 	static CUresult(*real_##symbol) parameters; \
 	static CUresult gated_##symbol parameters \
@@ -191,7 +191,7 @@ static inline void look_at_stream(CUstream stream, bool is_per_thread)
 		return result; \
 	}
 
-/* Looked at inside, where no memory is sealed meanwhile; and again whenever it was outside. */
+/* Destinations are looked at inside the gate, where no memory is sealed meanwhile, and again after the thread was outside. */
 #define WRITE_NOTING(symbol, parameters, arguments, stream, flags, find, where, note) \
 	static CUresult(*real_##symbol) parameters; \
 	static CUresult gated_##symbol parameters \

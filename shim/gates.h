@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The calls that pass the gate, each with a body that enters, makes the driver's call, and leaves; and some whose
- * body does not pass it: it looks at what they do, or wakes the process first.
- * Generated from the toolkit's prototypes and the list shim/gen/gates.txt.
+ * The calls that pass the gate. The body of each enters, makes the driver's call, and leaves. Some calls have a body that
+ * does not pass the gate: it looks at the call's result or effect, or wakes the process first.
+ * The bodies are generated from the toolkit's prototypes and the list shim/gen/gates.txt.
  *
- * Owner: resolve.c gives each body what it calls before a program can call it: the driver's function, or the hook of one
- * that wakes.
+ * Owner: before a program can call a body, resolve.c stores the function that the body calls: the driver's, or the hook if
+ * the body wakes the process.
  */
 #ifndef GLAKE_SHIM_GATES_H
 #define GLAKE_SHIM_GATES_H
@@ -15,13 +15,13 @@
 enum gates_kind {
 	GATES_PASSES,
 	GATES_LOOKS,
-	GATES_WAKES, /* around its hook, if it has one: others are within their hook */
+	GATES_WAKES, /* the body calls the hook, if there is one; in all other kinds the hook calls the body */
 };
 
 struct gated_call {
 	const char *symbol;
-	void *body;  /* of the prototype of the symbol */
-	void **real; /* what the body calls */
+	void *body;  /* has the prototype of the symbol */
+	void **real; /* the function that the body calls */
 	enum gates_kind kind;
 };
 

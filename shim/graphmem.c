@@ -12,17 +12,17 @@
 
 /* Default streams of threads have one handle in all threads and contexts. */
 struct captured {
-	CUstream stream; /* NULL: it is gone */
+	CUstream stream; /* NULL: destroyed */
 	pthread_t thread;
 	CUcontext ctx;
 	uint64_t id;
 	struct captured *next; /* link: of a graph */
 };
 
-/* Of one capture. */
+/* The memory of one capture's graph. */
 struct graph {
 	uint64_t number;
-	uint64_t capture;         /* the driver's id of it */
+	uint64_t capture;         /* the driver's id of the capture */
 	atomic_bool is_over;      /* set by the driver's thread, once */
 	struct captured *streams; /* owned list */
 	unsigned n_streams;
@@ -40,7 +40,7 @@ static uint64_t number_of(uint64_t stream_id)
 	return (stream_id - GLAKE__GRAPH_STREAM) / MAX_STREAMS;
 }
 
-/* Was it allocated by a graph, over or not? */
+/* Was @allocation made on a captured stream, whether its graph is over or not? */
 static bool is_captured(const struct glake__allocation *allocation)
 {
 	return allocation->tag.stream > GLAKE__GRAPH_STREAM;
@@ -66,7 +66,7 @@ static struct graph *find_capture(uint64_t capture)
 	return graph;
 }
 
-/* The live graph that has @allocation, of some graph; NULL: it is over. */
+/* The graph that @allocation was made for; NULL: that graph is over. */
 static struct graph *graph_of(const struct glake__allocation *allocation)
 {
 	return find_number(number_of(allocation->tag.stream - 1));
@@ -80,7 +80,7 @@ static void keep(struct graph *graph, struct glake__allocation *allocation)
 
 /* ---- captures ----------------------------------------------------------------------------------- */
 
-/* Called by a thread of the driver, which may make no calls of it. */
+/* Called by a thread of the driver, which must not call the driver. */
 static void end_graph(void *user)
 {
 	struct graph *graph = user;
@@ -125,7 +125,7 @@ static struct captured describe(CUstream handle, unsigned flags)
 	return captured;
 }
 
-/* With the lock held. 0: no memory. */
+/* Called with the lock held. 0: no memory. */
 static uint64_t id_in(struct graph *graph, const struct captured *wanted)
 {
 	struct captured *found = graph->streams;
@@ -142,7 +142,7 @@ static uint64_t id_in(struct graph *graph, const struct captured *wanted)
 	return found ? found->id : 0;
 }
 
-/* The id of a captured stream whose graph's memory is ours; 0: it is not one. */
+/* The id of a captured stream whose graph's memory is ours; 0: it is not captured, or the memory is the driver's. */
 static uint64_t find_id(CUstream handle, unsigned flags)
 {
 	CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -195,7 +195,7 @@ void graphmem_forget_stream(CUstream stream)
 
 /* ---- freeing ------------------------------------------------------------------------------------ */
 
-/* Memory of another graph is kept by both, one after the other: the capture orders no launch of that. */
+/* Memory of another graph is kept by this graph first, and then by its own, because the capture orders no launch of that. */
 bool graphmem_free(CUstream handle, unsigned flags, struct glake__allocation *allocation)
 {
 	struct glake_stream stream = {.id = 0};

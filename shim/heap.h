@@ -18,7 +18,7 @@
 /* The target of an allocation: where it is made. */
 struct heap_target {
 	CUdevice device;
-	CUcontext ctx;          /* that allocates; the memory ends with it */
+	CUcontext ctx;          /* allocates; the memory ends with it */
 	uint64_t generation;    /* of ctx (context.h) */
 	struct cuda_pool *pool; /* of cuMemAllocAsync(); NULL: of cuMemAlloc() */
 	uint64_t
@@ -36,7 +36,7 @@ bool heap_target_here(struct heap_target *target_out);
 int heap_alloc(const struct heap_target *target, uint64_t n_bytes, struct glake__wait *wait,
                CUdeviceptr *address_out);
 
-/* The same, if glaked need not be asked: does not block. False: it must. */
+/* As heap_alloc(), without asking glaked: does not block. False: glaked must be asked. */
 bool heap_alloc_warm(const struct heap_target *target, uint64_t n_bytes, CUdeviceptr *address_out);
 
 /* A description of an allocation. */
@@ -45,7 +45,7 @@ struct heap_facts {
 	uint64_t n_bytes; /* as asked for */
 	CUdeviceptr region_address;
 	uint64_t region_bytes;
-	uint64_t id;        /* of the allocation; never used again */
+	uint64_t id;        /* the allocation's; never used again */
 	uint64_t region_id; /* of the region */
 	struct heap_target target;
 	bool has_ipc;                        /* legacy IPC can name it */
@@ -63,10 +63,10 @@ bool heap_share(const struct heap_facts *facts, struct glake_share *share_out);
 
 /* Give a claimed allocation back, parked or not. Nothing uses it any more. */
 void heap_release(struct glake__allocation *allocation);
-/* The same of one that is asleep, which stays so otherwise. False: that wants it awake; it is still the caller's. */
+/* Release an allocation that is asleep, without waking the rest. False: it has to be awake for that, and is still the caller's. */
 bool heap_release_asleep(struct glake__allocation *allocation);
 
-/* Free memory of a pool in stream order, if another free there waits for an event. False: it takes the steps below. */
+/* Free memory of a pool in stream order, if another free there waits for an event. False: nothing has happened; park it. */
 bool heap_join(CUdeviceptr address, const struct glake_stream *stream);
 
 /*

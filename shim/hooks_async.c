@@ -17,7 +17,7 @@
 #include "shim/record.h"
 #include "shim/sleep.h"
 
-/* A free that has to wait does so for no longer, and looks that often. */
+/* A free waits at most WAIT_NS, and looks every PAUSE_NS. */
 #define WAIT_NS 1000000000ull
 #define PAUSE_NS 20000
 
@@ -160,7 +160,7 @@ static bool is_captured(const struct calls *calls, CUstream stream)
 	                               status != CU_STREAM_CAPTURE_STATUS_NONE);
 }
 
-/* For a moment: the stream may wait for what the caller does next. */
+/* Wait for the stream, but not for long, because its work may depend on the caller's next call. */
 static CUresult wait_for(const struct calls *calls, CUstream handle)
 {
 	cleanup_cancel int cancel = cancel_disable();
@@ -176,8 +176,8 @@ static CUresult wait_for(const struct calls *calls, CUstream handle)
 }
 
 /*
- * A graph keeps the memory, so it is the graph's again when the stream gets here. That is not the case yet, and until
- * then the program cannot free it once more.
+ * Free memory that a graph keeps. It is the graph's again when the stream gets here, and until then the program cannot free
+ * it once more.
  */
 static CUresult free_later(const struct calls *calls, struct glake__allocation *allocation,
                            CUstream handle)
@@ -189,7 +189,7 @@ static CUresult free_later(const struct calls *calls, struct glake__allocation *
 	               : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* If the shim cannot learn when the stream gets here, or a graph keeps the memory, it waits for it. */
+/* If the shim cannot learn when the stream gets here, or a graph keeps the memory, the thread waits for the stream. */
 static CUresult free_claimed(const struct calls *calls, struct glake__allocation *allocation,
                              CUstream handle)
 {
@@ -210,7 +210,7 @@ static CUresult free_claimed(const struct calls *calls, struct glake__allocation
 	return result;
 }
 
-/* Memory of the driver's cuMemAlloc() is noted; the bytes of its pools are asked for (report.c). */
+/* Memory of the driver's cuMemAlloc() is noted; report.c asks the driver for the bytes of its pools. */
 static CUresult free_by_driver(const struct calls *calls, CUdeviceptr address, CUstream stream)
 {
 	struct driver_usage_entry *entry = shim_is_forked()
@@ -236,7 +236,7 @@ static CUresult free_in_capture(const struct calls *calls, struct glake__allocat
 	return CUDA_SUCCESS;
 }
 
-/* Not found: it may be a graph's, freed before an earlier launch. */
+/* Free memory that the heap does not know. It may be a graph's, and have been freed before an earlier launch. */
 static CUresult free_unknown(const struct calls *calls, CUdeviceptr address, CUstream stream)
 {
 	CUcontext ctx;
@@ -258,7 +258,7 @@ static CUresult free_unknown(const struct calls *calls, CUdeviceptr address, CUs
 	return result;
 }
 
-/* The usual free of a session that stitches. What graphs keep goes the long way, as all does during captures. */
+/* The usual free of a session that stitches. False for memory of graphs and during captures, which take the long way. */
 static bool joins(const struct calls *calls, CUdeviceptr address, CUstream handle)
 {
 	struct glake_stream stream;
@@ -301,7 +301,7 @@ static CUresult free_awake(const struct calls *calls, CUdeviceptr address, CUstr
 	return CUDA_SUCCESS;
 }
 
-/* Of a program that sleeps all streams have come to their end. */
+/* While a program sleeps all its streams are idle, so sleep_free() may free at once. */
 static CUresult free_async(const struct calls *calls, CUdeviceptr address, CUstream stream)
 {
 	if (sleep_free(address)) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Captures of streams: their beginning, their end, and the end of their stream. */
+/* Captures of streams: how they begin and end, also with their stream. */
 #include "glake_order.h"
 #include "shim/capture.h"
 #include "shim/drain.h"
@@ -8,8 +8,8 @@
 #include "shim/order.h"
 
 /*
- * A capture that is about to begin, inside the gate: one that waits there, for as long as it is asleep, is none yet, and
- * whoever is cancelled there leaves none behind.
+ * A capture that is about to begin. It is noted inside the gate: a thread that waits at the gate, perhaps for a whole sleep,
+ * has no capture yet, and leaves none behind if it is cancelled.
  */
 struct beginning {
 	struct gate_thread *thread;
@@ -17,8 +17,8 @@ struct beginning {
 };
 
 /*
- * A graph may have what was freed until now, once it is marked (glake_order.h), and what was freed on this stream can be
- * marked now only. False: the program ends.
+ * Mark memory that was freed until now (glake_order.h), so that the graph may get it; memory freed on this stream cannot be
+ * marked later. False: the program ends.
  */
 static bool begin(struct beginning *beginning, CUstream stream, unsigned flags)
 {
@@ -123,7 +123,7 @@ CUresult shim_cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph)
 	                     real(cuStreamEndCapture_ptsz)(stream, graph));
 }
 
-/* Before the driver's call, which may give the handle to another stream at once. */
+/* Called before the driver's call, which may give the handle to another stream at once. */
 static void forget(CUstream stream)
 {
 	if (shim_is_forked()) {

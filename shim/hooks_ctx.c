@@ -74,7 +74,7 @@ CUresult shim_cuVDPAUCtxCreate_v2(CUcontext *ctx, unsigned flags, CUdevice devic
 struct ending {
 	CUcontext ctx; /* NULL: there is none */
 	unsigned long long id;
-	uint64_t generation; /* that begins with the call */
+	uint64_t generation; /* begins with the call */
 };
 
 /* Called after order_hold_contexts(). ending_settle() lets the contexts again. */
@@ -85,7 +85,7 @@ static void ending_prepare(struct ending *ending)
 	kernels_hide_code();
 }
 
-/* Contexts are let before the parts that ask glaked, so that others can end meanwhile. */
+/* The contexts are let before parts that ask glaked, so that other contexts can end meanwhile. */
 static void ending_settle(const struct ending *ending, bool is_gone)
 {
 	if (is_gone) {
@@ -245,7 +245,7 @@ CUresult shim_cuGreenCtxDestroy(CUgreenCtx handle)
 	if (shim_is_forked() || !context_end_green(handle, &green)) {
 		return real(cuGreenCtxDestroy)(handle);
 	}
-	/* Its streams cannot be marked after it. */
+	/* Streams of the green context cannot be marked after its end. */
 	order_collect(green.primary);
 	struct ending ending = hold_primary(green.device);
 	CUresult result = real(cuGreenCtxDestroy)(handle);

@@ -5,7 +5,7 @@
 #include "shim/connection.h"
 #include "shim/driver_usage.h"
 
-/* Connect, so that glaked sees such a program too. Not in captures: connecting makes CUDA calls. */
+/* Connect, so that glaked sees this program, too. Not during captures, because connecting makes CUDA calls. */
 static void be_seen(void)
 {
 	bool is_refused;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Graphs. What executable ones write to is noted (graphs.h) when they are made and changed, and forgotten when they are
+ * Graphs. Destinations of executable graphs are noted (graphs.h) when they are made and changed, and forgotten when they are
  * destroyed. The driver takes no read-only destination, neither for a node nor for an executable, so a call that names
- * sealed memory gets private copies first, as one that writes there. That is looked at inside the gate, where no memory
- * is sealed meanwhile.
+ * sealed memory gets private copies first, as a call that writes there. Destinations are looked at inside the gate, where no
+ * memory is sealed meanwhile.
  */
 #include "shim/gate.h"
 #include "shim/graphs.h"
@@ -14,10 +14,10 @@
 /* A call that names destinations. */
 struct naming {
 	struct gate_thread *thread; /* NULL: not inside */
-	CUresult result;            /* CUDA_SUCCESS before the driver's call: it may be made */
+	CUresult result;            /* before the driver's call: CUDA_SUCCESS if it may be made */
 };
 
-/* @params: what nodes are to do, or NULL. False: it fails. */
+/* @params: of the nodes, or NULL. False: the call fails. */
 static bool begin(struct naming *naming, const CUgraphNodeParams *params)
 {
 	struct writes_span sealed;
@@ -42,7 +42,7 @@ static CUresult end(const struct naming *naming)
 
 /* ---- parameters -------------------------------------------------------------------------------- */
 
-/* Without its own parameters a node does nothing, and the driver says what is wrong. */
+/* If @copy is NULL the node has no destination, and the driver returns the error. */
 static CUgraphNodeParams of_copy(const CUDA_MEMCPY3D *copy)
 {
 	CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_MEMCPY};
@@ -82,7 +82,7 @@ static CUgraphNodeParams of_graph(CUgraph graph)
 	return params;
 }
 
-/* The driver takes the context of the memory for a set that names none, and knows none of mapped memory. */
+/* For a set without a context the driver takes that of the memory, but mapped memory has none, so it is filled in here. */
 static CUcontext set_ctx(CUcontext ctx, CUdeviceptr dst)
 {
 	struct heap_facts facts;
@@ -125,7 +125,7 @@ CUresult shim_cuGraphAddBatchMemOpNode(CUgraphNode *node, CUgraph graph, const C
 	return end(&naming);
 }
 
-/* What the driver is to be given in place of @params: those, or @own. */
+/* The parameters for the driver: @params, or @own with a context filled in. */
 static CUgraphNodeParams *with_ctx(CUgraphNodeParams *params, CUgraphNodeParams *own)
 {
 	if (!params || params->type != CU_GRAPH_NODE_TYPE_MEMSET || params->memset.ctx) {
@@ -204,8 +204,8 @@ CUresult shim_cuGraphNodeSetParams(CUgraphNode node, CUgraphNodeParams *params)
 /* ---- executables: made ------------------------------------------------------------------------- */
 
 /*
- * What kernels of @exec may write to, and is sealed by itself, becomes private. Looked at when it is noted: who marks memory
- * looks at the notes after that, so one of the two sees the other.
+ * Make private what kernels of @exec may write to and the guard has marked. Called after the notes are made: auto.c marks
+ * first and then looks at the notes, so one of the two sees the other.
  */
 static void judge(struct naming *naming, CUgraphExec exec)
 {
@@ -223,7 +223,7 @@ static bool note_made(CUgraphExec exec, CUgraph graph, unsigned long long flags)
 	        graphs_note_opaque(exec, "it is for the device to launch"));
 }
 
-/* The driver has made *exec of @graph: a handle that may have been another's. */
+/* The driver has made *exec of @graph. The handle may have been another executable's. */
 static CUresult made(struct naming *naming, CUgraphExec *exec, CUgraph graph,
                      unsigned long long flags)
 {
@@ -302,14 +302,14 @@ CUresult shim_cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph
 
 CUresult shim_cuGraphExecDestroy(CUgraphExec exec)
 {
-	/* Before: the driver may give the handle out again at once. */
+	/* Drop the notes before the call, because the driver may give the handle out again at once. */
 	graphs_drop(exec);
 	return real(cuGraphExecDestroy)(exec);
 }
 
 /* ---- executables: changed ---------------------------------------------------------------------- */
 
-/* What @exec is to write to by @node, or (NULL) by all of its nodes, is private, and noted. */
+/* Make private, and note, the destinations of @exec by @node, or (NULL) by all of its nodes. */
 static bool begin_changing(struct naming *naming, CUgraphExec exec, CUgraphNode node,
                            const CUgraphNodeParams *params)
 {

@@ -4,9 +4,9 @@
  * the driver would describe the mapping or the reservation where a program expects its allocation.
  * The shim itself answers whatever differs from memory of cuMemAlloc().
  *
- * A question wakes nobody: whoever looks after a process asks all the time. The driver does not know memory that is
- * asleep, so the shim answers all that is asked of allocations. Of memory that the program maps itself only the driver knows
- * what is asked: it is woken for that.
+ * A question does not wake the process, because monitors ask all the time. The driver does not know memory that is
+ * asleep, so the shim answers all questions about allocations. Only the driver can answer about memory that the program maps
+ * itself, so such a question wakes the process.
  */
 #include <string.h>
 
@@ -17,7 +17,7 @@
 #include "shim/connection.h"
 #include "shim/view.h"
 
-/* Others may allocate and free all the time: then the last answer is as good as any. */
+/* After so many looks the last answer is taken, because others may allocate and free all the time. */
 #define MAX_LOOKS 32
 
 static bool asks_us(void)
@@ -32,8 +32,8 @@ static bool find_facts(CUdeviceptr address, struct heap_facts *facts_out)
 
 /*
  * Freed memory of ours may still be mapped for the next allocation, and free addresses of the
- * window are reserved. The driver would describe both as valid. So it is asked about the first page
- * instead, where nothing ever is.
+ * window are reserved. The driver would describe both as valid. So it is asked about an address
+ * where nothing ever is.
  */
 static CUdeviceptr unless_freed(CUdeviceptr address)
 {
@@ -47,7 +47,7 @@ static CUdeviceptr unless_freed(CUdeviceptr address)
 	return is_freed ? nobodys : address;
 }
 
-/* Memory that no call of the driver has made, as the program sees it: it is in no list of the shim. */
+/* Is it memory that the program has mapped itself? The shim has no list of that. */
 static bool is_unlisted(enum glake__address_kind kind)
 {
 	return kind == GLAKE__PROGRAMS || kind == GLAKE__OWN;
@@ -70,7 +70,7 @@ static bool answer_reserved(CUdeviceptr address, CUpointer_attribute attribute, 
 	return true;
 }
 
-/* Is it asleep, or was it? The driver knows the type of all other memory. */
+/* May @address be asleep? The driver knows the type of memory that is awake. */
 static bool is_unknown_asleep(CUdeviceptr address)
 {
 	unsigned type;
@@ -79,7 +79,7 @@ static bool is_unknown_asleep(CUdeviceptr address)
 	               CUDA_SUCCESS;
 }
 
-/* Before the driver is asked about memory that the shim does not know. False: the program ends. */
+/* Called before the driver is asked about memory that the shim does not know. False: the program ends. */
 static bool wake_unlisted(CUdeviceptr address)
 {
 	return shim_is_forked() || !gate_is_asleep() ||
@@ -88,8 +88,8 @@ static bool wake_unlisted(CUdeviceptr address)
 }
 
 /*
- * Who asks how much is free is about to use the device: what it is to be promised is asked for now. False: that was refused, and
- * so would be its first allocation.
+ * A program that asks how much is free is about to use the device, so connect now, which asks for its promise. False: glaked
+ * refused that, and would refuse the first allocation.
  */
 static bool have_promised(CUdevice device)
 {
@@ -153,7 +153,7 @@ CUresult shim_cuMemGetInfo_v2(size_t *free_out, size_t *total_out)
 	if (!have_promised(device)) {
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	/* Parked memory that is no longer in use becomes warm, and counts as free; while it is asleep, when it wakes. */
+	/* Parked memory that is no longer in use becomes warm, and counts as free; but not while the process sleeps. */
 	if (!gate_is_asleep()) {
 		if (heap_target_here(&target)) {
 			order_collect(target.ctx);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Legacy IPC: see ipc.h. Other handles and addresses are the driver's. */
+/* Legacy IPC (ipc.h). Other handles and addresses are the driver's. */
 #include "shim/ipc.h"
 
 CUresult shim_cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Calls that give memory another name, or a number of it to what is not the program's own VMM: they pin it. */
+/* Calls that give memory another name, or hand its number to a part of the driver outside the program's VMM: they pin it. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,10 +14,10 @@ struct naming {
 	CUdeviceptr address;
 	size_t n_bytes;
 	enum glake__pin pin;
-	bool is_new; /* none of it had the pin */
+	bool is_new; /* no part of it had the pin */
 };
 
-/* What was pinned in part before stays so as a whole: it is private. */
+/* If the call fails the pin is undone, unless a part had it before: then all stays pinned, which is harmless for private memory. */
 static CUresult settle_naming(const struct naming *naming, CUresult result)
 {
 	if (result != CUDA_SUCCESS && naming->is_new) {
@@ -36,7 +36,7 @@ static CUresult begin_naming(struct naming *naming)
 		return CUDA_SUCCESS;
 	}
 	naming->is_new = true;
-	/* Another thread may seal it between the two, again and again. */
+	/* Another thread may seal the memory between the two calls, again and again. */
 	for (int i = 0; i < UNSEAL_TRIES; i++) {
 		CUresult result = writes_unseal_to_name(naming->address, naming->n_bytes);
 		if (result != CUDA_SUCCESS) {
@@ -44,12 +44,12 @@ static CUresult begin_naming(struct naming *naming)
 		}
 		naming->is_new &= !glake__pin_range(naming->address, naming->n_bytes, naming->pin,
 		                                    true);
-		/* What is pinned by now is none any more, and does not become one. */
+		/* Guard memory in a hole cannot be named. Pinned memory does not become a hole. */
 		if (glake__has_guard(naming->address, naming->n_bytes)) {
 			return settle_naming(naming, CUDA_ERROR_INVALID_VALUE);
 		}
 		if (!writes_have_sealed(naming->address, naming->n_bytes)) {
-			/* Nor does glaked keep for an heir what others may write to. */
+			/* Others may write to named memory, so glaked must not keep it for an heir. */
 			int r = glake__elastic_named(naming->address, naming->n_bytes);
 			return r == 0 ? CUDA_SUCCESS
 			              : settle_naming(naming, CUDA_ERROR_OUT_OF_MEMORY);
@@ -76,7 +76,7 @@ CUresult shim_cuMulticastCreate(vmm_handle *handle_out, const CUmulticastObjectP
 	return result == CUDA_SUCCESS ? vmm_admit(*handle_out) : result;
 }
 
-/* A number is no multicast object, and the driver must not look for one there. */
+/* A number is no multicast object, so the driver must not get it as one. */
 CUresult shim_cuMulticastAddDevice(vmm_handle multicast, CUdevice device)
 {
 	return glake__is_number(multicast) ? CUDA_ERROR_INVALID_VALUE
@@ -131,7 +131,7 @@ CUresult shim_cuMulticastBindMem(vmm_handle multicast, size_t offset, vmm_handle
 	if (glake__is_number(handle)) {
 		return bind_number(multicast, offset, handle, handle_offset, n_bytes, flags);
 	}
-	/* Until then a handle of the driver pins the chunk. */
+	/* Until the call returns, the driver's handle pins the chunk. */
 	CUresult result = real(cuMulticastBindMem)(multicast, offset, handle, handle_offset,
 	                                           n_bytes, flags);
 	struct glake__chunk *chunk = result == CUDA_SUCCESS && !shim_is_forked()

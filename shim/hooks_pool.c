@@ -18,7 +18,7 @@ CUresult shim_cuMemPoolCreate(CUmemoryPool *pool_out, const CUmemPoolProps *prop
 	return result;
 }
 
-/* Forgotten before the driver's call, which may give the handle to another pool at once. */
+/* The pool is forgotten before the driver's call, which may give the handle to another pool at once. */
 CUresult shim_cuMemPoolDestroy(CUmemoryPool pool)
 {
 	if (!shim_is_forked()) {
@@ -58,9 +58,9 @@ static uint64_t at_least(uint64_t value, uint64_t least)
 }
 
 /*
- * Free memory that is stitched from serves all pools of the device, and is counted in the one that
- * cuMemAllocAsync() takes from: what PyTorch calls reserved. A pool reserves whole chunks: as with the driver, a small
- * allocation takes its bytes from those that are free.
+ * Free memory for stitching serves all pools of the device, and is counted in the pool that
+ * cuMemAllocAsync() takes from: PyTorch calls that reserved. A pool reserves whole chunks: as with the driver, a small
+ * allocation takes its bytes from free ones.
  */
 static uint64_t reserved_of(const struct cuda_pool *pool, CUmemPool_attribute attribute)
 {
@@ -89,7 +89,7 @@ CUresult shim_cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute att
 	const struct cuda_pool *pool = result == CUDA_SUCCESS ? find(handle) : NULL;
 	uint64_t ours = pool ? ours_of(pool, attribute) : 0;
 	if (ours > 0) {
-		/* All attributes with a part of glaked's have 64 bits. */
+		/* All attributes that glaked has a part in have 64 bits. */
 		*(cuuint64_t *)value += ours;
 	}
 	return result;

@@ -37,7 +37,7 @@ CUresult shim_cuMemCreate(vmm_handle *handle_out, size_t n_bytes,
 	return create_by_driver(handle_out, n_bytes, properties, flags);
 }
 
-/* Released in the map before the driver's call, which may give the number out again at once. */
+/* The handle is released in the map before the driver's call, which may give it out again at once. */
 CUresult shim_cuMemRelease(vmm_handle handle)
 {
 	if (vmm_is_parents(handle)) {
@@ -88,8 +88,8 @@ CUresult shim_cuMemAddressFree(CUdeviceptr address, size_t n_bytes)
 /* ---- mappings --------------------------------------------------------------------------------- */
 
 /*
- * Where the library does not know the place, it does not know what becomes of the memory there: it is pinned, and used
- * until the process ends.
+ * Map a number at a place that the library does not know. The library does not see when the mapping ends, so the memory is
+ * pinned, and counts as used until the process ends.
  */
 static CUresult map_elsewhere(struct glake__number *number, vmm_handle value, CUdeviceptr address,
                               size_t n_bytes)
@@ -171,7 +171,7 @@ CUresult shim_cuMemUnmap(CUdeviceptr address, size_t n_bytes)
 	return result;
 }
 
-/* To write, or from elsewhere than a device: what the CPU may read keeps its place, as no block does. */
+/* Must the memory become private? Yes for access to write, and for access by the CPU, for which memory must stay in place. */
 static bool needs_private(const CUmemAccessDesc *access, size_t n)
 {
 	bool needs = false;
@@ -183,7 +183,7 @@ static bool needs_private(const CUmemAccessDesc *access, size_t n)
 	return needs;
 }
 
-/* Hold what is mapped there. Sealed memory becomes private first if need be. */
+/* Hold the mapping at @address. @is_private: sealed memory becomes private first. */
 static CUresult hold_to_open(CUdeviceptr address, size_t n_bytes, bool is_private,
                              struct glake__mapping **mapping_out)
 {

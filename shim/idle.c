@@ -8,26 +8,26 @@
 #include "proto/clock.h"
 #include "shim/gate.h"
 
-/* For those who are inside to leave. */
+/* The time for threads inside the gate to leave, and for work to end. */
 #define LOOK_NS 1000000u
 /* A program that works does something within this. */
 #define BETWEEN_NS 30000000u
 
-/* One look at a time: a second one would take what the first has seen pass for its own. */
+/* Looks take turns, because a look clears the sign that somebody has passed. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static _Atomic uint64_t since_ns;       /* 0: it works. Written with the lock */
-static uint64_t worked_ns;              /* lock: seen last */
-static idle_wait_fn *_Atomic looked_by; /* the last time */
+static _Atomic uint64_t since_ns;       /* 0: the program works; written with the lock held */
+static uint64_t worked_ns;              /* when it was last seen to work; under the lock */
+static idle_wait_fn *_Atomic looked_by; /* the last look's */
 
 static bool has_work(idle_wait_fn *wait)
 {
 	return gate_was_passed() || (since_ns == 0 && wait(NULL, LOOK_NS) != 0);
 }
 
-/* With the lock. */
+/* Called with the lock held. */
 static void look(idle_wait_fn *wait)
 {
-	/* Nobody passes, and what is done cannot be asked for. */
+	/* Nobody passes a gate that is asleep, and the driver cannot be asked whether work is done. */
 	if (gate_is_asleep()) {
 		return;
 	}

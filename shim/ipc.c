@@ -16,7 +16,7 @@ static const char magic[7] = {'G', 'L', 'K', 'I', 'P', 'C', '2'};
 /* The content of a handle: a region, and an allocation in it. It may be forged. */
 struct ipc_name {
 	char magic[sizeof(magic)];
-	uint8_t n_chunks; /* GLAKE_MAX_PACKET_FDS fits */
+	uint8_t n_chunks; /* at most GLAKE_MAX_PACKET_FDS */
 	uint64_t session;
 	uint64_t first_chunk;
 	uint64_t last_chunk;
@@ -50,7 +50,7 @@ struct opened {
 /* Held while glaked is asked, so that two threads with one handle get one mapping. */
 static pthread_mutex_t opening_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* Held for a few instructions only: questions about pointers take it. Taken after opening_lock. */
+/* Held for a few instructions only, because questions about pointers take it. Inside opening_lock. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct opened *list; /* owned */
 static uint64_t next_id = 1ull << 61;

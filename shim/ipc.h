@@ -18,7 +18,7 @@
 /* Is the handle ours? Other handles are the driver's. */
 bool ipc_is_ours(const CUipcMemHandle *handle);
 
-/* Make a handle. False: @address is in no memory of ours, ask the driver. */
+/* Make a handle. False: @address is in no memory of ours, so the driver must be asked. */
 bool ipc_name(CUdeviceptr address, CUipcMemHandle *handle_out, CUresult *result_out);
 
 /* Map the memory of a handle of ours for @target. */

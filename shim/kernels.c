@@ -22,7 +22,7 @@ static atomic_uint n_kernels;
 
 /* ---- code that ends --------------------------------------------------------------------------- */
 
-/* Calls under way that may unload code, in the low bits; above, how many there were. */
+/* Low bits: the calls under way that may unload code. Above them: how many have unloaded code. */
 #define HIDDEN_MASK 0xffffu
 static _Atomic uint64_t code_now;
 
@@ -33,13 +33,13 @@ void kernels_hide_code(void)
 
 void kernels_show_code(bool is_gone)
 {
-	/* One less there, and perhaps one more above. */
+	/* Subtract 1 from the low bits, and if @is_gone add 1 above them. */
 	atomic_fetch_add(&code_now, is_gone ? (uint64_t)HIDDEN_MASK : UINT64_MAX);
 }
 
 /* ---- what the driver knows of a kernel -------------------------------------------------------- */
 
-/* Libraries of CUDA 12 hand out kernels, which launches take for functions, and other calls do not. */
+/* Libraries of CUDA 12 hand out CUkernels, which launches accept as functions, and other calls do not. */
 struct asked {
 	CUfunction function;
 	bool is_kernel;
@@ -67,7 +67,7 @@ static CUresult ask_param(const struct asked *asked, size_t i, size_t *offset_ou
 	               : real(cuFuncGetParamInfo)(asked->function, i, offset_out, n_bytes_out);
 }
 
-/* The words of a parameter; n is 0 if it can have no pointer. */
+/* The words of a parameter; n is 0 if no pointer fits in. */
 static struct kernel_span span_of(size_t param, size_t offset, size_t n_bytes)
 {
 	size_t begin = (offset + 7) / 8;
@@ -125,7 +125,7 @@ static struct kernel *new_kernel(const struct kernel_span *spans, size_t n_spans
 
 /* ---- what tables know of it ------------------------------------------------------------------- */
 
-/* The parameters, all of them. NULL: the driver does not tell, or there is no memory. */
+/* Read all parameters. NULL: the driver does not tell them, or there is no memory. */
 static struct kernel_known *read_params(const struct asked *asked,
                                         const struct reader_function *function)
 {
@@ -143,7 +143,7 @@ static struct kernel_known *read_params(const struct asked *asked,
 		known->params[known->n_params++] = (struct kernel_param){(uint16_t)offset,
 		                                                         (uint16_t)n_bytes};
 	}
-	/* So the driver says that there is no more. */
+	/* With this error the driver says that there are no more parameters. */
 	if (result != CUDA_ERROR_INVALID_VALUE) {
 		free(known);
 		return NULL;
@@ -162,7 +162,7 @@ static bool is_within(const struct kernel_known *known, unsigned at, unsigned n_
 	return i < known->n_params;
 }
 
-/* A table that names what is not there is of another kernel. */
+/* A table that names bytes beyond the parameters is of another kernel. */
 static bool fits(const struct kernel_known *known)
 {
 	const struct reader_function *function = known->function;
@@ -197,7 +197,7 @@ static void look_up(const struct asked *asked, struct kernel *kernel)
 
 /* ---- asking ----------------------------------------------------------------------------------- */
 
-/* NULL without memory. */
+/* NULL: no memory. */
 static struct kernel *ask_kernel(CUfunction function, uint64_t code)
 {
 	struct asked asked = ask_name(function);
@@ -210,7 +210,7 @@ static struct kernel *ask_kernel(CUfunction function, uint64_t code)
 	}
 	kernel->function = function;
 	kernel->code = code;
-	/* Tables want all of it. */
+	/* A table needs the whole name. */
 	kernel->name = shim_dedup() == SHIM_DEDUP_LEARN
 	                       ? strdup(asked.name)
 	                       : strndup(asked.name, GLAKE_MAX_KERNEL_NAME_BYTES);
@@ -222,7 +222,7 @@ static struct kernel *ask_kernel(CUfunction function, uint64_t code)
 	return kernel;
 }
 
-/* The same; a driver that loads the function now must not end a capture. */
+/* As ask_kernel(), but a driver that loads the function now does not end a capture. */
 static struct kernel *ask_quietly(CUfunction function, uint64_t code)
 {
 	if (!capture_is_any()) {
@@ -245,7 +245,7 @@ static bool is_same(const struct kernel *a, const struct kernel *b)
 
 /* ---- all kernels ------------------------------------------------------------------------------ */
 
-/* Put into @slot what the driver knows now. NULL: no memory, or the slot was taken meanwhile. */
+/* Ask the driver and store the record in @slot. NULL: no memory, or another kernel has taken the slot meanwhile. */
 static struct kernel *learn(_Atomic(struct kernel *) *slot, struct kernel *old, CUfunction function,
                             uint64_t code)
 {
@@ -263,7 +263,7 @@ static struct kernel *learn(_Atomic(struct kernel *) *slot, struct kernel *old, 
 	return kernel;
 }
 
-/* NULL: it is not known; it may be the next time. */
+/* NULL: the kernel is not known; it may be the next time. */
 static struct kernel *find(CUfunction function, uint64_t code)
 {
 	size_t at = (size_t)(((uint64_t)(uintptr_t)function >> 4) * 0x9e3779b97f4a7c15u >> 32);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the driver tells of the program's kernels: their names, and where their parameters are. The driver is asked once for
+ * The program's kernels: their names, and where their parameters are. The driver is asked once for
  * each handle, and again after code may have been unloaded, since a handle may then be another kernel's.
  *
- * Launches read the table without a lock. What is known of a kernel is never freed, because a launch may be reading it.
+ * Launches read the table without a lock. The record of a kernel is never freed, because a launch may be reading it.
  *
  * Ownership: the process. Threads: any.
  */
@@ -18,11 +18,12 @@
 #include "proto/cudrv.h"
 #include "shim/readers.h"
 
-/* Words of 8 bytes of one parameter, as a pointer in a parameter lies. */
+/* Words of 8 bytes of one parameter, aligned as pointers are. */
 struct kernel_span {
 	uint16_t param;
-	uint16_t at;    /* byte of the parameter where the first one is */
-	uint16_t first; /* its number among all words of the kernel's parameters, side by side */
+	uint16_t at; /* byte of the parameter where the first word is */
+	uint16_t
+		first; /* the first word's number among all words of the kernel's parameters, side by side */
 	uint16_t n;
 };
 
@@ -31,7 +32,7 @@ struct kernel_param {
 	uint16_t n_bytes;
 };
 
-/* What a table says of it. */
+/* A kernel that a table knows. */
 struct kernel_known {
 	const struct reader_function *function;
 	size_t n_params;
@@ -39,18 +40,18 @@ struct kernel_known {
 };
 
 /*
- * All but @code and what was seen is written before others know of it. A launch behind other work finds nothing of it
- * in the processor's caches: so it is one piece, of few lines.
+ * All but @code and kernel_seen() is written before other threads can find the record. A launch that follows other work finds
+ * none of it in the processor's caches, so it is one piece, of few cache lines.
  */
 struct kernel {
 	_Alignas(64) CUfunction function;
-	_Atomic uint64_t code;      /* what is known here was right then */
+	_Atomic uint64_t code;      /* kernels.c's code_now when the driver was last asked */
 	char *name;                 /* owned */
 	struct kernel_known *known; /* owned; NULL: no table knows it, or none is wanted */
-	struct image_id image;      /* it is of, if tables are wanted */
+	struct image_id image;      /* unknown if no tables are wanted */
 	uint32_t n_spans;
 	uint32_t n_words;
-	struct kernel_span spans[]; /* behind them kernel_seen() */
+	struct kernel_span spans[]; /* kernel_seen() follows them */
 };
 
 /* A mark for each word, for eyes.c. */
@@ -59,12 +60,12 @@ static inline _Atomic uint32_t *kernel_seen(struct kernel *kernel)
 	return (_Atomic uint32_t *)(void *)(kernel->spans + kernel->n_spans);
 }
 
-/* NULL: it is not known now; it may be the next time. */
+/* NULL: the kernel is not known now; it may be the next time. */
 struct kernel *kernels_find(CUfunction function);
 
 /*
- * What is true now, for one launch whose kernel kernels_find() does not know: the caller's, until kernels_forget(). NULL: the
- * driver does not tell, or there is no memory.
+ * Ask the driver, for one launch whose kernel kernels_find() does not know. The record is the caller's, until
+ * kernels_forget(). NULL: the driver does not tell, or there is no memory.
  */
 struct kernel *kernels_ask(CUfunction function);
 /* NULL is allowed. */
@@ -73,11 +74,11 @@ void kernels_forget(struct kernel *kernel);
 /* False: the driver does not tell where parameters are. */
 bool kernels_are_told(void);
 
-/* Around a call after which handles of functions may be others'; they are if code @is_gone. */
+/* Hide before, and show after, a call that may unload code. @is_gone: it has, and function handles may be other kernels'. */
 void kernels_hide_code(void);
 void kernels_show_code(bool is_gone);
 
-/* All parameters side by side, as cuLaunchKernel() takes them by @extra. False: it says more than that. */
+/* The buffer with all parameters side by side, as cuLaunchKernel() takes it by @extra. False: @extra has other entries. */
 bool kernels_buffer_of(void *const *extra, const char **buffer_out, size_t *n_bytes_out);
 
 #endif

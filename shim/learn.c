@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The theory is in the header. */
+/* learn.h has the theory. */
 #include "shim/learn.h"
 
 #include <pthread.h>
@@ -17,27 +17,27 @@
 #include "shim/learn_functions.h"
 
 #define PATIENCE_NS 10000000000ull
-/* Each costs some microseconds, twice, for each launch. */
+/* The most unnamed candidates that are closed for a launch: each costs some microseconds, twice. */
 #define MAX_CLOSED 16u
-/* So often in a row the work before a launch may not end. */
+/* Learning ends after so many launches in a row for which earlier work does not end. */
 #define MAX_WAITS 3u
 
 /* A part of a candidate. */
 struct part {
-	uint64_t id; /* of the allocation */
+	uint64_t id; /* the allocation's */
 	CUdeviceptr ptr;
 	uint64_t n_bytes;
 	CUdevice device;
 	enum glake__access access; /* during the launch */
-	bool is_named;             /* by it */
+	bool is_named;             /* a word of the launch points into its allocation */
 	bool is_changed;
-	bool is_hole;                        /* it is not mapped: */
-	CUmemGenericAllocationHandle handle; /* this keeps it */
+	bool is_hole;                        /* unmapped for the launch */
+	CUmemGenericAllocationHandle handle; /* keeps the memory of a hole */
 };
 
 /* A word of the launch that points into a candidate. */
 struct named {
-	struct learn_function *function; /* NULL: something else than a kernel writes there */
+	struct learn_function *function; /* NULL: a node of a graph that is no kernel */
 	uint16_t at;
 	CUdeviceptr ptr;
 	uint64_t id;
@@ -46,13 +46,14 @@ struct named {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* held while a launch runs alone */
 static struct part *parts;                               /* owned; by address */
 static size_t n_parts;
-static struct named *named; /* owned: of the launch */
+static struct named *named; /* owned: the words of the launch */
 static size_t n_named;
 static size_t named_capacity;
-static struct learn_function *launched; /* the kernel; NULL: a graph, or it is not known */
+static struct learn_function *launched; /* the kernel; NULL: a graph, or an unknown kernel */
 static bool is_graph;
 static unsigned n_waits;
-static bool unmaps; /* the driver does not take all access away from what is mapped */
+static bool
+	unmaps; /* the driver cannot take all access away from mapped memory, so it is unmapped */
 static bool is_over;
 static bool lacks_memory; /* a word was not noted: the launch is not looked at */
 
@@ -200,7 +201,7 @@ static void plan_named(void)
 	}
 }
 
-/* What the launch may do with each part. Of those that it does not name, another few have their turn each time. */
+/* Decide how the launch may access each part. Unnamed parts are closed a few at a time, in turn. */
 static void plan(void)
 {
 	static size_t next;
@@ -235,7 +236,7 @@ static CUresult set_access(CUdeviceptr ptr, uint64_t n_bytes, CUdevice device,
 	return real(cuMemSetAccess)(ptr, n_bytes, &desc, 1);
 }
 
-/* How many parts from @i on lie side by side and get the same. */
+/* How many parts from @i on lie side by side and get the same access. */
 static size_t run_at(size_t i)
 {
 	size_t n = 1;
@@ -252,7 +253,7 @@ static uint64_t bytes_of(size_t i, size_t n)
 	return parts[i + n - 1].ptr + parts[i + n - 1].n_bytes - parts[i].ptr;
 }
 
-/* Where the driver leaves some access to what is mapped, it is not. */
+/* Unmap a part, where the driver cannot take all access away from mapped memory. */
 static bool unmap(struct part *part)
 {
 	if (real(cuMemRetainAllocationHandle)(&part->handle, (void *)(uintptr_t)part->ptr) !=
@@ -276,7 +277,7 @@ static bool change(struct part *part)
 	       (is_none && unmap(part));
 }
 
-/* Parts side by side by one call; where that does not do, one by one. */
+/* Change adjacent parts by one call, or if that fails one by one. */
 static bool change_run(size_t i, size_t n)
 {
 	bool is_done = parts[i].access == GLAKE__ACCESS_WRITE;
@@ -295,7 +296,7 @@ static bool change_run(size_t i, size_t n)
 	return true;
 }
 
-/* One that is not there any more is not there to be given back. */
+/* Errors are ignored: a part that was freed meanwhile cannot be given back. */
 static void give_back_run(size_t i, size_t n)
 {
 	for (size_t k = i; k < i + n; k++) {
@@ -328,7 +329,7 @@ static void give_back(void)
 	}
 }
 
-/* False: not all could be taken, and all are as before. What is not there any more is dropped. */
+/* False: some access could not be changed, and all is as before. The allocation of the part that failed is dropped. */
 static bool take_away(void)
 {
 	for (size_t i = 0; i < n_parts;) {
@@ -364,7 +365,7 @@ static void set_over(void)
 	wake_or_rest_locked();
 }
 
-/* Nobody else is inside, and all work is done. */
+/* True: nobody else is inside the gate, and all work is done. */
 static bool close_gate(void)
 {
 	if (drain_gate.close(NULL, PATIENCE_NS) < 0) {
@@ -390,7 +391,7 @@ static bool is_any_open(void)
 	return i < n_named || (launched && launched->is_open);
 }
 
-/* The launch is told. Then the gate is closed, and the parts are what it may touch. */
+/* Called when the words of the launch are known. True: the gate is closed, and access is changed for the launch. */
 static bool prepare(void)
 {
 	drop_gone();
@@ -415,7 +416,7 @@ static void begin_turn(struct learn_turn *turn, struct gate_thread *thread)
 	lacks_memory = false;
 }
 
-/* Whoever has closed the gate passes. */
+/* The thread passes the gate that it has closed itself. */
 static void enter_turn(struct learn_turn *turn, struct gate_thread **thread, bool is_told)
 {
 	turn->is_alone = is_told && !is_over && prepare();
@@ -430,7 +431,7 @@ static bool may_be_looked_at(void)
 	return !shim_is_forked() && !capture_is_any() && learn_functions_begin();
 }
 
-/* It is noted, whatever it names. */
+/* Kernels are noted even if no word points to a candidate. */
 static struct learn_function *find_launched(CUfunction function)
 {
 	struct kernel *asked = NULL;
@@ -485,7 +486,7 @@ static bool is_listed(size_t i)
 	return k < i;
 }
 
-/* "0,8"; "-": none. */
+/* Write the offsets of words as "0,8", or "-" if there are none. */
 static void list(char *text, size_t n_text, bool is_granted_only)
 {
 	size_t n = 0;
@@ -517,7 +518,7 @@ static enum glake__access access_at(CUdeviceptr ptr)
 	while (i < n_parts && ptr - parts[i].ptr >= parts[i].n_bytes) {
 		i++;
 	}
-	/* Pages beside the parts are as always. */
+	/* Access to pages beside the parts is never changed. */
 	return i < n_parts ? parts[i].access : GLAKE__ACCESS_WRITE;
 }
 
@@ -553,7 +554,7 @@ static void count(void)
 	}
 }
 
-/* All that was submitted is done, so that this does not wait. */
+/* All submitted work is done, so cuCtxSynchronize() does not wait. */
 static CUresult ask_context(void)
 {
 	CUresult result = real(cuCtxSynchronize)();

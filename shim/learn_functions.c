@@ -16,7 +16,7 @@
 
 #define N_BUCKETS 1024u
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* the driver is not called with it */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* no driver call under it */
 static struct learn_function *buckets[N_BUCKETS];        /* owned */
 static unsigned n_functions;
 static struct learned learned; /* what was known before */
@@ -33,7 +33,7 @@ void learn_tell(const char *format, ...)
 	int n = vasprintf(&line, format, arguments);
 	va_end(arguments);
 	if (n > 0 && write(facts_fd, line, (size_t)n) != n) {
-		/* Half a line says nothing: what follows would not be true without it. */
+		/* Without this line later ones would be wrong, so learning ends. */
 		is_over = true;
 	}
 }
@@ -82,7 +82,7 @@ static unsigned bucket_of(const char *name)
 	return hash % N_BUCKETS;
 }
 
-/* What cannot stand in a table is of an image that is not known. */
+/* A function that cannot be named in a table gets an unknown image. */
 static bool can_be_named(const struct kernel *kernel)
 {
 	return kernel->image.kind != IMAGE_UNKNOWN && learned_is_name(kernel->name);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What is known of functions while they are learned (learn.h), and the file that is told what is new:
- * $GLAKE_LEARN_FACTS. $GLAKE_LEARN_STATE has what was known before (learned.h).
+ * The functions that are learned (learn.h). New findings are written to $GLAKE_LEARN_FACTS; $GLAKE_LEARN_STATE has earlier
+ * ones (learned.h).
  *
- * A function is known by its image and name. What cannot stand in a table is of an image that is not known.
+ * A function is known by its image and name. A function whose name cannot stand in a table gets an unknown image.
  *
- * Lifetime: functions stay. Threads: any, but for words: of one at a time.
+ * Lifetime: functions stay. Threads: any, but only one at a time for words.
  */
 #ifndef GLAKE_SHIM_LEARN_FUNCTIONS_H
 #define GLAKE_SHIM_LEARN_FUNCTIONS_H
@@ -20,8 +20,8 @@
 
 struct learn_word {
 	uint16_t at;      /* byte of the parameters */
-	bool may_write;   /* through it, as was found before, or to find it out */
-	bool has_written; /* it could, and that was told */
+	bool may_write;   /* it was found to write, or this run tries whether it does */
+	bool has_written; /* a launch that could write through it was told */
 	uint64_t n_read;
 };
 
@@ -29,7 +29,7 @@ struct learn_function {
 	struct image_id image;
 	char *name; /* owned */
 	unsigned number;
-	bool is_open; /* it may touch anything */
+	bool is_open; /* the function may touch anything */
 	uint64_t n_alone;
 	size_t n_words;
 	struct learn_word *words;    /* owned */
@@ -41,23 +41,23 @@ static inline bool learn_is_wanted(void)
 	return shim_policy()->dedup == SHIM_DEDUP_LEARN;
 }
 
-/* Is there anybody to tell? */
+/* Open the files, the first time. False: nothing is learned. */
 bool learn_functions_begin(void);
 
-/* What was found, a line: it is written before this returns, since the program may end at any time. */
+/* Write a line with a finding. It is in the file when this returns, since the program may end at any time. */
 void learn_tell(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* NULL: no memory, or nothing is learned. */
 struct learn_function *learn_function_of(const struct kernel *kernel);
 
-/* NULL: nothing is known of it, or (get) no memory. Until the next one is got. */
+/* NULL: nothing is known of the word, or (get) no memory. The word is valid until the next get. */
 struct learn_word *learn_find_word(struct learn_function *function, uint16_t at);
 struct learn_word *learn_get_word(struct learn_function *function, uint16_t at);
 
-/* One more. True: it has doubled, and is to be told. */
+/* Count one more. True: the count has doubled, and is to be told. */
 bool learn_counts_up(uint64_t *n);
 
-/* Graphs are not to be looked at: one has faulted. */
+/* Has a graph faulted, so that graphs are not looked at? */
 bool learn_graphs_are_open(void);
 
 #endif

@@ -30,7 +30,7 @@ static int compare(const struct learned_function *function, const struct image_i
 	return order ? order : strcmp(function->name, name);
 }
 
-/* Where it is, or would be. */
+/* The index of the function, or of the place where it would be. */
 static size_t place_of(const struct learned *learned, const struct image_id *image,
                        const char *name)
 {
@@ -182,10 +182,10 @@ struct parser {
 	struct learned *learned;
 	struct image_id image;
 	bool has_image;
-	struct learned_function *function; /* borrowed: the last one */
+	struct learned_function *function; /* borrowed: that of the last `function` line */
 };
 
-/* "COUNT TEXT" */
+/* Parse "COUNT TEXT". */
 static int on_line_of(struct learned_lines *lines, const char *text)
 {
 	char *rest;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What `glake learn` knows so far: its state file. The shim reads in it what kernels may write to while more is learned
- * (learn.h); `glake learn` adds what a run has found, and makes a table of readers of it.
+ * The state file of `glake learn`: all that it has found so far. The shim reads there which words kernels may write through
+ * while more is learned (learn.h); `glake learn` adds the findings of each run, and makes a table of readers.
  *
  *     glake-learned 1
  *     ran COUNT TEXT              a program, and how often
@@ -9,12 +9,12 @@
  *     graphs open                 a graph faulted: graphs are not looked at
  *     image build-id HEX offset 0xHEX, or: image digest HEX bytes N, or: image unknown
  *     function NAME
- *       alone COUNT               launches in which it touched nothing that it did not name
+ *       alone COUNT               launches in which it touched nothing but named memory
  *       read OFFSET COUNT         launches in which it wrote nothing through this word
  *       wrote OFFSET              it writes through this word
- *       tried OFFSET              that it could write through this word alone did not help
- *       trying OFFSET             the next run finds out whether that helps
- *       open WHY                  it touches what it does not name
+ *       tried OFFSET              write access through this word alone did not prevent the fault
+ *       trying OFFSET             the next run tries whether that prevents it
+ *       open WHY                  it touches memory that it does not name
  *
  * Owner: the caller. Lifetime: init to deinit. Threads: one.
  */
@@ -39,7 +39,7 @@ struct learned_word {
 struct learned_function {
 	struct image_id image;
 	char *name; /* owned */
-	char *open; /* owned: why; NULL: it is not */
+	char *open; /* owned: why the function is open; NULL: it is not */
 	uint64_t n_alone;
 	size_t n_words;
 	struct learned_word *words; /* owned; by offset */
@@ -64,23 +64,23 @@ struct learned {
 	struct learned_lines on;
 };
 
-/* What can stand in a table: a function's name, and a word's offset. */
+/* Can this name of a function, or this offset of a word, stand in a table? */
 bool learned_is_name(const char *name);
 bool learned_is_offset(uint64_t at);
 
 void learned_deinit(struct learned *learned);
 
 /*
- * Add what the text says. 0; -EINVAL: *error_out says what is wrong; -ENOMEM.
+ * Add the content of the text. 0; -EINVAL: *error_out says what is wrong; -ENOMEM.
  */
 int learned_parse(struct learned *learned, char *text, struct readers_error *error_out);
 
-/* The same of a file. -errno, with *error_out; a file that is not there has nothing. */
+/* As learned_parse(), for a file; also -errno, with *error_out. A missing file counts as empty. */
 int learned_read(struct learned *learned, const char *path, struct readers_error *error_out);
 
 void learned_write(const struct learned *learned, FILE *file);
 
-/* NULL: there is none, or (get) no memory. */
+/* NULL: the function is not known, or (get) no memory. */
 struct learned_function *learned_find(const struct learned *learned, const struct image_id *image,
                                       const char *name);
 struct learned_function *learned_get(struct learned *learned, const struct image_id *image,

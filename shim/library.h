@@ -17,15 +17,16 @@
 
 struct shim_library {
 	const char *soname;
-	const char *variable; /* of the environment: a path, taken instead of looking */
-	const char *symbol;   /* that every one has */
-	const char *ours;     /* symbol that only the preload library has */
+	const char
+		*variable;  /* environment variable with a path; if set, nothing else is searched */
+	const char *symbol; /* a symbol that every such library has */
+	const char *ours;   /* a symbol that only the preload library has */
 };
 
 extern const struct shim_library shim_library_cuda;
 extern const struct shim_library shim_library_nvml;
 
-/* True: @path is it, the search ends. */
+/* True: @path is accepted, and the search ends. */
 typedef bool (*shim_library_fn)(void *user, const char *path);
 
 /*
@@ -36,7 +37,7 @@ typedef bool (*shim_library_fn)(void *user, const char *path);
 bool shim_library_find(const struct shim_library *library, shim_library_fn accept, void *user);
 
 /*
- * Open the first that can be opened and is neither ours, which has @self in it, nor a copy of ours.
+ * Open the first library that can be opened and is neither ours, which has @self in it, nor a copy of ours.
  * Returns a handle of dlopen() and its path, or NULL and "".
  */
 void *shim_library_open(const struct shim_library *library, const void *self,

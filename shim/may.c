@@ -19,7 +19,7 @@
 /* Devices that read and write GPU memory past its page tables. Paths begin with these. */
 static const char *const bypasses[] = {"/dev/infiniband/uverbs", "/dev/gdrdrv", "/dev/nvidia-fs"};
 
-/* Static; NULL: @path is none of them. */
+/* The bypass that @path begins with, static; NULL: none. */
 static const char *find_bypass(const char *path)
 {
 	for (size_t i = 0; path && i < sizeof(bypasses) / sizeof(bypasses[0]); i++) {
@@ -88,9 +88,9 @@ static bool is_mps_client(void)
 	return is_client != 0;
 }
 
-/* A program with more is not looked at. */
+/* Contexts of a program with more are not checked. */
 #define MAX_CONTEXTS 256u
-/* For another thread that ends a context. */
+/* The longest wait for another thread that ends a context. */
 #define PATIENCE_NS 200000000u
 
 struct contexts {
@@ -122,8 +122,8 @@ static bool find_contexts(struct contexts *contexts)
 }
 
 /*
- * A part of the program may have opened the driver by its path, and calls it past the gate. Contexts that it makes so
- * show when memory is allocated in them by others. Memory from before a context ended may be of that one.
+ * A part of the program may have opened the driver by its path, and call it past the gate. A context that it has made so
+ * shows when others allocate memory in it. Memory from before a context ended does not count, as it may be that context's.
  */
 static bool has_unseen_context(struct glake_session *session)
 {
@@ -132,7 +132,7 @@ static bool has_unseen_context(struct glake_session *session)
 	       !glake__candidates_are_in(session, contexts.all, contexts.n, contexts.generation);
 }
 
-/* What both want: all writes come from work that the shim sees. */
+/* Checks for both: all writes must come from work that the shim sees. */
 static int may_change(struct glake_session *session, char *why, size_t n_why)
 {
 	const char *bypass = find_open_bypass();

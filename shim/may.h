@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whether somebody outside may have the program sealed, or put to sleep: not one that may do more harm by a fault, or by a write
- * that nobody sees.
+ * Whether somebody outside may have the program sealed, or put to sleep. The answer is no for a program whose fault may harm
+ * others, and for one that may write past the shim.
  *
  * Threads: any. Looks at the process's open files and mappings, and at the contexts of the session's memory.
  */
@@ -12,7 +12,7 @@
 
 struct glake_session;
 
-/* 0, or -EPERM or -EBUSY with the reason in @why. */
+/* Returns 0, or -EPERM or -EBUSY with the reason in @why. */
 int may_seal(struct glake_session *session, char *why, size_t n_why);
 int may_sleep(struct glake_session *session, char *why, size_t n_why);
 

@@ -6,7 +6,7 @@
 #include "proto/clock.h"
 #include "shim/context.h"
 
-/* Between two tries to hold the contexts. */
+/* The pause between two tries to hold the contexts. */
 #define HOLD_PAUSE_NS 20000
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -111,7 +111,7 @@ int order_alloc_async(const struct glake_stream *stream, struct cuda_pool *pool,
 	if (glake__pool_serves(&tag, n_bytes) && heap_alloc_warm(&target, n_bytes, address_out)) {
 		return 0;
 	}
-	/* Nothing of a pool is parked whole. */
+	/* Memory of a pool is never parked whole, so this finds only other memory. */
 	struct glake__allocation *parked = glake_order_take(order, stream,
 	                                                    glake__heap_round(n_bytes));
 	if (parked) {

@@ -10,9 +10,9 @@
 
 #include "shim/heap.h"
 
-/* Has a legacy default stream come to its end (glake_order.h)? Until it is set, none has. */
+/* Is all work of a legacy default stream done (glake_order.h)? Until order_set_calls(): no. */
 typedef bool order_idle_fn(CUstream stream);
-/* Does a graph keep the claimed allocation, which streams are done with (graphmem.h)? Until it is set, none does. */
+/* Does a graph keep the claimed allocation, which streams are done with (graphmem.h)? Until order_set_calls(): no. */
 typedef bool order_keep_fn(struct glake__allocation *allocation);
 void order_set_calls(order_idle_fn *ask, order_keep_fn *keep);
 
@@ -31,7 +31,7 @@ int order_alloc(const struct heap_target *target, uint64_t n_bytes, CUdeviceptr 
 /* For an allocation on @handle, which is not captured: if glaked refuses, it may wait for another stream. */
 struct glake__wait order_wait_on(CUstream handle, unsigned flags);
 
-/* The same in stream order, from @pool: memory that is parked on @stream is used at once. */
+/* As order_alloc(), in stream order and from @pool: memory that is parked on @stream is used at once. */
 int order_alloc_async(const struct glake_stream *stream, struct cuda_pool *pool, uint64_t n_bytes,
                       struct glake__wait *wait, CUdeviceptr *address_out);
 
@@ -40,21 +40,21 @@ bool order_free(CUstream handle, unsigned flags, const struct glake_stream *stre
                 struct glake__allocation *allocation);
 
 /*
- * The same of one that a graph keeps: none of it serves before the stream is there.
+ * As order_free(), for an allocation that a graph keeps: no part of it serves others before the stream gets here.
  */
 bool order_free_whole(CUstream handle, unsigned flags, const struct glake_stream *stream,
                       struct glake__allocation *allocation);
 
-/* @handle, which is not captured, is given a wait for a word that somebody writes later: it lends nothing any more. */
+/* @handle, which is not captured, gets a wait for a word that somebody writes later. From now on the stream lends no memory. */
 void order_stream_waits(CUstream handle, unsigned flags);
 
-/* @handle is about to be destroyed, or captured: no thread uses it here, until memory is freed there. */
+/* @handle is about to be destroyed or captured: no event is recorded on it any more, until memory is freed there again. */
 void order_stream_ends(CUstream handle, bool is_captured);
 
 /* Give parked memory of @ctx, which does not end meanwhile, back to the heap if it is no longer in use. */
 void order_collect(CUcontext ctx);
 
-/* The same for all contexts. The thread may have any current context, or none. */
+/* As order_collect(), for all contexts. The thread may have any current context, or none. */
 void order_collect_all(void);
 
 /*
@@ -64,7 +64,7 @@ void order_collect_all(void);
  * and no work uses the memory any more.
  */
 void order_hold_contexts(void);
-/* The same, but give up at @deadline_ns. False: another thread held them, or the driver is too old. */
+/* As order_hold_contexts(), up to @deadline_ns. False: another thread held them, or the driver is too old. */
 bool order_try_hold_contexts(uint64_t deadline_ns);
 void order_let_contexts(void);
 void order_hide_ctx(CUcontext ctx);

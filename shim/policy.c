@@ -9,7 +9,7 @@
 
 static struct shim_policy policy;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static atomic_int told = SHIM_DEDUP_UNTOLD; /* enum shim_dedup: the tenant's word */
+static atomic_int told = SHIM_DEDUP_UNTOLD; /* enum shim_dedup: the tenant's choice */
 
 static bool is_set_to(const char *name, const char *value)
 {
@@ -17,7 +17,7 @@ static bool is_set_to(const char *name, const char *value)
 	return found && strcmp(found, value) == 0;
 }
 
-/* What the program says. Words that nobody knows are as good as off. */
+/* The program's choice. An unknown word counts as off. */
 static enum shim_dedup read_dedup(void)
 {
 	static const struct {

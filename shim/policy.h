@@ -10,13 +10,13 @@
 
 #include <stdbool.h>
 
-/* GLAKE_DEDUP: what becomes one copy without anybody asking. If it is not there, the tenant's word counts. */
+/* GLAKE_DEDUP: whether memory is sealed without anybody asking. If it is not set, the tenant's choice counts. */
 enum shim_dedup {
-	SHIM_DEDUP_UNTOLD,   /* nothing yet: glaked has not been asked for the tenant's word */
-	SHIM_DEDUP_ASKED,    /* nothing; or, with off, nothing at all */
-	SHIM_DEDUP_AUTO,     /* what only kernels that tables know are launched beside */
-	SHIM_DEDUP_OBSERVED, /* the same, and others are taken to hide no pointers */
-	SHIM_DEDUP_LEARN,    /* nothing: it is found out which kernels read (learn.h) */
+	SHIM_DEDUP_UNTOLD,   /* no, as long as glaked has not told the tenant's choice */
+	SHIM_DEDUP_ASKED,    /* no; also GLAKE_DEDUP=off */
+	SHIM_DEDUP_AUTO,     /* yes, while all launched kernels are in tables */
+	SHIM_DEDUP_OBSERVED, /* yes; kernels that are in no table are taken to hide no pointers */
+	SHIM_DEDUP_LEARN,    /* no: the process finds out which kernels read (learn.h) */
 };
 
 struct shim_policy {
@@ -25,16 +25,16 @@ struct shim_policy {
 	bool owns_alloc;       /* GLAKE_SHIM_OWN: cuMemAlloc and its family */
 	bool owns_async;       /* GLAKE_SHIM_OWN: cuMemAllocAsync and its family */
 	bool owns_vmm;         /* GLAKE_SHIM_OWN: cuMemCreate and its family */
-	enum shim_dedup dedup; /* as the program says it; see shim_dedup() */
+	enum shim_dedup dedup; /* the program's choice; see shim_dedup() */
 	bool stitches;         /* GLAKE_ALLOC=stitch: memory in stream order is stitched */
 	bool says_refused;     /* GLAKE_SHIM_SAY=refused: why memory is refused, on stderr */
 };
 
 const struct shim_policy *shim_policy(void);
 
-/* What holds now. Out of SHIM_DEDUP_UNTOLD it goes once, with the first session, and then stays. */
+/* The choice in force. It leaves SHIM_DEDUP_UNTOLD once, with the first session, and then stays. */
 enum shim_dedup shim_dedup(void);
-/* Of the tenant of a session that begins. The first one counts. */
+/* Tell the choice of the tenant when a session begins. The first one counts. */
 void shim_dedup_tell(enum shim_dedup of_tenant);
 
 /* Does any memory come from glaked? If not, the driver's own view is correct. */

@@ -12,7 +12,7 @@
 struct pair {
 	CUcontext maker;
 	CUcontext reader;
-	uint64_t generation; /* of both */
+	uint64_t generation; /* of maker and reader */
 	struct pair *next;   /* link: pairs */
 };
 
@@ -107,7 +107,7 @@ bool quiesce_add_reader(CUcontext maker, CUcontext reader)
 	pthread_mutex_lock(&lock);
 	struct pair **link = link_of(maker, reader);
 	if (*link) {
-		/* From contexts that have ended, or from before access was given again. */
+		/* The older pair is of contexts that have ended, or access was given twice. */
 		drop(link);
 	}
 	pair->next = pairs;

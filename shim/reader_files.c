@@ -27,7 +27,7 @@ static int refuse(struct readers_error *error, int code, const char *why)
 	return code;
 }
 
-/* Of root alone: they are for programs of all users. */
+/* Files and folders must be root's alone, because they are for programs of all users. */
 static int explain(struct readers_error *error, int code, const char *why, bool is_folder)
 {
 	if (code == -EFBIG) {
@@ -43,7 +43,7 @@ static int explain(struct readers_error *error, int code, const char *why, bool 
 	                      : "it counts only if root owns it and nobody else may write to it");
 }
 
-/* By its name in the folder, which was looked at before. */
+/* Read a file of @folder, which was checked before. */
 static int read_at(int folder, const char *name, uid_t owner, struct readers **readers_out,
                    struct readers_error *error_out)
 {
@@ -110,7 +110,7 @@ static void read_folder(const char *path)
 	free(entries);
 }
 
-/* "": the library's path is not known. */
+/* The package's folder; "": the library's path is not known. */
 static void find_packaged(char folder_out[PATH_MAX])
 {
 	Dl_info info;
@@ -140,7 +140,7 @@ static void read_all(void)
 /* ---- glaked's --------------------------------------------------------------------------------- */
 
 static struct readers *given[MAX_FILES];
-static atomic_size_t n_given; /* those below are written, and stay */
+static atomic_size_t n_given; /* tables below this index are written, and stay */
 
 bool reader_files_wants(void)
 {

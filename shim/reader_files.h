@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The tables of readers that count here: glaked's, then files NAME.readers of the administrator's folder, /etc/glake/readers.d,
- * and of the package's, readers.d beside the preload library. $GLAKE_READERS names one folder instead of all. What the first
- * table says of a function counts, in this order and then that of names.
+ * The tables of readers that this process uses: glaked's, then files NAME.readers of the administrator's folder,
+ * /etc/glake/readers.d, then of the package's, readers.d beside the preload library. $GLAKE_READERS names one folder instead of
+ * all. The first table with a function counts, in this order, and within a folder in the order of names.
  *
- * A file counts only if root owns it and nobody else may write to it; so does a folder. A table that is not so, or that has
- * an error, counts as if it were not there: a program under the shim gets no message. `glake readers` tells. glaked's tables
- * are trusted as glaked is, which owns the memory: it has looked at who may write to them.
+ * Files and folders count only if root owns them and nobody else may write to them. Other tables, and tables with
+ * an error, are ignored: a program under the shim gets no message, but `glake readers` tells. glaked's tables
+ * are trusted as glaked is, which owns the memory: it has checked who may write to them.
  *
  * Lifetime: read once, and kept. Threads: any.
  */
@@ -17,15 +17,15 @@
 
 #include "shim/readers.h"
 
-/* NULL: it is in no table. What it returns stays. */
+/* NULL: the function is in no table. The result stays valid. */
 const struct reader_function *reader_files_find(const struct image_id *image, const char *name);
 
-/* Are glaked's wanted? Not if there are some already, or $GLAKE_READERS is there. */
+/* Are glaked's tables wanted? Not if there are some already, or $GLAKE_READERS is set. */
 bool reader_files_wants(void);
 
 /*
- * glaked's, each text with a NUL at its end. False: none of them counts, or others are there already. What was known of kernels
- * is old afterwards: kernels.h. One thread at a time: that which connects.
+ * Take glaked's tables, each text with a NUL at its end. False: none of them counts, or others are there already. Afterwards
+ * kernels have to be asked for again (kernels.h). One thread at a time: the one that connects.
  */
 bool reader_files_take(const char *text, size_t n_bytes);
 

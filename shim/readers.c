@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The format of tables. Whatever is not understood is an error: a reader that is guessed is a fault of the program. */
+/* The format of tables. Anything that is not understood is an error, because a wrong reader makes a program fault. */
 #include "shim/readers.h"
 
 #include <errno.h>
@@ -23,7 +23,7 @@ struct parser {
 	struct image_id image;
 	bool has_header;
 	size_t capacity;
-	size_t word_capacity; /* of the last function */
+	size_t word_capacity; /* the last function's */
 };
 
 __attribute__((format(printf, 2, 3))) static int fail(struct parser *parser, const char *format,
@@ -44,7 +44,7 @@ static bool is_space(char c)
 	return c == ' ' || c == '\t';
 }
 
-/* Cuts @line in place. A token that begins with " ends with one. -1: there are too many, or one has no end. */
+/* Cuts @line in place. A token that begins with " ends with one. -1: there are too many tokens, or one has no end. */
 static int cut(char *line, char *tokens[MAX_TOKENS])
 {
 	int n = 0;
@@ -105,7 +105,7 @@ static bool parse_number(const char *text, uint64_t max, uint64_t *value_out)
 	return value <= max;
 }
 
-/* Small letters, whole bytes. */
+/* Parse hexadecimal digits: small letters, whole bytes. */
 static bool parse_bytes(const char *text, struct image_id *image)
 {
 	size_t n = strlen(text);
@@ -149,7 +149,7 @@ static int on_for(struct parser *parser, char **tokens, int n)
 	return parser->readers->what_for ? 0 : -ENOMEM;
 }
 
-/* The words of "build-id HEX offset NUMBER" or "digest HEX bytes NUMBER". Its kind; -1: the bytes are wrong, -2: the number is. */
+/* Parse "build-id HEX offset NUMBER" or "digest HEX bytes NUMBER". Returns the kind; -1: the bytes are wrong, -2: the number. */
 static int read_image(const char *const *words, struct image_id *image_out)
 {
 	*image_out = (struct image_id){.kind = IMAGE_UNKNOWN};
@@ -228,7 +228,7 @@ static int on_function(struct parser *parser, char **tokens, int n, bool is_opaq
 	return 0;
 }
 
-/* "u32 24 = 0" */
+/* Parse a condition like "u32 24 = 0". */
 static int parse_condition(struct parser *parser, char **tokens, struct reader_condition *out)
 {
 	uint64_t at;
@@ -274,7 +274,7 @@ static int add_word(struct parser *parser, const struct reader_word *word)
 	return 0;
 }
 
-/* reads OFFSET [if CONDITION [and CONDITION]...] */
+/* Parse "reads OFFSET [if CONDITION [and CONDITION]...]". */
 static int on_reads(struct parser *parser, char **tokens, int n)
 {
 	const struct reader_function *function = last_of(parser->readers);

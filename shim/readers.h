@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tables of readers: what is known of kernels, so that a launch can be judged before it is submitted. The format is that of
+ * Tables of readers: facts about kernels, by which a launch is judged before it is submitted. The format is that of
  * glake-readers(5):
  *
  *     glake-readers 1
@@ -25,15 +25,15 @@
 
 #define READERS_MAX_TEXT_BYTES (16u << 20)
 #define READERS_MAX_CONDITIONS 4u
-/* Of the parameters of a kernel: 32 KiB less 4 bytes, since CUDA 12.1. */
+/* The most bytes of a kernel's parameters: 32 KiB less 4 bytes, since CUDA 12.1. */
 #define READERS_MAX_PARAM_BYTES 32764u
 #define READERS_MAX_ID_BYTES 32u
 
-/* Which code it is. Zeroed behind what is used, so that two can be compared as bytes. */
+/* The identity of code. Unused bytes are 0, so that two can be compared as bytes. */
 enum image_kind {
 	IMAGE_UNKNOWN,
-	IMAGE_IN_FILE,   /* of a loaded file, by its build-id and an offset in it */
-	IMAGE_IN_MEMORY, /* by its digest and length */
+	IMAGE_IN_FILE,   /* in a loaded file: the file's build-id and the offset */
+	IMAGE_IN_MEMORY, /* in memory: digest and length */
 };
 
 struct image_id {
@@ -43,7 +43,7 @@ struct image_id {
 	uint8_t bytes[READERS_MAX_ID_BYTES];
 };
 
-/* As the table has it: "build-id HEX offset 0xHEX". */
+/* The longest text of an image, as in a table: "build-id HEX offset 0xHEX". */
 #define IMAGE_TEXT_BYTES 128u
 void image_to_text(const struct image_id *image, char text_out[IMAGE_TEXT_BYTES]);
 
@@ -77,16 +77,16 @@ struct readers {
 };
 
 struct readers_error {
-	unsigned line; /* 0: of the whole file */
+	unsigned line; /* 0: the whole file */
 	char text[160];
 };
 
-/* 0; -EINVAL: *error_out says what is wrong; -ENOMEM. */
+/* Returns 0; -EINVAL: *error_out says what is wrong; -ENOMEM. */
 int readers_parse(const char *text, size_t n_bytes, struct readers **readers_out,
                   struct readers_error *error_out);
 void readers_free(struct readers *readers);
 
-/* NULL: it is not in the table. */
+/* NULL: the function is not in the table. */
 const struct reader_function *readers_find(const struct readers *readers,
                                            const struct image_id *image, const char *name);
 

@@ -25,7 +25,7 @@ bool record_is_on;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct tape tapes[SHIM_MAX_DEVICES];
-/* A copy, because programs write over their environment. */
+/* The path is a copy, because programs write over their environment. */
 static char base_path[PATH_MAX - 32];
 
 __attribute__((constructor)) static void begin(void)
@@ -77,7 +77,7 @@ static bool write_all(int fd, const char *text, size_t n_bytes)
 	return true;
 }
 
-/* In a folder of all, others may have put something there: a link, a pipe, or a file that they can read. */
+/* False: in a folder for all users, another one may have made a link, a pipe, or a file that it can read. */
 static bool is_ours(int fd)
 {
 	struct stat status;
@@ -85,7 +85,7 @@ static bool is_ours(int fd)
 	       status.st_nlink == 1;
 }
 
-/* Empty, or, with @has_file, as this process has left it. Returns -1 if that is not to be had. */
+/* Open the file, empty, or with @has_file as this process has left it. Returns -1 if that fails. */
 static int open_file(const char *path, bool has_file)
 {
 	const int how = O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
@@ -101,7 +101,7 @@ static int open_file(const char *path, bool has_file)
 	return -1;
 }
 
-/* Opened each time: a program may close all files that it does not know, and reuse their numbers. */
+/* Opens the file each time, because a program may close all files that it does not know, and reuse their numbers. */
 static void write_tape(struct tape *tape, size_t device)
 {
 	char path[PATH_MAX];
@@ -149,7 +149,7 @@ __attribute__((destructor)) static void end(void)
 
 /* ---- events ----------------------------------------------------------------------------------- */
 
-/* @n_bytes 0: a free. */
+/* @n_bytes: 0 for a free. */
 static void add(CUdevice device, CUdeviceptr address, uint64_t n_bytes, uint64_t stream)
 {
 	cleanup_cancel int cancel = cancel_disable();

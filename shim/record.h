@@ -4,7 +4,7 @@
  * FILE.PID for device 0 and FILE.PID.N for device N. FILE is GLAKE_SHIM_RECORD. Off without it.
  *
  * Events are kept until there are many of them, some time has gone by (service.c), or the process
- * exits. What cannot be written is counted and forgotten.
+ * exits. Events that cannot be written are counted and dropped.
  *
  * Ownership: the process. Threads: any.
  */
@@ -21,7 +21,7 @@ extern bool record_is_on;
 void record_add_alloc(CUdevice device, CUdeviceptr address, uint64_t n_bytes, uint64_t stream);
 void record_add_free(CUdevice device, CUdeviceptr address, uint64_t stream);
 
-/* The call has allocated. @stream is the driver's id, 0 for memory in no stream's order. */
+/* Record an allocation, after it is made. @stream is the driver's id, 0 for memory in no stream's order. */
 static inline void record_alloc(CUdevice device, CUdeviceptr address, uint64_t n_bytes,
                                 uint64_t stream)
 {
@@ -30,7 +30,7 @@ static inline void record_alloc(CUdevice device, CUdeviceptr address, uint64_t n
 	}
 }
 
-/* Before the memory goes: another thread may have the address at once. */
+/* Record a free, before it happens: another thread may get the address at once. */
 static inline void record_free(CUdevice device, CUdeviceptr address, uint64_t stream)
 {
 	if (record_is_on) {
@@ -38,7 +38,7 @@ static inline void record_free(CUdevice device, CUdeviceptr address, uint64_t st
 	}
 }
 
-/* Write what there is. */
+/* Write all kept events. */
 void record_flush(void);
 
 #endif

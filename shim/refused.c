@@ -14,10 +14,10 @@
 #define QUIET_NS 1000000000ull
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static uint64_t said_ns; /* under the lock, as the next; 0: never */
+static uint64_t said_ns; /* 0: never; under the lock, as n_unsaid */
 static uint64_t n_unsaid;
 
-/* Returns whether this one is said, and how many were not since the last. */
+/* Returns whether this refusal is reported, and how many were not since the last one that was. */
 static bool take_turn(uint64_t *n_unsaid_out)
 {
 	uint64_t now_ns = clock_now_ns();

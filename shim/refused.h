@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * With GLAKE_SHIM_SAY=refused: a line on stderr when the program is refused memory, with glaked's reason. The program itself
- * gets a code without a text. At most one line a second; the next one says how many there were between.
+ * gets a code without a text. At most one line is written a second; the next one says how many refusals came between.
  *
  * Threads: any.
  */

@@ -21,7 +21,7 @@ static uint64_t graph_bytes(CUdevice device)
 	return n_bytes;
 }
 
-/* Contexts are held: asking about a device whose context has ended could create a new one. */
+/* Contexts are held across the driver's calls, because asking about a device whose context has ended could create a new one. */
 static struct glake__driver_memory describe(CUdevice device, uint32_t index)
 {
 	struct glake__driver_memory memory = {

@@ -17,8 +17,8 @@
 void report_program(struct connection *connection);
 
 /*
- * Exported, for the library that stands before NVML in the same process: glaked hears now of memory that the program
- * has freed. Any thread. Blocks until glaked answers.
+ * Tell glaked now about memory that the program has freed. Exported for glake's NVML library in the same process.
+ * Any thread. Blocks until glaked answers.
  */
 void glake_shim_tell(void);
 

@@ -34,7 +34,7 @@ static const char *const names[] = {
 };
 #define N_NAMES n_elements(names)
 
-/* trampolines.S: in the order of names. */
+/* The tables of trampolines.S, in the order of names. */
 extern _Atomic(void *) shim_table[N_NAMES];
 extern void *const shim_entries[N_NAMES];
 
@@ -97,7 +97,7 @@ static int compare_names(const void *name, const void *element)
 	return strcmp(name, *(const char *const *)element);
 }
 
-/* -1: the toolkit of the build does not have it. */
+/* -1: the toolkit of the build does not have the call. */
 static ssize_t number_of(const char *symbol)
 {
 	const char *const *at = bsearch(symbol, names, N_NAMES, sizeof(names[0]), compare_names);
@@ -202,8 +202,8 @@ static void install_hooks(void *library, void *const reals[N_NAMES], void *slots
 }
 
 /*
- * A gated call with a hook passes the gate where the hook makes the real call. One that wakes does so before its hook: our
- * own use of the real call wakes nobody.
+ * A gated call with a hook passes the gate where the hook makes the real call. A call that wakes the process does so before
+ * its hook, because our own use of the real call must wake nobody.
  */
 static void install_gate(const struct gated_call *call, void *real, void **slot, void *entry)
 {
@@ -261,7 +261,7 @@ static void resolve(void)
 	sleep_init();
 	connection_init(libcuda, service_start);
 	if (can_own) {
-		/* Opened now, so that a session does not call the loader with locks held. */
+		/* Open the driver's calls now, so that a session does not call the loader with locks held. */
 		struct cudrv drv;
 		cudrv_open(&drv, libcuda, NULL, 0);
 	}
@@ -307,7 +307,7 @@ CUresult shim_cuGetProcAddress_v2(const char *symbol, void **entry, int version,
 	return result;
 }
 
-/* The library has retained it, and may be the last that lets it go. */
+/* Release a primary context that the library has retained, perhaps as its last user, so the hook is called. */
 static void release_primary(void *user, int device)
 {
 	(void)user;

@@ -13,7 +13,7 @@
 #include "shim/shim.h"
 #include "shim/turn.h"
 
-/* A call seals so much: between two, glaked hears of it, and the program may end. */
+/* One call seals at most this much or one span. Between two calls glaked hears of it, and the program may end. */
 #define BATCH_BYTES (4ull << 30)
 /* A batch for which the program's work cannot be held back is tried again. */
 #define TRIES 5u
@@ -28,10 +28,10 @@ struct work {
 	struct glake__candidates candidates;
 	struct glake_sealed sum;
 	struct glake__seal_report report;
-	char why[128]; /* of the first error; "" = there was none */
+	char why[128]; /* the first error; "": none */
 };
 
-/* What one try has brought. */
+/* Add the numbers that every try contributes to. */
 static void add_try(struct glake_sealed *sum, const struct glake_sealed *sealed)
 {
 	sum->shared_bytes += sealed->shared_bytes;
@@ -41,7 +41,7 @@ static void add_try(struct glake_sealed *sum, const struct glake_sealed *sealed)
 	}
 }
 
-/* What is so after the last one. */
+/* Add the numbers that only the last try knows. */
 static void add_last(struct glake_sealed *sum, const struct glake_sealed *sealed)
 {
 	sum->sealed_bytes += sealed->sealed_bytes;
@@ -49,7 +49,7 @@ static void add_last(struct glake_sealed *sum, const struct glake_sealed *sealed
 	sum->pinned_why = sealed->pinned_why ? sealed->pinned_why : sum->pinned_why;
 }
 
-/* Work that is queued may be longer than sealing waits for it, now and then. */
+/* Sealing is tried again, because queued work may take longer than it waits. */
 static int seal_batch(struct work *work, const struct glake_span *spans, size_t n)
 {
 	struct glake_sealed sealed = {.size = sizeof(sealed)};
@@ -67,7 +67,7 @@ static int seal_batch(struct work *work, const struct glake_span *spans, size_t 
 	return r;
 }
 
-/* The next spans, BATCH_BYTES or one. */
+/* How many spans come next: BATCH_BYTES or one span. */
 static size_t next_batch(const struct glake__candidates *candidates, size_t first)
 {
 	uint64_t n_bytes = 0;
@@ -79,7 +79,7 @@ static size_t next_batch(const struct glake__candidates *candidates, size_t firs
 	return n;
 }
 
-/* Stops at the first error, and returns it: the next would be the same. */
+/* Stops at the first error and returns it, because later ones would be the same. */
 static int seal_all(struct work *work)
 {
 	int r = 0;
@@ -101,7 +101,7 @@ static int seal_all(struct work *work)
 }
 
 /*
- * What there is now, by reason. The program went on meanwhile: what it has filled since counts as not filled.
+ * Count the candidates again, by reason. The program went on meanwhile: memory that it has filled since counts as not filled.
  */
 static int look_again(struct work *work)
 {
@@ -124,7 +124,7 @@ static bool is_busy(int error)
 	return error == -EBUSY || error == GLAKE_E_BUSY;
 }
 
-/* 0, or an error: the asker gets no numbers. */
+/* Returns 0; or an error, for which the asker gets no numbers. */
 static int run(struct work *work)
 {
 	int r = may_seal(work->connection->session, work->why, sizeof(work->why));
@@ -143,7 +143,7 @@ static int run(struct work *work)
 	}
 	free(work->candidates.spans);
 	if (r == 0 && is_busy(error) && work->candidates.sealed_bytes <= before) {
-		/* Nothing came of it, and it is worth another try. */
+		/* Nothing was sealed, so the asker may try again. */
 		return error;
 	}
 	if (r < 0) {
@@ -168,7 +168,7 @@ static void serve(struct work *work)
 	glake__seal_tell(session, work->id, &work->report);
 }
 
-/* Without memory there seems to be none. */
+/* If there is no memory, glaked is told of no candidates. */
 static void tell_candidates(struct connection *connection, uint64_t id)
 {
 	struct auto_list *list = auto_list();

@@ -22,18 +22,18 @@
 #include "shim/turn.h"
 
 #define REPORT_MS 2000
-/* What stitches asks glaked for little: what it reports would be old news in a picture over time. */
+/* A program that stitches seldom asks glaked, so it reports often: else `glakectl` would show old numbers. */
 #define STITCH_REPORT_MS 250
-/* Of a program that works: who wants its memory waits until it is known to be idle. */
+/* A program that works reports often, because others who want its memory wait until it is known to be idle. */
 #define BUSY_REPORT_MS 250
-/* Another thread may be reading the packet that woke the service: let it. */
+/* Another thread may be reading the packet that woke the service: wait for it first. */
 #define LET_NS 100000
-/* It has, and the next packets will be its too. */
+/* If that thread has read the packet, it will read the next ones, too: rest. */
 #define REST_NS 5000000
-/* So long a glaked that is away may come back as if nothing had been. */
+/* After this long without glaked, warm memory is given up. */
 #define AWAY_MS 5000
 
-/* What is freed while the process sleeps would wake it. */
+/* Nothing is collected while the process sleeps, because that would wake it. */
 static void collect(void)
 {
 	if (!gate_is_asleep()) {
@@ -44,7 +44,7 @@ static void collect(void)
 
 /* ---- the thread ------------------------------------------------------------------------------- */
 
-/* A glaked that is not there does not ask for warm memory. */
+/* Called when glaked is away and so cannot ask for warm memory. */
 static void give_up_warm(struct connection *connection)
 {
 	struct glake_device device;
@@ -56,11 +56,11 @@ static void give_up_warm(struct connection *connection)
 
 struct turns {
 	uint64_t reported_ns;
-	bool has_refuge;  /* memory of the program is in host memory, and it has been told */
-	uint64_t away_ns; /* since when glaked has not been there; 0: it is */
+	bool has_refuge;  /* memory of the program is in host memory, and stderr has said so */
+	uint64_t away_ns; /* since when glaked is away; 0: it is there */
 };
 
-/* What the program wrote to while the GPU was full. Said only to those who asked (policy.h). */
+/* Bring back memory that went to the host because the GPU was full. stderr is told only if GLAKE_SHIM_SAY asks (policy.h). */
 static void bring_back(struct turns *turns)
 {
 	const uint64_t before = glake__refuge_bytes();
@@ -124,7 +124,7 @@ static bool has_packet(const struct connection *connection, int wait_ms)
 	return poll(&ready, 1, wait_ms) != 0;
 }
 
-/* Until a packet comes that no other thread reads, or the time is over. */
+/* Wait until a packet comes that no other thread reads, or for @wait_ms. */
 static void await_packet(const struct connection *connection, int wait_ms)
 {
 	if (!has_packet(connection, wait_ms)) {
@@ -172,7 +172,7 @@ static void *serve(void *user)
 static void on_notice(void *user, const struct glake_notice *notice)
 {
 	const struct connection *connection = user;
-	/* A dead one may end with what is parked, and its session cannot end in its own handler. */
+	/* The release of parked memory may end a dead connection, and a session cannot end in its own handler. */
 	if (notice->kind == GLAKE_NOTICE_RECLAIM && !connection->is_dead) {
 		collect();
 	}

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The shim's only thread. It returns warm memory when glaked asks for it, even while the program
+ * The service thread of a connection. It returns warm memory when glaked asks for it, even while the program
  * computes or sleeps, and reports the program's memory.
  *
  * It starts and ends with a session. At the end it gives up the warm memory, which glaked can no
@@ -16,7 +16,7 @@
 
 #include "shim/connection.h"
 
-/* Takes a reference of its own. Without a thread, wishes wait for the program's next allocation. */
+/* Start the thread, with a reference of its own. If it cannot start, glaked's wishes wait for the program's next allocation. */
 void service_start(struct connection *connection);
 
 #endif

@@ -66,14 +66,14 @@ typedef CUresult shim_ctx_create_v3_fn(CUcontext *ctx, CUexecAffinityParam *affi
                                        unsigned flags, CUdevice device);
 typedef CUresult shim_ctx_create_v4_fn(CUcontext *ctx, void *parameters, unsigned flags,
                                        CUdevice device);
-/* For OpenGL it is called as cuCtxCreate_v2() is. For VDPAU with a VdpDevice and a function of its library. */
+/* The call for OpenGL has the parameters of cuCtxCreate_v2(). The one for VDPAU also takes a VdpDevice and a function. */
 typedef CUresult shim_ctx_create_vdpau_fn(CUcontext *ctx, unsigned flags, CUdevice device,
                                           uint32_t vdp_device, void *vdp_get_proc);
 /* New in CUDA 12.5. */
 typedef CUresult shim_ctx_event_fn(CUcontext ctx, CUevent event);
-/* The version before _v2. */
+/* The version of cuStreamGetCtx() before _v2. */
 typedef CUresult shim_stream_ctx_fn(CUstream stream, CUcontext *ctx);
-/* Before they were other calls. */
+/* Versions of graph calls from before their parameters changed. */
 typedef CUresult shim_graph_make_fn(CUgraphExec *exec, CUgraph graph, CUgraphNode *error_node,
                                     char *text, size_t n_text);
 typedef CUresult shim_graph_add_fn(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps,
@@ -85,7 +85,7 @@ typedef CUresult shim_graph_kernel_fn(CUgraphExec exec, CUgraphNode node,
 typedef CUresult shim_graph_kernel_v2_fn(CUgraphExec exec, CUgraphNode node,
                                          const CUDA_KERNEL_NODE_PARAMS_v2 *kernel);
 typedef CUresult shim_graph_kernel_params_fn(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS_v2 *kernel);
-/* The version before _v3. */
+/* The version of cuStreamGetCaptureInfo() before _v3. */
 typedef CUresult shim_capture_info_fn(CUstream stream, CUstreamCaptureStatus *status,
                                       cuuint64_t *id, CUgraph *graph, const CUgraphNode **nodes,
                                       size_t *n_nodes);
@@ -144,7 +144,7 @@ uint64_t shim_count_of(enum shim_count count);
 /* Exported, for tests and debugging: a counter by its name in counts.def; 0: there is none. */
 uint64_t glake_shim_count(const char *name);
 
-/* Exported as well: in words, why the memory at @address must stay where it is. Static. */
+/* Exported: in words, why the memory at @address must stay where it is. Static. */
 const char *glake_shim_pin(uint64_t address);
 
 #endif

@@ -12,10 +12,10 @@
 
 /* A turn takes milliseconds, unless it and the exiting thread wait for each other. */
 #define EXIT_S 2
-/* For our own functions, and the driver's. */
+/* The stack for our own functions and the driver's. */
 #define STACK_BYTES (256u * 1024)
 
-/* For reading: a turn. */
+/* A turn holds this for reading, exit() for writing. */
 static pthread_rwlock_t turns = PTHREAD_RWLOCK_INITIALIZER;
 static atomic_bool is_ending;
 static pthread_once_t once = PTHREAD_ONCE_INIT;

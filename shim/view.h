@@ -18,8 +18,8 @@ struct view {
 };
 
 /*
- * Turn the driver's numbers of glaked's device @index into those of @session's tenant. What the
- * session keeps warm is the program's for the asking; so are @warm_bytes, of other sessions of the
+ * Turn the driver's numbers of glaked's device @index into those of @session's tenant. Memory that the
+ * session keeps warm counts as free, and so do @warm_bytes, of other sessions of the
  * program. Returns 0, or the error of the session; then nothing has changed.
  */
 int view_apply(struct glake_session *session, uint32_t index, uint64_t warm_bytes,

@@ -11,7 +11,7 @@
 #include "shim/writes.h"
 
 struct vmm_chunk {
-	uint64_t id; /* glaked's */
+	uint64_t id; /* glaked's id of the chunk */
 	uint64_t n_bytes;
 	CUmemAllocationProp properties;
 	struct connection *connection; /* a reference; NULL: the driver's own, only counted */
@@ -31,7 +31,7 @@ bool vmm_is_plain(size_t n_bytes, const CUmemAllocationProp *properties, unsigne
 	       properties->allocFlags.usage == 0;
 }
 
-/* Nothing of it is left: what was glaked's, the library has given back. */
+/* Called when no handle or mapping is left. The library has given a chunk of glaked back. */
 static void chunk_free(void *user)
 {
 	struct vmm_chunk *chunk = user;
@@ -44,7 +44,7 @@ static void chunk_free(void *user)
 	free(chunk);
 }
 
-/* It has not become a number's. */
+/* Give back a chunk for which no number could be made. */
 static void chunk_give_back(struct vmm_chunk *chunk)
 {
 	glake_chunk_free(chunk->connection->session, chunk->id, chunk->n_bytes);
@@ -152,7 +152,7 @@ CUresult vmm_result(int r)
 	                          : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* What is a block there is private then, if it is mapped anywhere. */
+/* Make the number's memory private if it is sealed and mapped anywhere. */
 static bool unseal(const struct glake__number *number)
 {
 	uint64_t n_bytes;
@@ -164,7 +164,7 @@ int vmm_pin(struct glake__number *number, enum glake__pin pin, uint64_t *id_out,
             unsigned long long *handle_out)
 {
 	int r = glake__number_pin(number, pin, id_out, handle_out);
-	/* Another thread may seal it again between the two. */
+	/* Another thread may seal the memory between the two calls. */
 	for (int i = 0; r == -EROFS && i < UNSEAL_TRIES && unseal(number); i++) {
 		r = glake__number_pin(number, pin, id_out, handle_out);
 	}

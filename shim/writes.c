@@ -16,7 +16,7 @@
 
 /* ---- looking: inside the gate ----------------------------------------------------------------- */
 
-/* The driver refuses what is larger than memory; it only must not look small here. */
+/* Saturates: the driver refuses sizes larger than memory, so they only must not look small here. */
 static uint64_t times(uint64_t a, uint64_t b)
 {
 	uint64_t product;
@@ -201,7 +201,7 @@ struct writes_span writes_batch_3d(const CUDA_MEMCPY3D_BATCH_OP *ops, size_t n)
 	return span;
 }
 
-/* How much a decompression writes is a hint, and may be left out. */
+/* The size that a decompression writes is a hint, and may be left out. */
 uint64_t writes_most_at(CUdeviceptr dst, uint64_t n_bytes)
 {
 	struct heap_facts facts;
@@ -226,7 +226,7 @@ struct writes_span writes_batch_decompress(const CUmemDecompressParams *params, 
 	return span;
 }
 
-/* What a newer driver may do besides is taken for a write of the largest word. */
+/* An operation that only a newer driver knows counts as a write of the largest word. */
 static uint64_t word_bytes(CUstreamBatchMemOpType operation)
 {
 	switch (operation) {
@@ -242,7 +242,7 @@ static uint64_t word_bytes(CUstreamBatchMemOpType operation)
 	}
 }
 
-/* Those that are known have it in the second word; others may have it in any that is an address of ours. */
+/* Known operations have the address in the second word. In others, any word that is an address of ours is taken for it. */
 static CUdeviceptr address_of(const CUstreamBatchMemOpParams *op)
 {
 	size_t i = 1;
@@ -275,7 +275,7 @@ struct writes_span writes_batch_mem_op(const CUstreamBatchMemOpParams *ops, unsi
 
 /* Threads take turns: closing the gate for one would time out for another, again and again. */
 static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
-/* When work was last found to be stuck: whoever was waiting for a turn then need not find out by itself. */
+/* When work was last found to be stuck. Threads that were waiting for their turn then do not try again themselves. */
 static uint64_t stuck_at_ns;
 
 struct request {
@@ -293,7 +293,7 @@ static int request_copies(struct connection *connection, void *user)
 	return request->error;
 }
 
-/* Memory of a session of the program's own, or of one that is dead, is not the current connection's. */
+/* Memory of a dead connection, or of a session that the program made itself, is not the current connection's. */
 static int get_copies(const struct connection *owner, CUdeviceptr ptr, uint64_t n_bytes,
                       enum glake__unsealed why)
 {
@@ -319,7 +319,7 @@ static bool find(CUdeviceptr ptr, struct heap_facts *facts_out)
 	return info.kind == GLAKE__PROGRAMS;
 }
 
-/* One allocation after the other. Another thread may have done it meanwhile. */
+/* Unseal one allocation after the other. Another thread may have done that meanwhile. */
 static int unseal_all(CUdeviceptr ptr, uint64_t n_bytes, enum glake__unsealed why, bool *had_some)
 {
 	struct heap_facts facts;
@@ -342,7 +342,7 @@ static int unseal_all(CUdeviceptr ptr, uint64_t n_bytes, enum glake__unsealed wh
 	return r;
 }
 
-/* All of an allocation that may be being sealed: the library holds it, which waits for that. */
+/* Unseal all of an allocation. The library holds it, which waits for a seal under way. */
 static int unseal_whole(CUdeviceptr ptr, uint64_t n_bytes, enum glake__unsealed why, bool *had_some)
 {
 	struct heap_facts facts;
@@ -351,11 +351,11 @@ static int unseal_whole(CUdeviceptr ptr, uint64_t n_bytes, enum glake__unsealed 
 	}
 	*had_some = writes_linear(ptr, n_bytes).n_bytes > 0;
 	int r = get_copies(facts.connection, ptr, n_bytes, why);
-	/* Nobody is sealing it any more, so what is left is of a kind that cannot be unsealed. */
+	/* Nobody is sealing it any more, so sealed memory that is left cannot be unsealed. */
 	return r == 0 && writes_linear(ptr, n_bytes).n_bytes > 0 ? -ENOTSUP : r;
 }
 
-/* -EINVAL: not memory that can be made private. The driver knows what to say of it. */
+/* -EINVAL: the memory cannot be made private, and the call is left to the driver. */
 static int unseal(CUdeviceptr ptr, uint64_t n_bytes, enum glake__unsealed why)
 {
 	cleanup_cancel int cancel = cancel_disable();

@@ -3,14 +3,14 @@
  * Writes by the driver's API to sealed memory (glake_seal()), which is read-only: the writer first gets
  * private copies, at the same addresses.
  *
- * The bodies of gates.c look, inside the gate, for sealed memory in what a call is about to write to. Where
- * the map has no block at all, that is one load. If they find some, the thread leaves the gate, has it
+ * The bodies of gates.c look, inside the gate, for sealed memory among the destinations of a call. While nothing is
+ * sealed, that is one load. If they find some, the thread leaves the gate, has it
  * replaced, enters and looks again.
  *
  * A call that is captured writes nothing yet. It gets copies if that is possible during the capture (drain.h); if not,
  * the driver takes a set or a word, and refuses a copy. If the GPU has no room, the
- * copy is in host memory (refuge.h). A write for which there is none either fails as an allocation
- * does, with CUDA_ERROR_OUT_OF_MEMORY, and so does one behind work that does not end: the old bytes stay.
+ * private copy is in host memory (refuge.h). If that has no room either, or earlier work does not end, the write fails as an
+ * allocation does, with CUDA_ERROR_OUT_OF_MEMORY: the old bytes stay.
  *
  * Threads: any.
  */
@@ -32,15 +32,15 @@ static inline bool writes_are_watched(void)
 	                        0);
 }
 
-/* What a call writes to, from the first sealed byte on; no bytes: nothing sealed. */
+/* The bytes that a call writes to, from the first sealed one on; no bytes: nothing sealed. */
 struct writes_span {
 	CUdeviceptr ptr;
 	uint64_t n_bytes;
 };
 
 /*
- * What is found of each form of a call. Rows may have more between them, which is taken for written; so is
- * the most that elements of an array can have.
+ * Find the span for each form of a call. Bytes between rows count as written; elements of an array count with their
+ * largest size.
  */
 struct writes_span writes_linear(CUdeviceptr dst, uint64_t n_bytes);
 struct writes_span writes_rows(CUdeviceptr dst, uint64_t pitch, unsigned element_bytes,
@@ -53,7 +53,7 @@ struct writes_span writes_batch_3d(const CUDA_MEMCPY3D_BATCH_OP *ops, size_t n);
 struct writes_span writes_batch_decompress(const CUmemDecompressParams *params, size_t n);
 struct writes_span writes_batch_mem_op(const CUstreamBatchMemOpParams *ops, unsigned n);
 
-/* What calls that also tell where they copy from write to. */
+/* The forms of calls that also tell their source. */
 static inline struct writes_span writes_upload(CUdeviceptr dst, uint64_t n_bytes)
 {
 	return writes_linear(dst, n_bytes);
@@ -70,14 +70,14 @@ static inline struct writes_span writes_copies(const CUdeviceptr *dsts, const si
 	return writes_batch(dsts, sizes, n);
 }
 
-/* Rows of so many bytes; a depth of 0: nothing is written. */
+/* Rows of @width bytes; a depth of 0: nothing is written. */
 struct writes_rows {
 	CUdeviceptr ptr;
-	uint64_t pitch, layer; /* bytes from one to the next */
+	uint64_t pitch, layer; /* bytes from one row, or layer, to the next */
 	uint64_t width, height, depth;
 };
 
-/* All that is written to, sealed or not. */
+/* All bytes that are written to, sealed or not. */
 struct writes_rows writes_rows_of_2d(const CUDA_MEMCPY2D *copy);
 struct writes_rows writes_rows_of_3d(const CUDA_MEMCPY3D *copy);
 struct writes_rows writes_rows_of_op(const CUDA_MEMCPY3D_BATCH_OP *op);
@@ -88,19 +88,19 @@ struct writes_span writes_of_rows(CUdeviceptr dst, uint64_t pitch, unsigned elem
 struct writes_span writes_of_copy_3d(const CUDA_MEMCPY3D *copy);
 struct writes_span writes_of_mem_op(const CUstreamBatchMemOpParams *op);
 
-/* @n_bytes, or if that is 0, all that there is at @dst. */
+/* @n_bytes, or if that is 0, all bytes of the allocation from @dst on. */
 uint64_t writes_most_at(CUdeviceptr dst, uint64_t n_bytes);
 
 /*
  * The thread leaves the gate, @span becomes private as far as it is one allocation's, and the thread is back
  * inside. True: look again. False: *result_out says whether the driver gets the call; with CUDA_SUCCESS it does.
  * *thread is NULL with an error if the program ends (gate_enter()).
- * @stream: of the call; NULL as well if it has none; @is_per_thread: its default stream is the thread's.
+ * @stream: the call's; NULL if it has none; @is_per_thread: its default stream is the thread's.
  */
 bool writes_give_copies(struct gate_thread **thread, struct writes_span span, CUstream stream,
                         bool is_per_thread, CUresult *result_out);
 
-/* The same for a call without a stream, that writes nothing yet. */
+/* As writes_give_copies(), for a call without a stream that writes nothing yet. */
 bool writes_give_copies_to(struct gate_thread **thread, struct writes_span span,
                            CUresult *result_out);
 
@@ -112,18 +112,18 @@ CUresult writes_refused(CUresult result, struct writes_span span, CUstream strea
                         bool is_per_thread);
 
 /*
- * Outside the gate: what [ptr, ptr + n_bytes) has of one allocation is private, and can be handed out.
- * CUDA_SUCCESS also if there is nothing of ours; CUDA_ERROR_OUT_OF_MEMORY.
+ * Outside the gate: make the part of one allocation in [ptr, ptr + n_bytes) private, so that it can be handed out.
+ * CUDA_SUCCESS also if it is no memory of ours; CUDA_ERROR_OUT_OF_MEMORY.
  */
 CUresult writes_unseal_to_name(CUdeviceptr ptr, uint64_t n_bytes);
 
 /*
- * The same for all of an allocation, which others may be sealing: waits for them. 0, -EINVAL: it is gone, or another error
- * of the library; -EBUSY: work on the GPU does not end.
+ * Outside the gate: make all of an allocation private. Waits for threads that are sealing it. 0; -EINVAL: it is gone; or another
+ * error of the library; -EBUSY: work on the GPU does not end.
  */
 int writes_make_private(CUdeviceptr ptr, uint64_t n_bytes);
 
-/* Would that have something to do? */
+/* Has [ptr, ptr + n_bytes) sealed memory that these two would make private? */
 bool writes_have_sealed(CUdeviceptr ptr, uint64_t n_bytes);
 
 #endif
