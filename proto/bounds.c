@@ -7,7 +7,7 @@
 #include "proto/glake.pb-c.h"
 #include "proto/limits.h"
 
-/* For the envelope, and for fields of later versions. */
+/* Room for the envelope, and for fields of later versions. */
 #define SPARE_FIELDS 16u
 #define SPARE_BYTES 256u
 /* The longest varint, and so the longest number in a list. */
@@ -57,7 +57,7 @@ struct bounds {
 #define PART_FIELDS 6u
 #define PART_BYTES (2 + 5 * (1 + VARINT_BYTES))
 
-/* A Tensor and a WeightsBlocks, themselves and what they have. */
+/* A Tensor and a WeightsBlocks, with their fields. */
 #define TENSOR_FIELDS 7u
 #define RUN_FIELDS 6u
 
@@ -145,12 +145,12 @@ static const struct bounds bounds_of[] = {
 	[GLAKE__WIRE__REQUEST__BODY_LAYOUT_LIST] = SMALL,
 };
 
-/* Of a request of a later version: it is not decoded, and refused. */
+/* The bounds of a request of a later version, which is refused and not decoded. */
 static const struct bounds bounds_of_unknown = {GLAKE_MAX_PACKET_BYTES, 0};
 
 struct field {
 	uint32_t number;
-	bool is_counted; /* has a length, so it may be a message */
+	bool is_counted; /* the field has a length, so it may be a message */
 	const uint8_t *at;
 	size_t n_bytes;
 };
@@ -169,7 +169,7 @@ static bool read_varint(const uint8_t **at, const uint8_t *end, uint64_t *value_
 	return false;
 }
 
-/* Returns whether there is a whole field. Groups are none: protobuf-c does not take them either. */
+/* False: there is no whole field. Groups count as none, as protobuf-c does not accept them either. */
 static bool read_field(const uint8_t **at, const uint8_t *end, struct field *field_out)
 {
 	uint64_t tag;
@@ -206,7 +206,7 @@ static bool read_field(const uint8_t **at, const uint8_t *end, struct field *fie
 	return true;
 }
 
-/* NULL: it is no message that we know. */
+/* NULL: the field is no message that we know. */
 static const ProtobufCMessageDescriptor *message_of(const ProtobufCMessageDescriptor *type,
                                                     const struct field *field)
 {
@@ -219,7 +219,7 @@ static const ProtobufCMessageDescriptor *message_of(const ProtobufCMessageDescri
 
 static const char malformed[] = "it is no message";
 
-/* The schema is not recursive, so neither is this deeper than it. */
+/* The recursion is as deep as the schema, which is not recursive. */
 static const char *count_fields(const ProtobufCMessageDescriptor *type, const uint8_t *at,
                                 size_t n_bytes, uint32_t *n_left)
 {

@@ -4,7 +4,7 @@
  *
  * protobuf-c allocates for each field, so 64 KiB of empty submessages take milliseconds. Each type
  * of request has limits for the bytes of the packet and for its fields, submessages and unknown
- * fields included: what the client library sends at most, with room for the fields of later
+ * fields included: the most that the client library sends, with room for the fields of later
  * versions. A packet may have only one body, because decoding merges duplicates.
  *
  * The check allocates nothing and visits each field once, up to the limit.

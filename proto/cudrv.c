@@ -24,7 +24,7 @@ static const struct call calls[] = {
 #undef CUDRV_CALL
 };
 
-/* One that was opened, for those who come after. Never freed. */
+/* A library that was opened, for later callers. Never freed. */
 struct opened {
 	struct opened *next;
 	struct cudrv drv;
@@ -45,7 +45,7 @@ static bool find_opened(const char *path, struct cudrv *drv_out)
 	return opened;
 }
 
-/* Without memory the loader is asked again. */
+/* If there is no memory for the entry, the loader is asked again the next time. */
 static void add_opened(const char *path, const struct cudrv *drv)
 {
 	size_t n_bytes = strlen(path) + 1;

@@ -18,7 +18,7 @@
 #include <stdint.h>
 
 struct cudrv {
-	void *library; /* of dlopen() */
+	void *library; /* a handle of dlopen() */
 #define CUDRV_CALL(name) __typeof__(name) *name;
 #include "proto/cudrv.def"
 #undef CUDRV_CALL
@@ -33,13 +33,13 @@ struct cudrv {
  */
 int cudrv_open(struct cudrv *drv, const char *path, char *error_out, size_t error_bytes);
 
-/* "CUDA_ERROR_OUT_OF_MEMORY", or "unknown driver error". Never NULL; static. */
+/* The name of a result: "CUDA_ERROR_OUT_OF_MEMORY", or "unknown driver error". Never NULL; static. */
 const char *cudrv_error(const struct cudrv *drv, CUresult result);
 
-/* -ENOMEM for out of memory, -ENODEV, -EPERM, -EINVAL; -EIO for anything else; 0 for success. */
+/* The -errno for a result: -ENOMEM for out of memory, -ENODEV, -EPERM, -EINVAL; -EIO for all others; 0 for success. */
 int cudrv_errno(CUresult result);
 
-/* The context has ended, or a fault has ended its work. No call in it works any more. */
+/* Does the result mean that the context has ended, or a fault has ended its work? Then no call in it works any more. */
 bool cudrv_is_lost(CUresult result);
 
 /* The properties of every chunk glake makes on a device: pinned, exportable as @handle_types. */

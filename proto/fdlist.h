@@ -16,13 +16,13 @@
 
 struct fdlist {
 	size_t n_fds;
-	bool is_cut; /* the packet had more, which the receiver's own limit did not let in */
+	bool is_cut; /* the packet had more fds than the receiver's limit let in */
 	int fds[GLAKE_MAX_PACKET_FDS]; /* owned; -1 once taken */
 };
 
 void fdlist_init(struct fdlist *list);
 
-/* Close what is still in the list; it is as after fdlist_init(). Safe to call twice. */
+/* Close the fds that are still in the list, and empty it. Safe to call twice. */
 void fdlist_deinit(struct fdlist *list);
 
 /* Append @fd, which the list then owns. Returns 0, or -ENOSPC (fd stays the caller's). */

@@ -26,7 +26,7 @@ enum keeper_verb {
 };
 
 struct keeper_order {
-	uint64_t child; /* a number that glaked chooses, and never again */
+	uint64_t child; /* a number that glaked chooses and never uses again */
 	uint64_t verb;  /* enum keeper_verb */
 	/* START: the program's path, then "NAME=value" for its environment, each ended by a NUL. */
 	char text[];
@@ -37,7 +37,7 @@ enum keeper_event {
 	KEEPER_FAILED,      /* value: errno; the last event of the child */
 	KEEPER_DYING,
 	KEEPER_ENDED, /* value: the status, as waitpid() gives it; the last event of the child */
-	/* Never sent: */
+	/* The rest is never sent; glaked tells it to its own parts. */
 	KEEPER_READY,    /* there is a keeper again: the child can be ordered */
 	KEEPER_ORPHANED, /* the keeper has died, and the child is killed; LOST follows at its end */
 	KEEPER_LOST,     /* there is no keeper, and nothing of the child; its last event */

@@ -33,10 +33,10 @@
 /* The tables of readers that glaked hands out, all of them, each with a NUL at its end. */
 #define GLAKE_MAX_READERS_BYTES (32u << 20)
 
-/* Of one block: numbers by which equal content is found at other offsets (daemon/mover/layout.h). */
+/* The most prints of one block: numbers by which equal content is found at other offsets (daemon/mover/layout.h). */
 #define GLAKE_MAX_PRINTS 1024u
 
-/* What an operator says why he drains glaked. */
+/* The operator's reason for draining glaked. */
 #define GLAKE_MAX_REASON_BYTES 200u
 
 /* The driver maps whole handles that are a multiple of this. The same on every part we know. */
@@ -48,12 +48,12 @@ static inline uint64_t glake_chunk_bytes(uint64_t content_bytes)
 	return (content_bytes + GLAKE_CHUNK_GRANULARITY - 1) & ~(GLAKE_CHUNK_GRANULARITY - 1);
 }
 
-/* One chunk may not be larger. No GPU has more memory: what a program asks for at once can be one chunk. */
+/* The largest chunk. No GPU has more memory, so a single allocation of a program can always be one chunk. */
 #define GLAKE_MAX_CHUNK_BYTES (512ull * 1024 * 1024 * 1024)
 
 /*
- * In host memory: making one takes a third of a second for each GiB, in one call of the driver. Nobody waits longer
- * than that for his turn, or for the end of glaked.
+ * The largest chunk in host memory. Making one takes a third of a second for each GiB, in one call of the driver. Nobody
+ * waits longer than that for a turn, or for the end of glaked.
  */
 #define GLAKE_MAX_HOST_CHUNK_BYTES (4ull * 1024 * 1024 * 1024)
 
@@ -69,13 +69,13 @@ static inline uint64_t glake_chunk_bytes(uint64_t content_bytes)
 /* Numbers in client reports are cut to this, so sums do not overflow. 1 PiB. */
 #define GLAKE_MAX_REPORTED_BYTES (1ull << 50)
 
-/* A session's key; and the requests without an answer that a Hello with one names. */
+/* A session's key; and the most requests without an answer that a Hello with a key names. */
 #define GLAKE_KEY_BYTES 16u
 #define GLAKE_MAX_UNANSWERED 256u
-/* And what it gives back. */
+/* The most chunks that such a Hello gives back. */
 #define GLAKE_MAX_RELEASED 1024u
 
-/* What one SleepCopy names, and how many reasons there are for memory that stays, each of a few words. */
+/* The most chunks that one SleepCopy names, and the most reasons for memory that stays, each of a few words. */
 #define GLAKE_MAX_SLEPT 2000u
 #define GLAKE_MAX_STAYS 16u
 /* Models of a sleeper that are listed. */
@@ -90,13 +90,13 @@ static inline uint64_t glake_chunk_bytes(uint64_t content_bytes)
 #define GLAKE_MAX_BLOCKS 1000000u
 #define GLAKE_MAX_DIMS 32u
 
-/* Of a ChunkKeep: its key, and its record, which leaves room for chunks in a packet. */
+/* The key of a ChunkKeep, and its record, which leaves room for chunks in a packet. */
 #define GLAKE_MAX_WILL_KEY_BYTES 64u
 #define GLAKE_MAX_RECORD_BYTES 32768u
 
 /* Keys of published models. */
 #define GLAKE_MAX_KEY_BYTES 255u
-/* The most in one WeightsPublish: blocks, which glaked counts, and what bounds.c counts as fields. */
+/* The most in one WeightsPublish: blocks, which glaked counts, and tensors, which bounds.c counts as fields. */
 #define GLAKE_PAGE_BLOCKS 2048u
 #define GLAKE_PAGE_TENSORS 192u
 #define GLAKE_PAGE_RUNS 32u
@@ -109,17 +109,17 @@ static inline uint64_t glake_chunk_bytes(uint64_t content_bytes)
 /* Kernels that one FaultReport tells of, and the bytes of a kernel's name there. */
 #define GLAKE_MAX_SUSPECTS 8u
 #define GLAKE_MAX_KERNEL_NAME_BYTES 512u
-/* Of an Alone, with its NUL. */
+/* The reason in an Alone, with its NUL. */
 #define GLAKE_MAX_ALONE_WHY_BYTES 320u
 
-/* Of a SealResult: what the program seals without being asked, and the different reasons why it does not. */
+/* The most candidates in a SealResult that the program seals without being asked, and the most reasons why it does not. */
 #define GLAKE_MAX_CANDIDATES 256u
 #define GLAKE_MAX_REASONS 48u
 
 /* Loads that glake-mover has at the same time; each is a thread there. More are refused as busy. */
 #define GLAKE_MAX_LOADS 64u
 
-/* What the real safetensors library accepts at most. */
+/* The largest header that the real safetensors library accepts. */
 #define GLAKE_MAX_SAFETENSORS_HEADER_BYTES 100000000ull
 
 #endif

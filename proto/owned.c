@@ -56,7 +56,7 @@ int owned_check_path(const char *path, uid_t owner, const char **why_out)
 	int r = at ? check_folder(at, owner, why_out) : refuse(-errno, NULL, why_out);
 	while (r == 0 && at[1]) {
 		char *slash = strrchr(at, '/');
-		/* Of "/x" there is "/" left. */
+		/* The parent of "/x" is "/". */
 		slash[slash == at] = '\0';
 		r = check_folder(at, owner, why_out);
 	}
@@ -91,7 +91,7 @@ int owned_read(int folder, const char *name, uid_t owner, size_t max_bytes, char
 {
 	struct stat before;
 	struct stat after;
-	/* A pipe without a writer would hold up who opens it. */
+	/* O_NONBLOCK, because opening a pipe without a writer would block. */
 	cleanup_fd int fd = openat(folder, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
 	if (fd < 0 || fstat(fd, &before) < 0) {
 		return refuse(-errno, NULL, why_out);

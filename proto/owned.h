@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Files that only their owner changes: a folder, and the files in it, count only if they are root's or @owner's, and nobody else
- * may write to them. Whoever reads such a file for other users asks no more than that.
+ * Files that only their owner changes: a folder, and the files in it, are accepted only if they are root's or @owner's, and
+ * nobody else may write to them. That is the only check for a file that is read for other users.
  *
- * What is looked at is what was opened, so nothing is put in its place afterwards. A link is not followed in the folder. A file
- * that its owner writes while it is read is refused as well as one can: if it changes meanwhile, and unless its last line has
- * an end.
+ * The checks are made on the opened file, so nobody can replace it afterwards. A link in the folder is not followed. A file
+ * is refused if it changes while it is read, or if its last line has no end, because its owner may be writing it.
  *
- * Threads: any. All of it may block, on the file system.
+ * Threads: any. All calls may block, on the file system.
  */
 #ifndef GLAKE_PROTO_OWNED_H
 #define GLAKE_PROTO_OWNED_H
@@ -19,19 +18,19 @@
 int owned_open_folder(const char *path, uid_t owner, const char **why_out);
 
 /*
- * Is each folder above @path, and @path, of that kind? One with the sticky bit is: nobody moves what is another's. So nobody else
- * puts another folder of the owner there.
+ * Check @path and each folder above it. One with the sticky bit is accepted, because nobody can move another's files there. So
+ * nobody else can put another folder of the owner in its place.
  */
 int owned_check_path(const char *path, uid_t owner, const char **why_out);
 
 /*
- * The text of the file @name in that folder, which ends with a line's end and then a NUL that is not counted. 0, or -errno with
- * *why_out (static). *text_out is the caller's to free.
+ * Read the file @name in @folder. The text ends with a newline and then a NUL that is not counted. Returns 0, or -errno with
+ * *why_out (static). The caller frees *text_out.
  */
 int owned_read(int folder, const char *name, uid_t owner, size_t max_bytes, char **text_out,
                size_t *n_bytes_out, const char **why_out);
 
-/* All of the first @n_bytes, whoever else reads the same open file. 0, or -errno; -EIO: there are fewer. */
+/* Read the first @n_bytes; others may read the same open file meanwhile. Returns 0, or -errno; -EIO: there are fewer. */
 int owned_read_text(int fd, char *text, size_t n_bytes);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The 16 bytes that the driver has for a GPU, as NVML writes them. */
+/* The text that NVML has for the 16 bytes of a GPU's UUID. */
 #ifndef GLAKE_PROTO_UUID_H
 #define GLAKE_PROTO_UUID_H
 
@@ -7,10 +7,10 @@
 #include <stdint.h>
 #include <stdio.h>
 
-/* "GPU-", 32 digits, 4 dashes, NUL. */
+/* The text's bytes: "GPU-", 32 digits, 4 dashes, NUL. */
 #define UUID_TEXT_BYTES 41
 
-/* A whole GPU's: GPU-8-4-4-4-12 digits. */
+/* The name of a whole GPU: "GPU-" and 8-4-4-4-12 digits. */
 static inline void uuid_name_gpu(const uint8_t uuid[16], char text_out[UUID_TEXT_BYTES])
 {
 	char *at = text_out + sprintf(text_out, "GPU");

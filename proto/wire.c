@@ -75,7 +75,7 @@ int wire_recv(int socket, void *buffer, size_t capacity, size_t *n_bytes_out, st
 	ssize_t n_bytes;
 	do {
 		n_bytes = recvmsg(socket, &header, flags | MSG_CMSG_CLOEXEC);
-		/* A peer's end, if he had not read all, is told of once, in front of what he has sent. */
+		/* If a peer ends before it has read all, ECONNRESET comes once, in front of its packets: try again. */
 	} while (n_bytes < 0 && (errno == EINTR || errno == ECONNRESET));
 	if (n_bytes < 0) {
 		return -errno;
@@ -104,13 +104,13 @@ bool wire_has_fds(int socket)
 		header = (struct msghdr){0};
 		n_bytes = recvmsg(socket, &header, MSG_PEEK | MSG_DONTWAIT);
 	} while (n_bytes < 0 && (errno == EINTR || errno == ECONNRESET));
-	/* Without room for control data. */
+	/* There is no room for control data, so MSG_CTRUNC tells of fds. */
 	return n_bytes >= 0 && header.msg_flags & MSG_CTRUNC;
 }
 
 void wire_discard(int socket)
 {
-	/* Without room for control data any packet is a cut one then, empty ones too; the end is not. */
+	/* Without room for control data, every packet comes as a cut one, empty ones too; the end of the stream does not. */
 	static const int on = 1;
 	struct msghdr header;
 	ssize_t n_bytes;
@@ -119,6 +119,6 @@ void wire_discard(int socket)
 	do {
 		header = (struct msghdr){0};
 		n_bytes = recvmsg(socket, &header, MSG_DONTWAIT);
-		/* The peer's end is told of once, in front of what he has sent. */
+		/* ECONNRESET comes once, in front of the peer's packets. */
 	} while (n_bytes < 0 ? errno == ECONNRESET : header.msg_flags & MSG_CTRUNC);
 }

@@ -38,12 +38,12 @@ int wire_send(int socket, const void *bytes, size_t n_bytes, const int *fds, siz
 int wire_recv(int socket, void *buffer, size_t capacity, size_t *n_bytes_out, struct fdlist *fds,
               int flags);
 
-/* Whether the packet that wire_recv() would return now carries fds. Does not block. */
+/* Does the packet that wire_recv() would return now carry fds? Does not block. */
 bool wire_has_fds(int socket);
 
 /*
- * Let nothing more into the socket, and throw away what lies unread in it. The fds there are closed
- * by this thread, which may take as long as close().
+ * Let nothing more into the socket, and discard all unread packets. This thread closes their fds,
+ * which may take as long as close().
  */
 void wire_discard(int socket);
 

@@ -63,7 +63,7 @@ bool heap_share(const struct heap_facts *facts, struct glake_share *share_out);
 
 /* Give a claimed allocation back, parked or not. Nothing uses it any more. */
 void heap_release(struct glake__allocation *allocation);
-/* Release an allocation that is asleep, without waking the rest. False: it has to be awake for that, and is still the caller's. */
+/* Release an allocation that is asleep, without waking it. False: that is impossible, and it is still the caller's. */
 bool heap_release_asleep(struct glake__allocation *allocation);
 
 /* Free memory of a pool in stream order, if another free there waits for an event. False: nothing has happened; park it. */

@@ -17,7 +17,7 @@ struct naming {
 	bool is_new; /* no part of it had the pin */
 };
 
-/* If the call fails the pin is undone, unless a part had it before: then all stays pinned, which is harmless for private memory. */
+/* If the call fails the pin is undone. If a part had it before, all stays pinned, which only keeps it private. */
 static CUresult settle_naming(const struct naming *naming, CUresult result)
 {
 	if (result != CUDA_SUCCESS && naming->is_new) {

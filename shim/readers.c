@@ -149,7 +149,7 @@ static int on_for(struct parser *parser, char **tokens, int n)
 	return parser->readers->what_for ? 0 : -ENOMEM;
 }
 
-/* Parse "build-id HEX offset NUMBER" or "digest HEX bytes NUMBER". Returns the kind; -1: the bytes are wrong, -2: the number. */
+/* Parse "build-id HEX offset NUMBER" or "digest HEX bytes NUMBER". Returns the kind; -1: wrong bytes, -2: wrong number. */
 static int read_image(const char *const *words, struct image_id *image_out)
 {
 	*image_out = (struct image_id){.kind = IMAGE_UNKNOWN};

@@ -118,8 +118,8 @@ CUresult writes_refused(CUresult result, struct writes_span span, CUstream strea
 CUresult writes_unseal_to_name(CUdeviceptr ptr, uint64_t n_bytes);
 
 /*
- * Outside the gate: make all of an allocation private. Waits for threads that are sealing it. 0; -EINVAL: it is gone; or another
- * error of the library; -EBUSY: work on the GPU does not end.
+ * Outside the gate: make all of an allocation private. Waits for threads that are sealing it. 0; -EINVAL: it is gone; -EBUSY:
+ * work on the GPU does not end; or another error of the library.
  */
 int writes_make_private(CUdeviceptr ptr, uint64_t n_bytes);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Calls of graphics.txt that wake a process, for gates.awk: their headers want those of OpenGL and VDPAU. */
+/* Calls of graphics.txt that wake a process, for gates.awk. Their own headers need those of OpenGL and VDPAU. */
 #include <cuda.h>
 #include <stdint.h>
 

@@ -32,7 +32,7 @@ int shim_nvmlDeviceGetMemoryInfo_v2(void *device, struct nvml_memory_v2 *memory)
 	}
 	struct view view = {.free_bytes = memory->free, .total_bytes = memory->total};
 	if (question_view(device, &view)) {
-		/* The driver's own reserve is no part of a quota. */
+		/* A quota has no part of the driver's own reserve. */
 		memory->reserved = view.total_bytes < memory->total ? 0 : memory->reserved;
 		memory->total = view.total_bytes;
 		uint64_t room_bytes = memory->total - memory->reserved;

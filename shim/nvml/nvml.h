@@ -56,7 +56,7 @@ struct nvml_process {
 	uint64_t used_bytes;
 };
 
-/* Of _v2 and _v3. */
+/* A row of the calls _v2 and _v3. */
 struct nvml_process_v2 {
 	struct nvml_process process;
 	uint32_t gpu_instance;

@@ -19,12 +19,12 @@
 
 struct question {
 	struct glake_session *session; /* owned */
-	uint32_t index;                /* glaked's, of the device */
+	uint32_t index;                /* glaked's number of the device */
 	uint64_t own_session;
-	uint32_t own_pid;    /* our pid for glaked; 0: it does not see it */
-	uint64_t warm_bytes; /* of this process */
+	uint32_t own_pid;    /* our pid for glaked; 0: glaked does not see it */
+	uint64_t warm_bytes; /* this process's */
 
-	/* of question_add() */
+	/* for question_add() */
 	char *rows; /* borrowed */
 	unsigned n_rows;
 	size_t row_bytes;
@@ -95,7 +95,7 @@ static bool connect_unless_hung(struct glake_session **session_out)
 	return r == 0;
 }
 
-/* The shim of this process, if there is one, tells glaked what has become warm since its last report. */
+/* Let the shim of this process, if there is one, tell glaked about memory that has become warm since its last report. */
 static void tell(void)
 {
 	void (*shim_tell)(void);

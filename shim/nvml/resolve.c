@@ -25,7 +25,7 @@ enum {
 #undef NAME
 };
 
-/* trampolines.S: in the order of names. */
+/* The tables of trampolines.S, in the order of names. */
 extern _Atomic(void *) shim_table[N_NAMES];
 extern void *const shim_entries[N_NAMES];
 

@@ -26,7 +26,7 @@ enum { EXIT_FAILED = 1, EXIT_REFUSED = 125 };
 #define DEFAULT_SECONDS 600u
 #define DEFAULT_LEAST 4u
 #define MAX_FACTS_BYTES (1u << 30)
-/* A program that was told to end has so long. */
+/* A program that was told to end has this long. */
 #define GRACE_NS 2000000000ull
 #define LOOK_NS 100000000
 
@@ -39,9 +39,9 @@ struct learn {
 	uint64_t n_seconds;
 	uint64_t least;
 	struct learned learned;
-	char folder[PATH_MAX]; /* of our own */
-	char state[PATH_MAX];  /* in it: what the program reads */
-	char facts[PATH_MAX];  /* and what it writes */
+	char folder[PATH_MAX]; /* our own, for the next two */
+	char state[PATH_MAX];  /* the file that the program reads */
+	char facts[PATH_MAX];  /* the file that it writes */
 };
 
 static int refuse(const char *subject, const char *why)
@@ -60,7 +60,7 @@ static bool read_number(const char *text, uint64_t otherwise, uint64_t *n_out)
 
 /* ---- files ------------------------------------------------------------------------------------ */
 
-/* As a whole or not at all. */
+/* Write the whole file or change nothing. */
 static int write_file(const struct learn *learn, const char *path, bool is_table)
 {
 	char draft[PATH_MAX + 8];
@@ -92,7 +92,7 @@ static int keep_state(const struct learn *learn)
 	return r < 0 ? refuse(learn->options->state, strerror(-r)) : 0;
 }
 
-/* *text_out is the caller's. */
+/* The caller frees *text_out. */
 static int read_facts(const struct learn *learn, char **text_out)
 {
 	struct stat facts;
@@ -148,7 +148,7 @@ static void list_told(sigset_t *set_out)
 static void run_child(const struct learn *learn, const sigset_t *signals)
 {
 	setpgid(0, 0);
-	/* Nobody runs on whom nobody watches. */
+	/* The program must end if we do, because nobody would watch it. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	sigprocmask(SIG_SETMASK, signals, NULL);
 	setenv("GLAKE_DEDUP", "learn", 1);
@@ -159,12 +159,12 @@ static void run_child(const struct learn *learn, const sigset_t *signals)
 }
 
 struct end {
-	int status; /* of waitpid() */
+	int status; /* as of waitpid() */
 	bool is_late;
-	int signal; /* that we got; 0: none */
+	int signal; /* the signal that we got; 0: none */
 };
 
-/* The program and all that it has started, in one group. */
+/* Wait for the program and all processes that it has started, which are in one process group. */
 static void wait_for(pid_t pid, const struct learn *learn, const sigset_t *signals,
                      struct end *end_out)
 {
@@ -189,7 +189,7 @@ static void wait_for(pid_t pid, const struct learn *learn, const sigset_t *signa
 	kill(-pid, SIGKILL);
 }
 
-/* 0, or an exit status. */
+/* Returns 0, or an exit status. */
 static int run_once(const struct learn *learn, struct end *end_out)
 {
 	sigset_t signals;
@@ -253,7 +253,7 @@ static void say(const struct learn *learn, uint64_t run, const struct learn_foun
 	fputc('\n', stderr);
 }
 
-/* Why there is no sense in another run; NULL: there is, or (*status_out is 0) all is known. */
+/* Why another run makes no sense; NULL: it does, or (*status_out is 0) nothing is left to learn. */
 static const char *judge(const struct learn *learn, const struct learn_found *found,
                          const struct end *end, int *status_out)
 {

@@ -61,7 +61,7 @@ static struct seen_word *get_seen_word(struct seen *seen, unsigned at)
 	return word;
 }
 
-/* "build-id HEX offset 0xHEX NAME", "digest HEX bytes N NAME", "unknown NAME" */
+/* Parse "build-id HEX offset 0xHEX NAME", "digest HEX bytes N NAME" or "unknown NAME". */
 static int on_kernel(struct merge *merge, int pid, unsigned number, char *text)
 {
 	struct image_id image = {.kind = IMAGE_UNKNOWN};
@@ -129,7 +129,7 @@ static int set_open(struct learned_function *function, const char *why)
 	return function->open ? 0 : -ENOMEM;
 }
 
-/* Those through which it could not write. @wants_untried: and that were not tried; @wants_new: and never seen to read. */
+/* Words through which the launch could not write. @wants_untried: only untried ones; @wants_new: only never seen to read. */
 static size_t suspects(struct learned_function *function, const struct fault *fault, bool wants_new,
                        bool wants_untried, struct learned_word **words_out)
 {
@@ -281,7 +281,7 @@ static bool has_faulted(const struct merge *merge, const struct learned_function
 	return i < merge->n;
 }
 
-/* What a function was seen to read before its fault counts. */
+/* Add the reads that a function was seen to make, also those before its fault. */
 static int add_up(struct merge *merge)
 {
 	for (size_t i = 0; i < merge->n; i++) {
@@ -298,7 +298,7 @@ static int add_up(struct merge *merge)
 	return 0;
 }
 
-/* It could write through this word alone, of those that were tried, and did not fault. */
+/* A function that could write through the tried word, and did not fault, writes through it. */
 static void end_trials(struct merge *merge)
 {
 	for (size_t i = 0; i < merge->n; i++) {
@@ -326,7 +326,7 @@ static void free_merge(struct merge *merge)
 	free(merge->list);
 }
 
-/* All lines of one kind, faults or not. */
+/* Read all lines of one kind: faults, or all others. */
 static int read_lines(struct merge *merge, char *facts, bool wants_faults)
 {
 	int r = 0;

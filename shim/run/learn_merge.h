@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a run has found becomes part of what is known, and what is known a table.
+ * Merges the findings of a run into the state, and writes a table from the state.
  *
- * A fault says which words of the launch pointed to candidates, and through which of them it could write. Of those through
- * which it could not, the ones that were never seen to read come first: one of them alone is given access in the next run,
- * and the next in the one after that; if none helps, all of them count as writing. Then the same with words that were
- * seen to read. A function that faults when it may write through all its words touches what it does not name.
+ * A fault says which words of the launch pointed to candidates, and through which of them it could write. The other words are
+ * suspects. Suspects that were never seen to read are tried first: each alone is given write access, in one run after the
+ * other; if none helps, all of them count as writing. Then suspects that were seen to read are tried in the same way.
+ * A function that faults although it may write through all its words touches memory that it does not name.
  *
  * Threads: one.
  */
@@ -16,23 +16,23 @@
 
 #include "shim/learned.h"
 
-/* Of one run. */
+/* The findings of one run. */
 struct learn_found {
-	unsigned n_processes; /* that had something to learn from */
+	unsigned n_processes; /* processes with findings */
 	unsigned n_faults;
-	char fault[160]; /* the last, for people; "" */
+	char fault[160]; /* the last fault, for people; "": none */
 };
 
-/* @facts is written to. 0 or -ENOMEM; lines that make no sense are passed over: the program may have died in one. */
+/* Changes @facts. Returns 0 or -ENOMEM. Lines that make no sense are skipped, because the program may have died in one. */
 int learn_merge(struct learned *learned, char *facts, struct learn_found *found_out);
 
-/* What a table would have, and would not. */
+/* The functions and words that a table would have, and would not have. */
 struct learn_sum {
 	size_t n_functions;
-	size_t n_words; /* that read */
+	size_t n_words; /* words that read */
 	size_t n_open;
-	size_t n_writing; /* words */
-	size_t n_rare; /* functions that were not launched often enough beside memory that they did not name */
+	size_t n_writing; /* words that write */
+	size_t n_rare;    /* functions with too few launches beside memory that they did not name */
 	size_t n_nameless;
 };
 struct learn_sum learn_sum(const struct learned *learned, uint64_t least);

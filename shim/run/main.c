@@ -86,7 +86,7 @@ struct options {
 	const char *shim_path;
 	bool is_strict;
 	bool is_optional;
-	struct learn_options learn; /* of glake learn alone */
+	struct learn_options learn; /* for glake learn only */
 };
 
 static int refuse(int status, const char *subject, const char *reason)
@@ -152,7 +152,7 @@ static bool find_nvml(const char *shim_path, char path_out[PATH_MAX])
 	       has_real(&shim_library_nvml, path_out);
 }
 
-/* A promise that is no size is refused in any case. */
+/* Checks that glaked is there, unless @is_optional. A promise that is no size is always refused. */
 static int check_daemon(bool is_optional)
 {
 	struct glake_connect_options options = {.size = sizeof(options), .no_cuda = 1};
@@ -223,7 +223,7 @@ static int check_name(const char *name)
 	               : 0;
 }
 
-/* learn is for glake learn, which has set where the shim is to write. */
+/* GLAKE_DEDUP=learn is only for glake learn, which sets the files that the shim writes. */
 static int check_dedup(const char *how)
 {
 	return strcmp(how, "off") != 0 && strcmp(how, "auto") != 0 &&
@@ -233,7 +233,7 @@ static int check_dedup(const char *how)
 	               : 0;
 }
 
-/* As shim/auto.c takes it. */
+/* Check the quiet time by the rule of shim/auto.c. */
 static int check_quiet(const char *text)
 {
 	char *end;
@@ -244,7 +244,7 @@ static int check_quiet(const char *text)
 	               : 0;
 }
 
-/* The environment that the shim will see, with the options in it. */
+/* Check the environment that the shim will see, with the options in it. */
 static int check_environment(const struct options *options)
 {
 	const char *own = getenv("GLAKE_SHIM_OWN");
@@ -287,7 +287,7 @@ static void use_link(char path[PATH_MAX], const struct shim_library *library)
 	}
 }
 
-/* Behind the user's own preloaded libraries. */
+/* Add ours to LD_PRELOAD, behind the user's own libraries. */
 static int set_preload(char shim_path[PATH_MAX])
 {
 	const char *before = getenv("LD_PRELOAD");
@@ -338,7 +338,7 @@ static void set_environment(const struct options *options)
 	}
 }
 
-/* Absolute, because the program may change its folder. The shim writes nothing without a word: look. */
+/* Make the path absolute, because the program may change its folder. Check it, because the shim fails silently. */
 static int set_record(const char *file)
 {
 	char folder[PATH_MAX];
@@ -568,7 +568,7 @@ int main(int argc, char **argv)
 	if (at == 0) {
 		return status;
 	}
-	/* What is known already makes a table, too. */
+	/* glake learn with a state needs no program: the state makes a table, too. */
 	if (at >= argc && !(is_to_learn && options.learn.state)) {
 		fprintf(stderr, "glake: %s what?\n", verb);
 		return complain();

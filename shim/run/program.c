@@ -92,7 +92,7 @@ static bool gains_privileges(int fd)
 	       fgetxattr(fd, "security.capability", NULL, 0) > 0;
 }
 
-/* "#!/usr/bin/env python3\n": the first word. */
+/* The first word of a line like "#!/usr/bin/env python3". */
 static bool script_interpreter(const char *head, char path_out[PATH_MAX])
 {
 	const char *at = head + 2 + strspn(head + 2, " \t");
@@ -114,7 +114,7 @@ bool program_takes_preload(const char *path, const char **why_out)
 		cleanup_fd int fd = open(current, O_RDONLY | O_CLOEXEC);
 		ssize_t n_bytes = fd < 0 ? -1 : read(fd, head, HEAD_BYTES);
 		if (n_bytes < 0) {
-			/* Executable but not readable: left to the loader. */
+			/* A file that is executable but not readable is left to the loader. */
 			return true;
 		}
 		head[n_bytes] = '\0';
@@ -137,7 +137,7 @@ bool program_takes_preload(const char *path, const char **why_out)
 
 bool program_names(const char *path, const char *symbol)
 {
-	/* O_NONBLOCK: opening a pipe would wait for its other end. */
+	/* O_NONBLOCK, because opening a pipe would wait for its other end. */
 	cleanup_fd int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 	struct stat status;
 	if (fd < 0 || fstat(fd, &status) < 0 || status.st_size < SELFMAG) {

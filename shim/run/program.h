@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Looks at files before the loader does: can a program be preloaded, is a library the right one.
+ * Checks files before the loader opens them: can a program be preloaded, is a library the right one?
  *
  * Threads: one.
  */

@@ -84,7 +84,7 @@ static void tree_remove(struct block **at, const struct block *block)
 	*at = join(block->left, block->right);
 }
 
-/* The first that is not less than @key. */
+/* The first block that is not less than @key. */
 static struct block *tree_find(struct block *tree, const struct block *key)
 {
 	struct block *found = NULL;

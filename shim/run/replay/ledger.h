@@ -23,14 +23,14 @@ enum block_state {
 };
 
 struct block {
-	uint64_t segment; /* its number, in the order of ledger_add() */
+	uint64_t segment; /* the segment's number, in the order of ledger_add() */
 	uint64_t address; /* in the segment */
 	uint64_t n_bytes;
 	struct block *before; /* neighbours in the segment */
 	struct block *after;
 	struct block *left; /* in the tree of its state */
 	struct block *right;
-	uint32_t weight; /* the tree is a heap by it, and therefore flat */
+	uint32_t weight; /* random: the tree is a heap by weight, and therefore flat */
 	uint32_t line;
 	enum block_state state;
 };

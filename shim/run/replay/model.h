@@ -21,7 +21,7 @@ struct model {
 
 /* PyTorch's caching allocator, as it is without options (c10/cuda/CUDACachingAllocator.cpp, 2.11). */
 extern const struct model model_caching;
-/* The same with expandable_segments:True. */
+/* PyTorch's caching allocator with expandable_segments:True. */
 extern const struct model model_expandable;
 /* cuMemAlloc() and cuMemFree() for each allocation. */
 extern const struct model model_driver;
@@ -31,7 +31,7 @@ static inline uint64_t round_up(uint64_t n, uint64_t multiple)
 	return (n + multiple - 1) / multiple * multiple;
 }
 
-/* What PyTorch's two allocators have in common. */
+/* Constants of both of PyTorch's allocators. */
 #define TORCH_UNIT_BYTES 512u
 #define TORCH_SMALL_BYTES MIB /* up to this, a request is of the small pool */
 #define TORCH_SMALL_SEGMENT_BYTES (2 * MIB)

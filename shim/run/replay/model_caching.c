@@ -38,7 +38,7 @@ static void free_cached(struct ledger *ledger)
 	}
 }
 
-/* Of the large pool, what is left over must be able to serve a request of that pool. */
+/* In the large pool, the rest must be large enough for a request of that pool. */
 static bool may_split(const struct block *block, uint64_t n_bytes)
 {
 	uint64_t n_rest = block->n_bytes - n_bytes;

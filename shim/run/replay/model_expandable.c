@@ -25,7 +25,7 @@ static uint64_t expandable_bytes(const struct block *block)
 	return block->n_bytes + (has_hole ? block->after->n_bytes : 0);
 }
 
-/* Best fit, in which the end of what has memory counts as very large: it is the last choice. */
+/* Best fit. The last block with memory counts as very large, because it can grow: it is the last choice. */
 static struct block *find_mapped(const struct ledger *ledger, uint32_t line, uint64_t n_bytes)
 {
 	struct block *block = ledger_best(ledger, line, n_bytes);

@@ -104,7 +104,7 @@ static int play_events(struct player *player)
 	return 0;
 }
 
-/* Of a session that does not stitch there is no count of the driver's calls. */
+/* A session that does not stitch counts no driver calls. */
 static void read_counts(struct player *player)
 {
 	struct glake_pool_stats stats = {.size = sizeof(stats)};

@@ -11,13 +11,13 @@
 #include "shim/run/replay/result.h"
 
 struct ours {
-	const char *name;        /* of the result */
+	const char *name;        /* the result's */
 	const char *socket_path; /* NULL: glake_connect()'s default */
-	int ordinal;             /* of the CUDA device */
-	int stitch;              /* of glake_connect() */
+	int ordinal;             /* the CUDA device's */
+	int stitch;              /* option for glake_connect() */
 };
 
-/* 0, or -1 with a line on stderr: there is no glaked or no device, or memory did not suffice. */
+/* Returns 0, or -1 with a line on stderr: there is no glaked or no device, or memory did not suffice. */
 int ours_play(const struct ours *ours, const struct trace *trace, struct result *result_out);
 
 #endif

@@ -47,7 +47,7 @@ static bool play(const struct model *model, const struct trace *trace, uint64_t 
 	return fits;
 }
 
-/* What fits a limit is taken to fit every higher one. For best fit that is nearly always so. */
+/* A trace that fits a limit is taken to fit every higher one. For best fit that is nearly always so. */
 void play_model(const struct model *model, const struct trace *trace, struct result *result_out)
 {
 	struct result under_limit;

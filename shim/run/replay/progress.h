@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A line on the terminal while a long trace is replayed. Nothing on anything else.
+ * A line on the terminal while a long trace is replayed. Nothing is written to anything but a terminal.
  *
  * Threads: one.
  */

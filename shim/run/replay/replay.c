@@ -29,7 +29,7 @@ static const char usage_text[] =
 	"  --json          sizes in bytes, for programs\n"
 	"  --help\n";
 
-/* Ours first. */
+/* The allocators, ours first. */
 static const struct {
 	const char *name;
 	const struct model *model; /* NULL: ours */
@@ -58,7 +58,7 @@ static int complain(const char *subject, const char *reason)
 	return EXIT_USAGE;
 }
 
-/* 0: the list has a word that is none of ours. */
+/* 0: the list has an unknown word. */
 static unsigned parse_on(const char *list)
 {
 	unsigned on = 0;
@@ -89,7 +89,7 @@ static int parse_ordinal(const char *text)
 	return n_digits > 0 && n_digits < 5 && text[n_digits] == '\0' ? atoi(text) : -1;
 }
 
-/* Both may be somebody else's: a terminal is not steered by them. */
+/* Both texts may be somebody else's, so control characters must not reach the terminal. */
 static void say(const char *path, const char *separator, const char *error)
 {
 	cleanup_free char *safe_path = text_escape(path);
@@ -159,7 +159,7 @@ int replay_main(int argc, char **argv)
 	};
 	struct options options = {.on = (1u << N_ALLOCATORS) - 1};
 	int option;
-	/* It would make `plain` stitch. */
+	/* The variable would make `plain` stitch. */
 	unsetenv("GLAKE_ALLOC");
 	/* The name in messages of getopt(). */
 	argv[0] = program_invocation_short_name;

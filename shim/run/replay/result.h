@@ -13,12 +13,12 @@
 #include "shim/run/replay/trace.h"
 
 struct result {
-	const char *name; /* of the allocator */
+	const char *name; /* the allocator's */
 	uint64_t peak_reserved_bytes;
-	uint64_t n_made;         /* calls that got memory: of the driver, or VMM */
+	uint64_t n_made;         /* calls that got memory, by the driver's allocator or by VMM */
 	uint64_t n_freed;        /* calls that gave it back */
 	uint64_t time_ns;        /* 0: a model */
-	uint64_t smallest_bytes; /* of the GPU that the trace fits, in whole MiB */
+	uint64_t smallest_bytes; /* the smallest GPU that the trace fits, in whole MiB */
 };
 
 void result_print(FILE *out, const struct trace *trace, const struct result *results, size_t n);

@@ -11,14 +11,14 @@
 #include "proto/cleanup.h"
 #include "shim/run/replay/id_map.h"
 
-#define MAX_BYTES (UINT64_C(1) << 44) /* of an allocation, and of all that live at a time */
+#define MAX_BYTES (UINT64_C(1) << 44) /* the most of an allocation, and of all live ones */
 #define MAX_LINE_BYTES 256u
 
 struct reader {
 	struct trace *trace;
-	struct id_map ids;     /* to the latest allocation with this id */
-	struct id_map streams; /* to indices */
-	uint64_t *live;        /* owned: bytes by allocation, 0 when it was freed */
+	struct id_map ids;     /* ids to the latest allocation */
+	struct id_map streams; /* streams to indices */
+	uint64_t *live;        /* owned: bytes by allocation; 0: freed */
 	uint64_t live_bytes;
 	size_t n_event_room;
 	size_t n_live_room;
@@ -37,7 +37,7 @@ __attribute__((format(printf, 3, 4))) static int fail(struct reader *reader, int
 	return error;
 }
 
-/* Room for one element more. */
+/* Make room for one element more. */
 static bool reserve(void **array, size_t *n_room, size_t n, size_t element_bytes)
 {
 	if (n < *n_room) {
@@ -55,7 +55,7 @@ static bool reserve(void **array, size_t *n_room, size_t n, size_t element_bytes
 
 /* ---- words ------------------------------------------------------------------------------------ */
 
-/* Decimal, or hexadecimal behind 0x. */
+/* Parse a decimal number, or a hexadecimal one behind 0x. */
 static bool parse_number(const char *text, uint64_t *number_out)
 {
 	char *end;
@@ -68,7 +68,7 @@ static bool parse_number(const char *text, uint64_t *number_out)
 	return errno == 0 && end != text && *end == '\0';
 }
 
-/* Read the next word of *at as a number. @name says in messages what it is. */
+/* Read the next word of *at as a number. @name: its name in messages. */
 static int next_number(struct reader *reader, char **at, const char *name, uint64_t *number_out)
 {
 	const char *word = strtok_r(NULL, " \t\r\n", at);
@@ -191,7 +191,7 @@ static int read_lines(struct reader *reader, FILE *file)
 	char line[MAX_LINE_BYTES];
 	while (fgets(line, sizeof(line), file)) {
 		reader->line++;
-		/* Also a line with a NUL in it, which would hide its rest. */
+		/* A line with a NUL in it, which would hide the rest, is refused, too. */
 		if (!strchr(line, '\n') && !feof(file)) {
 			return fail(reader, -EINVAL, "the line is too long, or not text");
 		}

@@ -13,8 +13,8 @@
 #include <stdio.h>
 
 struct trace_event {
-	uint32_t allocation; /* index of it, in the order of the trace */
-	uint32_t stream;     /* index of it: the first stream of the trace is 0 */
+	uint32_t allocation; /* the allocation's index, in the order of the trace */
+	uint32_t stream;     /* the stream's index; the first of the trace is 0 */
 	uint64_t n_bytes;    /* 0: a free */
 	uint64_t line;       /* of the text, from 1 */
 };
