@@ -32,7 +32,7 @@ int wire_send(int socket, const void *bytes, size_t n_bytes, const int *fds, siz
 /*
  * Receive one packet into @buffer (@capacity >= GLAKE_MAX_PACKET_BYTES) and its fds into @fds, an
  * initialised list that must be empty. The fds arrive close-on-exec and belong to the list; if not
- * all could be received, fds->is_cut is set, and it is the caller who has to look. Returns 0,
+ * all could be received, fds->is_cut is set, which the caller must check. Returns 0,
  * WIRE_E_EOF, WIRE_E_MALFORMED (the list has what fds came), -EAGAIN, or another -errno.
  */
 int wire_recv(int socket, void *buffer, size_t capacity, size_t *n_bytes_out, struct fdlist *fds,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuMemAlloc and its family, and how much is free. */
+/* cuMemAlloc() and its family, and cuMemGetInfo(). */
 #include "graph.h"
 
 #include <stdlib.h>
@@ -80,7 +80,7 @@ static CUresult take_memory(struct mapping *m, uint64_t bytes)
 	if (bytes < SIM_GRANULARITY && !is_shareable) {
 		return slab_take(m->device, bytes, m);
 	}
-	/* Also catches what would wrap around when rounded up. */
+	/* This refuses also sizes that would wrap around when rounded up. */
 	if (bytes > device_total_bytes((CUdevice)m->device)) {
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
@@ -248,7 +248,7 @@ CUresult cuMemFree_v2(CUdeviceptr ptr)
 	return alloc_free(ptr);
 }
 
-/* On a captured stream: a node that allocates, when it is launched. */
+/* An allocation on a captured stream becomes a node, which allocates when it is launched. */
 static CUresult alloc_of_graph(CUdeviceptr *ptr_out, size_t bytes, unsigned device,
                                struct stream *s)
 {
@@ -291,7 +291,7 @@ static CUresult alloc_async(CUdeviceptr *ptr_out, size_t bytes, CUmemoryPool poo
 	pool = pool ? pool : pool_current(device);
 	err = alloc_device(pool_device(pool), bytes, pool, ptr_out);
 	if (err == CUDA_ERROR_OUT_OF_MEMORY && stream_wait(s) == CUDA_SUCCESS) {
-		/* What was freed on the stream before is there for this. */
+		/* Memory that was freed on the stream earlier is in the pool now. */
 		err = alloc_device(pool_device(pool), bytes, pool, ptr_out);
 	}
 	return err;

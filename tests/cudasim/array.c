@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Arrays, as far as the memory they take: whole granules of the device, as an H200 was seen to give.
- * They hold nothing, and nobody can copy to them.
+ * Arrays. They only take memory: whole granules of the device, as an H200 was seen to give.
+ * They have no content, and nobody can copy to them.
  */
 #include "sim.h"
 
@@ -9,7 +9,7 @@
 
 struct array {
 	struct array *next;
-	struct phys *phys; /* owned; NULL: mapped later, by the program */
+	struct phys *phys; /* owned; NULL: the program maps memory later */
 	struct ctx *ctx;
 	bool is_mipmapped;
 };
@@ -17,7 +17,7 @@ struct array {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct array *arrays; /* owned list */
 
-/* 0: there is no such format. */
+/* Bytes of an element; 0: there is no such format. */
 static uint64_t format_bytes(CUarray_format format)
 {
 	switch (format) {
@@ -42,7 +42,7 @@ static uint64_t at_least_one(uint64_t n)
 	return n ? n : 1;
 }
 
-/* Of all @n_levels levels; 0: there can be no such array. */
+/* Bytes of all @n_levels levels; 0: there can be no such array. */
 static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned n_levels)
 {
 	bool has_layers = d->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a device is: attributes, name, UUID, PCI address. The numbers are those of an H200. */
+/* Facts about a device: attributes, name, UUID, PCI address. The numbers are those of an H200. */
 #include "sim.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* By CUdevice_attribute, from 1; a dump of the real thing with driver 580. */
+/* Values by CUdevice_attribute, from 1, as an H200 with driver 580 gave them. */
 static const int attributes[] = {
 	1024,      1024,       1024,   64,        2147483647, 65535,     65535,  49152, 65536,
 	32,        2147483647, 65536,  1980000,   512,        1,         132,    0,     0,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What every exported function passes through, and cuInit. */
+/* The entry of every exported function, and cuInit. */
 #include "sim.h"
 
 #include <dlfcn.h>
@@ -11,7 +11,7 @@ enum init_state {
 	STATE_NEW,
 	STATE_READY,
 	STATE_FORKED, /* a child of a process that had called cuInit: unusable for good */
-	STATE_ENDED,  /* exit() has come to us */
+	STATE_ENDED,  /* exit() has called our handler */
 };
 
 static atomic_int state = STATE_NEW;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Stream capture: what is submitted to a captured stream becomes a node behind those that the stream
+ * Stream capture: work that is submitted to a captured stream becomes a node behind those that the stream
  * stands at. Events carry that place to other streams, which are captured then, too, until the capture
  * ends on the stream that it began on.
  *
@@ -14,7 +14,7 @@
 
 #include <string.h>
 
-/* What is in the blob of capture_fork(). */
+/* The content of capture_fork()'s blob. */
 struct fork {
 	uint64_t id;
 	size_t n;
@@ -114,7 +114,7 @@ static bool is_forbidding(const struct capture *capture, const void *unused)
 	return is_unsafe(capture);
 }
 
-/* All captures that @forbids break. */
+/* Break all captures that @forbids selects. */
 static CUresult break_those(bool (*forbids)(const struct capture *capture, const void *of),
                             const void *of)
 {
@@ -229,7 +229,7 @@ void capture_drop(struct capture *capture)
 	capture_end(capture);
 }
 
-/* A stream that goes before the capture ends takes what it has captured away. */
+/* Drop a capture that began on the stream, which is destroyed; break a capture that the stream has joined. */
 void capture_end_of_stream(const struct stream *s)
 {
 	pthread_mutex_lock(&capture_lock);

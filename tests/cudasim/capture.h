@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Captures: what capture.c keeps, and captureapi.c begins and ends.
+ * Captures. capture.c keeps them; captureapi.c begins and ends them.
  *
  * Owner:    capture.c.
  * Lifetime: a capture from its begin to its end, on the stream that it began on.
@@ -17,11 +17,11 @@
 
 struct capture {
 	uint64_t id;           /* never used again; 0: a free place */
-	struct stream *stream; /* that it began on */
+	struct stream *stream; /* where it began */
 	CUstreamCaptureMode mode;
 	pthread_t thread;
 	bool is_broken;
-	bool is_given; /* the graph is the program's, not ours */
+	bool is_given; /* the program owns the graph */
 	struct graph *graph;
 };
 
@@ -29,7 +29,7 @@ struct capture {
 struct member {
 	struct stream *stream;   /* NULL: a free place */
 	struct capture *capture; /* borrowed */
-	struct node **deps;      /* owned: what the next node comes after */
+	struct node **deps;      /* owned: the nodes that the next one depends on */
 	size_t n_deps;
 };
 
@@ -40,17 +40,17 @@ extern struct member capture_members[CAPTURE_MAX_MEMBERS];
 struct member *capture_find(const struct stream *stream);
 /* 0 finds a free place. */
 struct capture *capture_of_id(uint64_t id);
-/* There is one more. */
+/* Count one capture more. */
 void capture_count(void);
-/* NULL: no place. */
+/* Add a captured stream. NULL: there is no free place. */
 struct member *capture_enter(struct stream *s, struct capture *capture);
 void capture_leave(struct member *member);
 CUresult capture_stand_at(struct member *member, struct node *const *deps, size_t n);
-/* Beside those that it stands at. */
+/* Let the next node depend on these nodes, too. */
 CUresult capture_stand_also_at(struct member *member, struct node *const *deps, size_t n);
-/* Ends it; the graph stays where it is. */
+/* End the capture; the graph stays. */
 void capture_end(struct capture *capture);
-/* The same, and the graph goes, unless it is the program's. */
+/* End the capture, and free the graph unless the program owns it. */
 void capture_drop(struct capture *capture);
 /* Would the legacy default stream have to wait for a captured one? Breaks the capture if told so. */
 bool capture_is_implicit(const struct stream *s, bool is_breaking);

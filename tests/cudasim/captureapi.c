@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Beginning and ending captures, and where they stand. */
+/* Calls that begin and end captures, and tell their state. */
 #include "capture.h"
 
 static CUresult begin(CUstream handle, CUstreamCaptureMode mode, struct graph *given,
@@ -161,7 +161,7 @@ CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *status_out)
 	return err;
 }
 
-/* What is asked for is not NULL. The dependencies are the capture's, until the stream goes on. */
+/* Only outputs that are not NULL are written. The dependencies are the capture's, valid until the stream goes on. */
 static CUresult get_info(CUstream handle, CUstreamCaptureStatus *status_out, cuuint64_t *id_out,
                          CUgraph *graph_out, const CUgraphNode **deps_out, size_t *n_deps_out)
 {

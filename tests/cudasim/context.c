@@ -7,7 +7,7 @@
 #define MAX_CREATED 32
 
 static struct ctx contexts[SIM_MAX_DEVICES];
-/* Taken in turn: a handle is not used again at once. */
+/* Slots are used in turn, so that no handle is used again at once. */
 static struct ctx created[MAX_CREATED];
 static size_t next_created;
 /* Held over the making and the end of a context. */
@@ -71,7 +71,7 @@ static void poison_one(struct ctx *ctx, CUresult err)
 	atomic_compare_exchange_strong(&ctx->poison, &clean, err);
 }
 
-/* @ctx: and those of its device; NULL: all. */
+/* Poison @ctx and all others of its device; NULL: all. */
 static void poison_those(struct ctx *list, size_t n, const struct ctx *ctx, CUresult err)
 {
 	for (size_t i = 0; i < n; i++) {
@@ -329,7 +329,7 @@ CUresult cuCtxCreate_v4(CUcontext *ctx_out, CUctxCreateParams *params, unsigned 
 	return create(ctx_out, flags, dev);
 }
 
-/* There is no graphics: a context as any other. */
+/* There is no graphics here, so the context is like any other. */
 CUresult cuGLCtxCreate_v2(CUcontext *ctx_out, unsigned int flags, CUdevice dev)
 {
 	ENTER(cuGLCtxCreate_v2);
@@ -345,7 +345,7 @@ CUresult cuVDPAUCtxCreate_v2(CUcontext *ctx_out, unsigned int flags, CUdevice de
 	return create(ctx_out, flags, dev);
 }
 
-/* Also a lost one. Where it is current elsewhere it stays so, and is of no use. */
+/* A lost context can be destroyed, too. Where it is current in other threads it stays so, and is of no use. */
 CUresult cuCtxDestroy_v2(CUcontext handle)
 {
 	ENTER(cuCtxDestroy_v2);

@@ -4,13 +4,13 @@
  */
 #include "work.h"
 
-/* Where rows of a side are now; what was mapped once is not the host's when it is mapped no more. */
+/* The view for the rows of a side. Memory that was mapped must not be taken for host memory once it is unmapped. */
 static enum space_view view_of(const struct copy_side *side)
 {
 	return side->is_pageable ? SPACE_BY_API : SPACE_BY_ENGINE;
 }
 
-/* The space is locked. Returns how much was copied; 0: not reachable any more. */
+/* Called with the space locked. Returns how much was copied; 0: the memory is not reachable any more. */
 static uint64_t copy_piece(const struct copy *copy, uint64_t dst, uint64_t src, uint64_t bytes,
                            unsigned device)
 {
@@ -103,7 +103,7 @@ bool copy_is_kernel(const struct copy *copy)
 	return !is_on_host(copy->dst.addr) && !is_on_host(copy->src.addr);
 }
 
-/* Returns when the copy is done. Between two places on devices it need not be, see copy_sync. */
+/* Wait for the default stream, then copy in this thread. copy_sync() submits copies within device memory instead. */
 static CUresult copy_here(const struct copy *copy)
 {
 	struct ctx *ctx = ctx_current();
@@ -140,7 +140,7 @@ CUresult copy_sync(struct copy *copy)
 		return err;
 	}
 	if (copy_is_kernel(copy)) {
-		/* Not synchronous with the host: neither is a driver's. */
+		/* As with a driver, the copy is not synchronous with the host. */
 		return submit(copy, stream_from_handle(NULL));
 	}
 	return copy_here(copy);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies of planes and of many rows at once. Not of arrays: those hold nothing. */
+/* Copies of planes and of many rows at once. Arrays cannot be copied, as they hold nothing. */
 #include "work.h"
 
 /* One side of a CUDA_MEMCPY3D, of which the others are special cases. */
@@ -222,7 +222,7 @@ CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER *peers, CUstream stream)
 	return shape_async(&shape, stream);
 }
 
-/* Not on the legacy default stream, and each copy has attributes, from an index on. */
+/* A batch may not be on the legacy default stream, and each copy must have attributes, which count from an index on. */
 static bool is_good_batch(const CUmemcpyAttributes *attributes, const size_t *from,
                           size_t n_attributes, size_t n, CUstream stream)
 {
@@ -267,7 +267,7 @@ CUresult cuMemcpyBatchAsync(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes,
 {
 	ENTER(cuMemcpyBatchAsync);
 	if (failed_out) {
-		*failed_out = SIZE_MAX; /* none in particular */
+		*failed_out = SIZE_MAX; /* no particular copy has failed */
 	}
 	return is_good_batch(attributes, from, n_attributes, n, stream)
 	               ? batch(dsts, srcs, sizes, n, stream)

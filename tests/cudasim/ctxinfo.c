@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a context can be asked, and be told. */
+/* Queries and settings of a context. */
 #include "sim.h"
 
-#define API_VERSION 3020 /* what a driver answers, whatever it is */
+#define API_VERSION 3020 /* all drivers return this */
 
 CUresult cuCtxGetApiVersion(CUcontext handle, unsigned int *version_out)
 {
@@ -86,7 +86,7 @@ CUresult cuCtxSetCacheConfig(CUfunc_cache config)
 	return CUDA_SUCCESS;
 }
 
-/* Everything that was submitted in the context until now, with its green ones. */
+/* The event is behind all work submitted until now in the context and its green contexts. */
 CUresult cuCtxRecordEvent(CUcontext handle, CUevent event)
 {
 	ENTER(cuCtxRecordEvent);
@@ -117,7 +117,7 @@ CUresult cuCtxSynchronize(void)
 	return atomic_load(&ctx->poison);
 }
 
-/* What one context of a device may reach, its others may, too. */
+/* All contexts of a device may reach the same peers. */
 static atomic_uint *peers(void)
 {
 	return &ctx_of_device(ctx_current()->device)->peers;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which devices there are (CUDASIM_DEVICES) and which this process sees (CUDA_VISIBLE_DEVICES). */
+/* The devices of the machine (CUDASIM_DEVICES) and those that this process sees (CUDA_VISIBLE_DEVICES). */
 #include "sim.h"
 
 #include <errno.h>
@@ -109,7 +109,7 @@ void device_uuid(unsigned physical, uint8_t uuid_out[16])
 	uuid_out[15] = (uint8_t)physical;
 }
 
-/* "GPU-" and enough of the UUID to tell the devices apart. */
+/* Find a device by "GPU-" and enough of the UUID to tell the devices apart. */
 static int find_by_uuid(const char *text)
 {
 	int found = -1;
@@ -144,7 +144,7 @@ static int find_visible(const char *item)
 	return end != item && *end == '\0' && *item != '-' && n < n_physical ? (int)n : -1;
 }
 
-/* As the driver: the list ends at the first item that means no device; twice the same is an error. */
+/* As with a driver, the list ends at the first item that means no device, and the same device twice is an error. */
 static CUresult parse_visible(void)
 {
 	const char *list = getenv("CUDA_VISIBLE_DEVICES");

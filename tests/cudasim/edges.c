@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What nodes a graph has, and what comes before what. Edges have no data here. */
+/* The nodes and edges of graphs. Edges have no data here. */
 #include "graph.h"
 
 #include <string.h>
 
-/* As much of a list as the caller has room for, and how long it is or was. */
+/* A list for the caller: as many elements as it has room for, and the full length. */
 struct list {
 	CUgraphNode *room; /* NULL: only the length is wanted */
 	size_t n_room;
@@ -19,7 +19,7 @@ static void list_add(struct list *list, const struct node *node)
 	list->n++;
 }
 
-/* What is left of the room holds nothing. */
+/* End the list; the rest of the room is NULL. */
 static CUresult list_end(const struct list *list, size_t *n_out)
 {
 	for (size_t i = list->n; list->room && i < list->n_room; i++) {
@@ -182,7 +182,7 @@ CUresult cuGraphNodeGetDependentNodes_v2(CUgraphNode node, CUgraphNode *nodes,
 }
 #endif
 
-/* Both of the graph, and not the same. */
+/* Are both nodes of the graph, and different? */
 static bool is_pair(const struct graph *graph, const struct node *from, const struct node *to)
 {
 	return from && to && from != to && from->graph == graph && to->graph == graph;
@@ -201,7 +201,7 @@ static CUresult add_edges(CUgraph handle, const CUgraphNode *from, const CUgraph
 		if (!is_pair(graph, a, b) || node_depends(b, a)) {
 			return CUDA_ERROR_INVALID_VALUE;
 		}
-		/* Not a circle. */
+		/* An edge that would make a circle is refused. */
 		graph_color_before(graph, &a, 1);
 		CUresult err = b->color == 1 ? CUDA_ERROR_INVALID_VALUE : node_depend(b, a);
 		if (err != CUDA_SUCCESS) {

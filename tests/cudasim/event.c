@@ -12,13 +12,13 @@ struct event {
 	struct ctx *ctx;
 	unsigned flags;
 	struct mark *mark;  /* one reference, under the lock; NULL before the first record */
-	struct blob *fork;  /* the same, if it was recorded on a captured stream */
+	struct blob *fork;  /* one reference, if it was recorded on a captured stream */
 	struct event *next; /* link: events */
 	struct event *previous;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-/* All there are: those of a context that ended are nobody's, and no leak. */
+/* All events. Those of a context that ended stay here, so that they are no leak. */
 static struct event *events;
 
 static struct event *event_from_handle(CUevent handle)
@@ -28,7 +28,7 @@ static struct event *event_from_handle(CUevent handle)
 	return e && e->magic == EVENT_MAGIC ? e : NULL;
 }
 
-/* What was recorded last, with a reference for the caller, or NULL. */
+/* The mark of the last record, with a reference for the caller, or NULL. */
 static struct mark *event_mark(struct event *e)
 {
 	pthread_mutex_lock(&lock);
@@ -40,7 +40,7 @@ static struct mark *event_mark(struct event *e)
 	return mark;
 }
 
-/* Takes both over; one of them is NULL. */
+/* Takes over mark and fork, one of which is NULL. */
 static void event_set(struct event *e, struct mark *mark, struct blob *fork)
 {
 	pthread_mutex_lock(&lock);
@@ -53,7 +53,7 @@ static void event_set(struct event *e, struct mark *mark, struct blob *fork)
 	blob_unref(fork_before);
 }
 
-/* With a reference for the caller; NULL: not recorded on a captured stream. */
+/* The fork, with a reference for the caller; NULL: the event was not recorded on a captured stream. */
 static struct blob *event_fork(struct event *e)
 {
 	pthread_mutex_lock(&lock);
@@ -109,7 +109,7 @@ CUresult cuEventCreate(CUevent *event_out, unsigned int flags)
 	return CUDA_SUCCESS;
 }
 
-/* Frees also in a poisoned context, and then says what is wrong: nobody can try again. */
+/* Frees the event also in a poisoned context, and then returns its error, because nobody can try again. */
 CUresult cuEventDestroy_v2(CUevent handle)
 {
 	ENTER(cuEventDestroy_v2);
@@ -135,7 +135,7 @@ CUresult cuEventDestroy_v2(CUevent handle)
 	return ctx_check(ctx);
 }
 
-/* A node, instead of a place in the capture. */
+/* Record the event by a node, and not as a place in the capture. */
 static CUresult record_outside(CUevent event, struct stream *s)
 {
 	struct work work = {.type = CU_GRAPH_NODE_TYPE_EVENT_RECORD, .of.event = {event, NULL}};
@@ -232,7 +232,7 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent handle, unsigned int flags)
 	return err;
 }
 
-/* May it be asked, or waited for, now? */
+/* May the event be queried, or waited for, now? */
 static CUresult check_asked(struct event *e)
 {
 	if (!e) {

@@ -21,7 +21,7 @@ struct exec {
 	struct mark *last; /* one reference: the end of the launch before, or NULL */
 };
 
-/* One launch. */
+/* A launch of an executable. */
 struct batch {
 	struct mark *before; /* one reference each; before may be NULL */
 	struct mark *end;
@@ -46,7 +46,7 @@ struct node *exec_node(CUgraphExec handle, CUgraphNode node_handle)
 
 /* ---- making ---- */
 
-/* What nodes write to may be read-only by now. */
+/* Destinations of nodes may be read-only by now. */
 static CUresult check_writes(const struct graph *graph)
 {
 	CUresult err = CUDA_SUCCESS;
@@ -151,7 +151,7 @@ CUresult cuGraphExecGetFlags(CUgraphExec handle, cuuint64_t *flags_out)
 	return CUDA_SUCCESS;
 }
 
-/* What was launched still runs. */
+/* Launches under way still run. */
 CUresult cuGraphExecDestroy(CUgraphExec handle)
 {
 	ENTER(cuGraphExecDestroy);
@@ -161,7 +161,7 @@ CUresult cuGraphExecDestroy(CUgraphExec handle)
 		return CUDA_ERROR_INVALID_VALUE;
 	}
 	if (exec->graph->held && exec->last) {
-		mark_wait(exec->last); /* it uses what may be destroyed now */
+		mark_wait(exec->last); /* the launch uses objects that may be destroyed now */
 	}
 	exec->magic = 0;
 	kept_remove(&exec->kept);
@@ -173,7 +173,7 @@ CUresult cuGraphExecDestroy(CUgraphExec handle)
 
 /* ---- launching ---- */
 
-/* Also when the context was lost meanwhile, so that nobody waits for ever. */
+/* Called also when the context was lost meanwhile, so that nobody waits for ever. */
 static void drop_batch(void *arg)
 {
 	struct batch *batch = *(struct batch **)arg;
@@ -222,7 +222,7 @@ static size_t count_works(const struct graph *graph)
 	return n;
 }
 
-/* There is room for them. The nodes of an executable are in order. */
+/* The batch has room for all works. The nodes of an executable are in order. */
 static void add_works(struct batch *batch, const struct graph *graph)
 {
 	for (const struct node *node = graph->first; node; node = node->next) {
@@ -234,7 +234,7 @@ static void add_works(struct batch *batch, const struct graph *graph)
 	}
 }
 
-/* An event that is recorded is so from now on, and one that is waited for is as it is now. */
+/* An event that the graph records counts as recorded from now on; one that it waits for is taken as it is now. */
 static CUresult set_events(struct batch *batch)
 {
 	for (size_t i = 0; i < batch->n; i++) {
@@ -264,7 +264,7 @@ static bool frees(const struct batch *batch, CUdeviceptr ptr)
 	return false;
 }
 
-/* That of the first @n works. */
+/* Give back the memory of the first @n works. */
 static void give_memory_back(const struct batch *batch, size_t n)
 {
 	for (size_t i = 0; i < n; i++) {
@@ -274,7 +274,7 @@ static void give_memory_back(const struct batch *batch, size_t n)
 	}
 }
 
-/* What an earlier launch left allocated is in the way, unless the launch is to free it. */
+/* Memory that an earlier launch left allocated is an error, unless the launch frees it. */
 static CUresult take_memory(const struct exec *exec, const struct batch *batch)
 {
 	bool is_free_again = exec->flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
@@ -342,7 +342,7 @@ static CUresult launch(struct exec *exec, struct stream *s)
 	return err;
 }
 
-/* On a captured stream it is a node with the graph. */
+/* A launch on a captured stream becomes a node with the graph. */
 static CUresult capture(const struct exec *exec, struct stream *s)
 {
 	struct work work = {.type = CU_GRAPH_NODE_TYPE_GRAPH};
@@ -367,7 +367,7 @@ CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream)
 	return capture_is_of(s) ? capture(exec, s) : launch(exec, s);
 }
 
-/* There is nothing to carry anywhere. */
+/* Does nothing, because there is nothing to upload. */
 CUresult cuGraphUpload(CUgraphExec handle, CUstream stream)
 {
 	ENTER(cuGraphUpload);
@@ -405,7 +405,7 @@ CUresult cuGraphNodeGetEnabled(CUgraphExec exec, CUgraphNode handle, unsigned in
 	return CUDA_SUCCESS;
 }
 
-/* The nodes of both, in order, are pairs; colors of @now are their places. */
+/* The nodes of both graphs, in order, are pairs; the color of a node of @now is its index. */
 static bool has_same_deps(const struct node *was, const struct node *now, struct node *const *wases)
 {
 	bool is_same = was->n_deps == now->n_deps;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What can be asked about a function. */
+/* Queries about functions. */
 #include "sim.h"
 
 #include <string.h>
@@ -8,7 +8,7 @@
 
 CUresult cuFuncGetAttribute(int *value_out, CUfunction_attribute attribute, CUfunction function)
 {
-	/* Of a small kernel on an H200. */
+	/* The values of a small kernel on an H200. */
 	static const int values[CU_FUNC_ATTRIBUTE_MAX] = {
 		[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK] = (int)MAX_THREADS,
 		[CU_FUNC_ATTRIBUTE_NUM_REGS] = 32,

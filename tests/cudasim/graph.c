@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Graphs as such: their nodes, their copies, and the order that edges ask for. */
+/* Graphs: their nodes, their copies, and the order that their edges define. */
 #include "graph.h"
 
 #include <string.h>
@@ -162,7 +162,7 @@ static CUresult copy_work(const struct work *work, bool is_for_exec, struct work
 	return err;
 }
 
-/* @made: of the nodes before it, by their color. */
+/* @made: the copies of the nodes before it, by their color. */
 static CUresult copy_node(const struct node *node, bool is_for_exec, struct graph *clone,
                           struct node *const *made)
 {
@@ -183,7 +183,7 @@ static CUresult copy_node(const struct node *node, bool is_for_exec, struct grap
 	return err;
 }
 
-/* In an order in which each is behind those that it depends on. */
+/* Copy the nodes in an order in which each follows those that it depends on. */
 static CUresult copy_nodes(const struct graph *graph, bool is_for_exec, struct graph *clone)
 {
 	struct node **order = graph_order(graph);
@@ -241,7 +241,7 @@ void graph_adopt(struct graph *graph, const struct graph *before)
 
 enum { NEW, OPEN, DONE };
 
-/* False: a circle. Recursion is as deep as the longest path. */
+/* False: the graph has a circle. Recursion is as deep as the longest path. */
 static bool visit(struct node *node, struct node **order, size_t *n)
 {
 	if (node->color == DONE) {
@@ -261,7 +261,7 @@ static bool visit(struct node *node, struct node **order, size_t *n)
 	return true;
 }
 
-/* Of nodes that may go in any order, those made first go first. */
+/* Nodes that may go in any order go in the order of their making. */
 struct node **graph_order(const struct graph *graph)
 {
 	struct node **order = calloc(graph->n_nodes + 1, sizeof(struct node *));
@@ -318,7 +318,7 @@ CUresult cuGraphCreate(CUgraph *graph_out, unsigned int flags)
 	return CUDA_SUCCESS;
 }
 
-/* Not one of a node, nor one that is captured to. */
+/* A child graph of a node, or a graph that is captured to, cannot be destroyed. */
 CUresult cuGraphDestroy(CUgraph handle)
 {
 	ENTER(cuGraphDestroy);
@@ -360,7 +360,7 @@ CUresult cuGraphNodeFindInClone(CUgraphNode *node_out, CUgraphNode handle, CUgra
 	return *node_out ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* What depended on it depends on nothing instead. */
+/* Nodes that depended on the node lose that dependency. */
 CUresult cuGraphDestroyNode(CUgraphNode handle)
 {
 	ENTER(cuGraphDestroyNode);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Graphs: nodes that hold works, and what has to be done before each.
+ * Graphs: nodes that hold works, and their dependencies.
  *
  * Owner:    the program owns its graphs and executables; a graph owns its nodes, a node its child graph.
  * Lifetime: until destroyed by its owner.
@@ -15,14 +15,14 @@
 struct node {
 	uint64_t magic;
 	uint64_t id;          /* unique in this process */
-	uint64_t original_id; /* of the node that it was cloned from, or 0 */
+	uint64_t original_id; /* id of the node that it was cloned from, or 0 */
 	struct graph *graph;
 	struct node *next; /* link: graph.first, in the order of their making */
 	struct work work;
 	struct node **deps; /* owned; borrowed nodes of the same graph */
 	size_t n_deps;
 	bool is_disabled;
-	unsigned color; /* of whoever walks the graph */
+	unsigned color; /* for the function that walks the graph */
 };
 
 struct graph {
@@ -33,7 +33,7 @@ struct graph {
 	struct node *first;
 	struct node **last;
 	size_t n_nodes;
-	bool is_child;     /* of a node, which owns it */
+	bool is_child;     /* a node owns it */
 	struct held *held; /* owned: references to objects of the program */
 };
 
@@ -48,19 +48,19 @@ struct node *node_from_handle(CUgraphNode handle);
  */
 CUresult graph_add(struct graph *graph, struct node *const *deps, size_t n_deps, struct work *work,
                    struct node **node_out);
-/* CUDA_ERROR_NOT_SUPPORTED: what allocates memory is only one. For an executable it may. */
+/* CUDA_ERROR_NOT_SUPPORTED: a graph that allocates memory cannot be cloned, except for an executable. */
 CUresult graph_clone(const struct graph *graph, bool is_for_exec, struct graph **clone_out);
 /* The node that was cloned from the one with this id; with its child graphs, too. */
 struct node *graph_find_clone(struct graph *graph, uint64_t original_id, bool is_deep);
 bool graph_has_memory(const struct graph *graph);
 /* All nodes, each behind those that it depends on, for the caller to free; NULL: a circle. */
 struct node **graph_order(const struct graph *graph);
-/* Colors 1 all that comes before these nodes, and they themselves; all others 0. */
+/* Color these nodes and all that they depend on 1; all others 0. */
 void graph_color_before(struct graph *graph, struct node *const *nodes, size_t n);
 CUresult node_depend(struct node *node, struct node *on);
 bool node_depends(const struct node *node, const struct node *on);
 
-/* Each node stands for what its counterpart in @before, a graph of the same shape, stood for. */
+/* Give each node the original_id and is_disabled of its counterpart in @before, a graph of the same shape. */
 void graph_adopt(struct graph *graph, const struct graph *before);
 
 /* --- userobject.c --- */
@@ -77,7 +77,7 @@ struct node *exec_node(CUgraphExec exec, CUgraphNode node);
 
 /* The work that parameters describe; it is in the current context unless they say otherwise. */
 CUresult work_from_params(const CUgraphNodeParams *params, struct work *work_out);
-/* Of the same type as before; NULL may be given. */
+/* Set parameters of the same type as before; NULL may be given. */
 CUresult node_set_params(struct node *node, const CUgraphNodeParams *params);
 
 /* --- graphmem.c --- */
@@ -91,10 +91,10 @@ void graphmem_unref(struct graphmem *memory);
 CUdeviceptr graphmem_address(const struct graphmem *memory);
 uint64_t graphmem_bytes(const struct graphmem *memory);
 unsigned graphmem_device(const struct graphmem *memory);
-/* Of a node that can be made to free it: allocated, or to be. */
+/* Is there graph memory at @ptr, allocated or to be, that a node can free? */
 bool graphmem_is_at(CUdeviceptr ptr);
 bool graphmem_is_live(const struct graphmem *memory);
-/* A launch allocates it. */
+/* Allocate the memory for a launch. */
 CUresult graphmem_take(struct graphmem *memory, bool is_free_again);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory that graphs allocate. Its address is fixed when its node is made; a launch puts memory there,
- * which stays when it is freed, for the next launch, until it is trimmed or nobody can launch any more.
+ * Memory that graphs allocate. Its address is fixed when its node is made. A launch puts memory there. When that is freed
+ * it stays for the next launch, until it is trimmed or nobody can launch the graph any more.
  */
 #include "graph.h"
 
@@ -9,7 +9,7 @@
 
 struct graphmem {
 	struct graphmem *next; /* link: all */
-	atomic_uint n_refs;    /* nodes, of graphs and executables */
+	atomic_uint n_refs;    /* by nodes of graphs and executables */
 	unsigned device;
 	uint64_t bytes;
 	struct reservation *res; /* owned */
@@ -91,7 +91,7 @@ void graphmem_ref(struct graphmem *memory)
 	atomic_fetch_add(&memory->n_refs, 1);
 }
 
-/* What is still allocated stays so, until it is freed. */
+/* Memory that is still allocated stays so, until it is freed. */
 void graphmem_unref(struct graphmem *memory)
 {
 	space_lock_write();
@@ -220,7 +220,7 @@ static void end(struct graphmem *memory)
 	forget_if_unused(memory);
 }
 
-/* Takes the memory of all that are of the device, or of those that are free. */
+/* Take the memory of all allocations of graphs on the device, or only of free ones. */
 static void trim(unsigned device, bool is_all)
 {
 	for (struct graphmem *memory = all, *next; memory; memory = next) {

@@ -3,10 +3,10 @@
  * Green contexts: streams of their own in the primary context of their device, which each of them
  * retains. All else, memory, events and modules, is the primary's, whoever made it.
  *
- * What cuda.h does not say, of an H200 with driver 580: the default stream of one is in no order with
- * that of the primary; to end one waits for nothing, and what is queued still runs; where it was
- * current it stays so, and is of no use; the primary cannot be reset as long as there is one. That the
- * program cannot release what green contexts retain is taken for granted.
+ * cuda.h does not say the following, which an H200 with driver 580 does. The default stream of a green context is not ordered
+ * with that of the primary. Ending one waits for nothing, and queued work still runs. Where it was
+ * current it stays so, and is of no use. The primary cannot be reset as long as there is one. It is assumed that the
+ * program cannot release the primary contexts that green ones retain.
  */
 #include "sim.h"
 
@@ -14,10 +14,10 @@
 
 #define MAX_GREENS 64
 
-/* Taken in turn: a handle is not used again at once. */
+/* Slots are used in turn, so that no handle is used again at once. */
 static struct green greens[MAX_GREENS];
 static size_t next_green;
-/* For all but the `active` of those there are. */
+/* Guards all members but `active`. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 struct green *green_from_handle(const void *handle)
@@ -103,7 +103,7 @@ CUresult cuGreenCtxDestroy(CUgreenCtx handle)
 	ENTER(cuGreenCtxDestroy);
 	struct green *green = green_from_handle(handle);
 
-	/* Of two threads one destroys it. */
+	/* If two threads come, one destroys it. */
 	if (!green || !atomic_exchange(&green->active, false)) {
 		return CUDA_ERROR_INVALID_CONTEXT;
 	}
@@ -132,7 +132,7 @@ CUresult cuCtxFromGreenCtx(CUcontext *ctx_out, CUgreenCtx handle)
 	return CUDA_SUCCESS;
 }
 
-/* Whatever context is current, if any. */
+/* The current context does not matter. */
 CUresult cuGreenCtxStreamCreate(CUstream *stream_out, CUgreenCtx handle, unsigned int flags,
                                 int priority)
 {

@@ -127,7 +127,7 @@ static CUresult host_alloc(void **host_out, size_t bytes, unsigned flags)
 	return new_pages(host_out, bytes, flags, false);
 }
 
-/* Never on the device: there it is only what a kernel has touched, and nobody can tell how much. */
+/* Managed memory is never on the device here. On a GPU, pages that a kernel has touched are, and nobody can tell how many. */
 CUresult cuMemAllocManaged(CUdeviceptr *ptr_out, size_t bytes, unsigned int flags)
 {
 	ENTER(cuMemAllocManaged);
@@ -175,7 +175,7 @@ CUresult cuMemHostUnregister(void *host)
 	ENTER(cuMemHostUnregister);
 	CUresult err = CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
 
-	stream_wait_all(); /* or a copy under way would touch what the caller frees next */
+	stream_wait_all(); /* a copy under way must not touch memory that the caller frees next */
 	space_lock_write();
 	struct mapping *m = space_find((uintptr_t)host);
 	if (m && m->is_registered && m->range.start == (uintptr_t)host) {

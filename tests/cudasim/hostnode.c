@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The host's NUMA nodes (CUDASIM_HOST), and what their chunks cost (CUDASIM_HOST_COST). */
+/* The host's NUMA nodes (CUDASIM_HOST), and the time that calls about their chunks take (CUDASIM_HOST_COST). */
 #include "sim.h"
 
 #include <stdio.h>
@@ -7,7 +7,7 @@
 #include <string.h>
 #include <time.h>
 
-/* Of a GiB, in milliseconds, as on an H200 with driver 580. */
+/* Milliseconds for each GiB, as on an H200 with driver 580. */
 static const double cost_ms[] = {
 	[HOST_COST_CREATE] = 290, [HOST_COST_RELEASE] = 28,    [HOST_COST_GPU_ACCESS] = 8.5,
 	[HOST_COST_UNMAP] = 2,    [HOST_COST_CPU_ACCESS] = 17,

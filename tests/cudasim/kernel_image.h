@@ -5,8 +5,8 @@
  *
  * A kernel is a C function. It runs once for each launch, on the thread of its stream, and touches
  * memory only by the functions of its struct cudasim_run. Those look at the mappings as the device
- * does: what may not be read or written there is CUDA_ERROR_ILLEGAL_ADDRESS, and the context is lost.
- * It may wait for whatever it likes, and no other stream waits for it.
+ * does: a forbidden access is CUDA_ERROR_ILLEGAL_ADDRESS, and the context is lost.
+ * A kernel may wait for anything, and no other stream waits for it.
  *
  * Owner:    the test; the image and what it points to stay as they are until the process ends.
  * Lifetime: a struct cudasim_run lives as long as its launch runs.
@@ -25,9 +25,9 @@
 
 struct cudasim_run {
 	/*
-	 * Any alignment and length. False: it may not, or the context is lost already; the kernel has
+	 * Any alignment and length. False: the access is forbidden, or the context is lost already; the kernel has
 	 * to return. Words of 4 or 8 bytes at their natural alignment are read and written at once,
-	 * and order what is before and after, as with __threadfence_system().
+	 * and order accesses before and after, as with __threadfence_system().
 	 */
 	bool (*load)(const struct cudasim_run *run, uint64_t addr, void *value_out, size_t bytes);
 	bool (*store)(const struct cudasim_run *run, uint64_t addr, const void *value,
@@ -59,7 +59,7 @@ struct cudasim_image {
 	const struct cudasim_global *globals;
 };
 
-/* Polls until the word is @value; false: give up, as above. */
+/* Polls until the word is @value; false: the kernel has to return. */
 static inline bool cudasim_await(const struct cudasim_run *run, uint64_t addr, uint32_t value)
 {
 	const struct timespec pause = {.tv_nsec = 50000};

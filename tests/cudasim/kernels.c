@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Kernels as CPU code: the sim's own, and those of images that tests bring along. Each ignores the shape
- * of its launch and does the whole of its work; each touches memory only through `reach`, so what it may
- * not touch is CUDA_ERROR_ILLEGAL_ADDRESS.
+ * of its launch and does the whole of its work; each touches memory only through `reach`, so a forbidden
+ * access is CUDA_ERROR_ILLEGAL_ADDRESS.
  */
 #include "kernel_image.h"
 #include "sim.h"
@@ -72,7 +72,7 @@ static bool hash_piece(uint8_t *host, uint64_t bytes, void *state)
 	return XXH3_128bits_update(state, host, bytes) == XXH_OK;
 }
 
-/* Low 64 bits, then high 64 bits: as the GPU stores them. */
+/* Store the low 64 bits, then the high 64 bits, as the GPU does. */
 static bool store_digest(struct ctx *ctx, uint64_t addr, XXH128_hash_t hash)
 {
 	uint64_t words[2] = {hash.low64, hash.high64};
@@ -279,7 +279,7 @@ const struct kernel *kernel_from_handle(CUfunction handle)
 
 /* ---- parameters, packed ---- */
 
-/* Where the next one begins, after @end bytes of others. */
+/* The offset of parameter @i, after @end bytes of others. */
 static size_t aligned(const struct kernel *kernel, unsigned i, size_t end)
 {
 	size_t bytes = kernel->param_bytes[i];

@@ -8,7 +8,7 @@
 #define MAX_THREADS 1024U
 #define MAX_GRID_YZ 65535U
 
-/* From CU_LAUNCH_PARAM_BUFFER_POINTER: as they lie there. */
+/* Read parameters from CU_LAUNCH_PARAM_BUFFER_POINTER, as they lie there. */
 static bool read_packed(uint8_t *packed, size_t bytes, void **extra)
 {
 	const uint8_t *buffer = NULL;
@@ -61,7 +61,7 @@ static bool is_good_shape(const unsigned grid[3], const unsigned block[3])
 	return block[0] * block[1] * block[2] <= MAX_THREADS;
 }
 
-/* Behind the parameters are pointers to them, which a node's parameters are made of. */
+/* The offset of the pointers to the parameters, which lie behind them; a node's parameters are made of these. */
 static size_t pointers_at(const struct kernel *kernel)
 {
 	return (kernel_params_bytes(kernel) + sizeof(void *) - 1) & ~(sizeof(void *) - 1);
@@ -201,7 +201,7 @@ CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int gx, unsigne
 	return submit(launch, function, stream, params, NULL);
 }
 
-/* Attributes say how fast, not what: all are accepted. */
+/* All attributes are accepted, because they change only the speed. */
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **params,
                           void **extra)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where managed memory should be: it is in host memory, whatever is asked for. */
+/* Calls that say where managed memory should be. It always stays in host memory. */
 #include "work.h"
 
 static CUresult check_range(CUdeviceptr addr, size_t bytes)
@@ -52,7 +52,7 @@ CUresult cuMemAdvise_v2(CUdeviceptr addr, size_t bytes, CUmem_advise advice, CUm
 	return advise(addr, bytes, advice, location);
 }
 
-/* Takes its place on the stream. */
+/* A prefetch does nothing, but takes its place on the stream. */
 static CUresult prefetch(CUdeviceptr addr, size_t bytes, CUmemLocation location, CUstream handle)
 {
 	struct stream *s = stream_from_handle(handle);

@@ -11,7 +11,7 @@ static bool is_wait(const CUstreamBatchMemOpParams *op)
 	       op->operation == CU_STREAM_MEM_OP_WAIT_VALUE_64;
 }
 
-/* 0: it touches no word. */
+/* The size of the word that the operation touches; 0: none. */
 static unsigned word_bytes(const CUstreamBatchMemOpParams *op)
 {
 	switch (op->operation) {
@@ -88,7 +88,7 @@ static bool is_met(const CUstreamBatchMemOpParams *op, uint64_t now)
 	}
 }
 
-/* Only what loses the context ends a wait that nobody meets. */
+/* If nobody writes the word, only the loss of the context ends the wait. */
 static CUresult wait_for(struct ctx *ctx, const CUstreamBatchMemOpParams *op)
 {
 	const struct timespec pause = {.tv_nsec = 50000};
@@ -131,7 +131,7 @@ static CUresult submit(const CUstreamBatchMemOpParams *ops, unsigned n, CUstream
 	if (!s) {
 		return stream_missing(handle);
 	}
-	/* What is captured is found to be read-only when it runs. */
+	/* Write access of a captured operation is checked when it runs. */
 	CUresult err = fill(&work.of.memops, ops, n, capture_is_of(s));
 	return err == CUDA_SUCCESS ? work_submit(s, &work) : err;
 }
@@ -147,7 +147,7 @@ static CUresult submit_one(CUstreamBatchMemOpType operation, CUdeviceptr addr, u
 	return submit(&op, 1, stream);
 }
 
-/* By their first names, too, which need no attribute of the device any more. */
+/* The calls exist by their first names, too, which need no attribute of the device any more. */
 #define BATCH(SYMBOL) \
 	CUresult SYMBOL(CUstream stream, unsigned int n, CUstreamBatchMemOpParams *ops, \
 	                unsigned int flags) \

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Modules and libraries. What is in an image is only looked at: each has the functions of kernels.c, and
- * those of a struct cudasim_image its own ones and its variables, too.
+ * Modules and libraries. The code of an image is not used: each has the functions of kernels.c, and
+ * one of a struct cudasim_image also its own functions and variables.
  */
 #include "kernel_image.h"
 #include "sim.h"
@@ -19,10 +19,10 @@ struct module {
 	uint64_t magic;
 	uint64_t
 		in_ctx_magic; /* a library's module is a handle to this, and so another one than the library's */
-	struct ctx *ctx;                   /* NULL: a library, of all contexts */
+	struct ctx *ctx;                   /* NULL: a library, for all contexts */
 	const struct cudasim_image *image; /* borrowed from the test, or NULL */
-	struct kernel **kernels;           /* of the image; owned by kernels.c */
-	CUdeviceptr *globals;              /* of the image; owned */
+	struct kernel **kernels;           /* the image's; owned by kernels.c */
+	CUdeviceptr *globals;              /* the image's; owned */
 };
 
 static bool is_of_test(const void *image)
@@ -55,7 +55,7 @@ static void free_globals(struct module *module)
 	module->globals = NULL;
 }
 
-/* A library's are those of the device that it is first used on. */
+/* The variables of a library are on the device that it is first used on. */
 static CUresult make_globals(struct module *module)
 {
 	unsigned n = module->image ? module->image->n_globals : 0;
@@ -185,13 +185,13 @@ static struct module *module_from_handle(const void *handle)
 	return module && module->magic == MODULE_MAGIC ? module : NULL;
 }
 
-/* That a function of it is of, in each context. */
+/* The module that a function of it belongs to, in each context. */
 static CUmodule module_handle(struct module *module)
 {
 	return (CUmodule)(module->ctx ? (void *)module : &module->in_ctx_magic);
 }
 
-/* Frees also in a poisoned context, and then says what is wrong: nobody can try again. */
+/* Frees the module also in a poisoned context, and then returns its error, because nobody can try again. */
 CUresult cuModuleUnload(CUmodule handle)
 {
 	ENTER(cuModuleUnload);
@@ -253,7 +253,7 @@ CUresult cuLibraryGetKernel(CUkernel *kernel_out, CUlibrary library, const char 
 	return get_function(kernel_out, library, name);
 }
 
-/* Of the current context. */
+/* The library's module in the current context. */
 CUresult cuLibraryGetModule(CUmodule *module_out, CUlibrary library)
 {
 	ENTER(cuLibraryGetModule);
@@ -264,7 +264,7 @@ CUresult cuLibraryGetModule(CUmodule *module_out, CUlibrary library)
 	return CUDA_SUCCESS;
 }
 
-/* The sim's own functions are those of all modules. */
+/* The simulator's own functions belong to all modules. */
 static CUresult get_module(struct module **module_out, CUfunction function)
 {
 	const struct kernel *kernel = kernel_from_handle(function);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Nodes of graphs: made, asked and changed, all by way of the parameters of cuGraphAddNode(). */
+/* Nodes of graphs are made, queried and changed here, all by the parameters of cuGraphAddNode(). */
 #include "graph.h"
 
 #include <string.h>
@@ -192,7 +192,7 @@ static void alloc_params(const struct work *work, CUDA_MEM_ALLOC_NODE_PARAMS_v2 
 	};
 }
 
-/* What the parameters point to is the work's. */
+/* The parameters point to data of the work. */
 static void params_from_work(const struct work *work, CUgraphNodeParams *out)
 {
 	memset(out, 0, sizeof(*out));
@@ -239,7 +239,7 @@ static void params_from_work(const struct work *work, CUgraphNodeParams *out)
 
 /* ---- making ---- */
 
-/* Without one it is that of the memory. What is mapped has none; as measured on an H200. */
+/* A node without a context gets that of the memory, but mapped memory has none; measured on an H200. */
 static bool lacks_context(const CUgraphNodeParams *params)
 {
 	if (params->type != CU_GRAPH_NODE_TYPE_MEMSET || params->memset.ctx) {
@@ -277,7 +277,7 @@ static CUresult add(CUgraphNode *node_out, CUgraph handle, const CUgraphNode *de
 	return err;
 }
 
-/* Allocating says where. */
+/* A node that allocates returns its address in the parameters. */
 static CUresult add_generic(CUgraphNode *node_out, CUgraph graph, const CUgraphNode *deps,
                             size_t n_deps, CUgraphNodeParams *params)
 {
@@ -320,8 +320,8 @@ static void fill_memcpy(CUgraphNodeParams *params, const CUDA_MEMCPY3D *own, CUc
 }
 
 /*
- * A call of its own for nodes of one type, whose parameters, the last of the macro's, have @own: it must
- * be there. @FILL: from them.
+ * The call that adds nodes of one type. The last parameter of the macro has the call's own parameters @own, which must not be
+ * NULL. @FILL makes the generic ones from them.
  */
 #define ADD(SYMBOL, TYPE, FILL, ...) \
 	CUresult SYMBOL(CUgraphNode *node_out, CUgraph graph, const CUgraphNode *deps, \
@@ -449,7 +449,7 @@ CUresult cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraphNod
 	return params ? node_set_params(exec_node(exec, node), params) : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* @NODE is to have what @FILL makes of @own, which is one of the parameters, the macro's last. */
+/* Set the parameters of @NODE to those that @FILL makes of @own, which is in the last parameters of the macro. */
 #define SET_ONE(SYMBOL, TYPE, NODE, FILL, ...) \
 	CUresult SYMBOL(__VA_ARGS__) \
 	{ \
@@ -462,7 +462,7 @@ CUresult cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraphNod
 		return node_set_params(NODE, &params); \
 	}
 
-/* Of a node, and of the same node in an executable. */
+/* The calls that set a node, and the same node in an executable. */
 #define SET(SYMBOL, EXEC_SYMBOL, TYPE, FILL, OWN_PARAM) \
 	SET_ONE(SYMBOL, TYPE, node_from_handle(node), FILL, CUgraphNode node, OWN_PARAM) \
 	SET_ONE(EXEC_SYMBOL, TYPE, exec_node(exec, node), FILL, CUgraphExec exec, \
@@ -480,7 +480,7 @@ SET(cuGraphEventRecordNodeSetEvent, cuGraphExecEventRecordNodeSetEvent, EVENT_RE
     params.eventRecord.event = own, CUevent own)
 SET(cuGraphEventWaitNodeSetEvent, cuGraphExecEventWaitNodeSetEvent, WAIT_EVENT,
     params.eventWait.event = own, CUevent own)
-/* Only an executable's are given their context. */
+/* Only the call for executables has a context. */
 SET_ONE(cuGraphMemcpyNodeSetParams, MEMCPY, node_from_handle(node), fill_memcpy(&params, own, NULL),
         CUgraphNode node, const CUDA_MEMCPY3D *own)
 SET_ONE(cuGraphExecMemcpyNodeSetParams, MEMCPY, exec_node(exec, node),

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Chunks as this process holds them: handles, references, and what cuMemCreate accepts. */
+/* Chunks that this process holds: handles, references, and the checks of cuMemCreate. */
 #include "sim.h"
 
 #include <errno.h>
@@ -125,7 +125,7 @@ struct phys *phys_ref_import(int fd)
 
 static void phys_free(struct phys *phys)
 {
-	/* Refund first: until the fd is closed, no sweep can take the slot. */
+	/* Refund before the fd is closed, because until then no sweep can take the slot. */
 	if (phys->is_charged && !phys->is_shared) {
 		registry_refund(&phys->slot);
 	}
@@ -228,7 +228,7 @@ struct phys *phys_from_fd(int fd, const CUmemAllocationProp *prop, uint64_t byte
 	return phys;
 }
 
-/* Where the registry counts it; false: a node without a limit. */
+/* Find the place where the registry counts the chunk; false: a node without a limit, which is not counted. */
 static bool find_place(const struct chunk_label *label, unsigned *place_out, uint64_t *total_out)
 {
 	if (!label->on_host) {
@@ -258,7 +258,7 @@ CUresult phys_new(const CUmemAllocationProp *prop, uint64_t bytes, struct phys *
 		label.device = device_physical(prop->location.id);
 	}
 	bool is_counted = find_place(&label, &place, &total);
-	/* Before a file of absurd size is made. */
+	/* Refuse the size before a file of absurd size is made. */
 	if (is_counted && bytes > total) {
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the driver knows about a pointer. The answers are those of an H200 with driver 580. */
+/* Queries about pointers. The answers are those of an H200 with driver 580. */
 #include "sim.h"
 
 #include <string.h>
@@ -51,13 +51,13 @@ static struct answer host_pointer(const struct mapping *m, uint64_t addr)
 	return has ? answer_word(addr) : refuse(CUDA_ERROR_INVALID_VALUE);
 }
 
-/* What the program asked for: the reservation, the allocation, or the host range. */
+/* The range that the program asked for: the reservation, the allocation, or the host range. */
 static struct range range_asked(const struct mapping *m)
 {
 	return m->kind == SPACE_VMM ? space_find_reservation(m->range.start)->range : m->range;
 }
 
-/* The piece of physical memory it lies in. */
+/* The range of the piece of physical memory. */
 static struct range range_mapped(const struct mapping *m)
 {
 	if (m->kind == SPACE_ALLOC) {
@@ -120,7 +120,7 @@ static struct answer ask(const struct mapping *m, CUpointer_attribute attribute,
 	}
 }
 
-/* What cuPointerGetAttributes says of a pointer it does not know; false: leaves it as it is. */
+/* The answer of cuPointerGetAttributes for an unknown pointer; false: the output stays unchanged. */
 static bool answer_unknown(uint64_t addr, CUpointer_attribute attribute, struct answer *answer)
 {
 	struct reservation *res = space_find_reservation(addr);
@@ -152,7 +152,7 @@ static bool answer_unknown(uint64_t addr, CUpointer_attribute attribute, struct 
 	}
 }
 
-/* What waits, waits anyway here, and nobody reads device memory behind the driver's back. */
+/* SYNC_MEMOPS changes nothing: calls that it concerns wait anyway, and nobody reads device memory past the driver. */
 CUresult cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr addr)
 {
 	ENTER(cuPointerSetAttribute);
@@ -216,7 +216,7 @@ CUresult cuPointerGetAttributes(unsigned int n, CUpointer_attribute *attributes,
 	return CUDA_SUCCESS;
 }
 
-/* One mapping, even inside a larger reservation. */
+/* The range is one mapping, even inside a larger reservation. */
 CUresult cuMemGetAddressRange_v2(CUdeviceptr *base_out, size_t *bytes_out, CUdeviceptr addr)
 {
 	ENTER(cuMemGetAddressRange_v2);
@@ -237,7 +237,7 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr *base_out, size_t *bytes_out, CUdev
 	return err;
 }
 
-/* The handle can be had, but it opens nothing. */
+/* Returns a handle, which opens nothing. */
 CUresult cuIpcGetMemHandle(CUipcMemHandle *handle_out, CUdeviceptr addr)
 {
 	ENTER(cuIpcGetMemHandle);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory pools. What is freed stays with its pool, up to the release threshold, and is the next one's
- * that asks for no more than it holds; small allocations share chunks with others and do not stay.
+ * Memory pools. Freed memory stays with its pool, up to the release threshold, and serves the next allocation that fits
+ * in it; small allocations share chunks with others and do not stay.
  *
- * A driver gives back what is above the threshold when somebody waits; here it goes at once.
+ * A driver gives back memory above the threshold when somebody waits; here it is given back at once.
  */
 #include "sim.h"
 
@@ -11,7 +11,7 @@ struct pool {
 	struct pool *next; /* link: created */
 	CUmemPoolProps props;
 	unsigned device;
-	bool is_destroyed; /* but some of it is in use */
+	bool is_destroyed; /* but some of its memory is in use */
 	bool is_imported;  /* from another process: nothing can be allocated */
 	cuuint64_t threshold;
 	int reuse[CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES + 1];
@@ -20,7 +20,7 @@ struct pool {
 	int64_t reserved; /* under the space's lock, as all below */
 	int64_t reserved_high;
 	struct mapping *kept; /* link: mapping.next_kept */
-	atomic_uint peers;    /* bit per device that may reach what is in it */
+	atomic_uint peers;    /* bit per device that may reach its memory */
 };
 
 static struct pool standard[SIM_MAX_DEVICES];
@@ -57,7 +57,7 @@ static bool is_standard(const struct pool *pool)
 	return pool >= standard && pool < standard + SIM_MAX_DEVICES;
 }
 
-/* Of the program: NULL if there is none such, or no more. */
+/* The program's pool; NULL: there is none, or it is destroyed. */
 static struct pool *pool_from_handle(CUmemoryPool handle)
 {
 	struct pool *pool = (struct pool *)handle;
@@ -129,7 +129,7 @@ static void forget_if_unused(struct pool *pool)
 	}
 }
 
-/* The smallest that is large enough. */
+/* Take the smallest kept mapping that is large enough. */
 bool pool_take(CUmemoryPool handle, uint64_t bytes, struct mapping *m)
 {
 	struct pool *pool = (struct pool *)handle;
@@ -282,7 +282,7 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool_out, const CUmemPoolProps *props)
 	return pool_new(pool_out, props, false);
 }
 
-/* It stays for as long as some of it is in use. */
+/* The pool stays as long as some of its memory is in use. */
 CUresult cuMemPoolDestroy(CUmemoryPool handle)
 {
 	ENTER(cuMemPoolDestroy);
@@ -352,7 +352,7 @@ CUresult cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribut
 	return err;
 }
 
-/* The space is locked. */
+/* Called with the space locked. */
 static CUresult get_attribute(const struct pool *pool, CUmemPool_attribute attribute, void *value)
 {
 	if (is_reuse(attribute)) {
@@ -400,7 +400,7 @@ CUresult cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribut
 CUresult cuDeviceGetGraphMemAttribute(CUdevice dev, CUgraphMem_attribute attribute, void *value)
 {
 	ENTER(cuDeviceGetGraphMemAttribute);
-	/* In the same order, and of the same kind. */
+	/* The attribute of a pool for each attribute of graph memory. */
 	static const CUmemPool_attribute same[] = {
 		[CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT] = CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
 		[CU_GRAPH_MEM_ATTR_USED_MEM_HIGH] = CU_MEMPOOL_ATTR_USED_MEM_HIGH,
@@ -536,7 +536,7 @@ CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool handle)
 }
 
 #if CUDA_VERSION >= 13000
-/* Pools are of devices here, never of host memory or managed. */
+/* Pools have device memory here, never host or managed memory. */
 static CUresult check_location(const CUmemLocation *location, CUmemAllocationType type)
 {
 	if (!location) {

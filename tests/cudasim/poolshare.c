@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Pools in other processes: the fd of a pool says only which device it is of; each pointer says where its
- * exporter keeps the fd of the memory, so it opens as long as the exporter lives, for the same user.
+ * Pools in other processes. The fd of a pool tells only its device. Each pointer tells where its
+ * exporter keeps the fd of the memory, so the pointer opens as long as the exporter lives, for the same user.
  */
 #include "sim.h"
 
@@ -16,7 +16,7 @@
 
 #define POINTER_MAGIC 0x7274706c6f6f70ULL
 
-/* What is in a CUmemPoolPtrExportData. */
+/* The content of a CUmemPoolPtrExportData. */
 struct pointer {
 	uint64_t magic;
 	uint64_t registry_id;
@@ -103,7 +103,7 @@ CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *data_out, CUdeviceptr pt
 	return ok ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* The exporter's memory, at an address of its own. */
+/* Map the exporter's memory at an address of its own. */
 static CUresult map(const struct pointer *pointer, int device, struct mapping *m)
 {
 	CUmemAllocationProp prop = {

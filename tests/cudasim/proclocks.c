@@ -28,7 +28,7 @@ static int inodes_add(struct inodes *inodes, uint64_t inode)
 	return 0;
 }
 
-/* "7: OFDLCK ADVISORY  READ -1 00:01:1025 0 EOF"; false for other kinds of lock. */
+/* Parse a line like "7: OFDLCK ADVISORY  READ -1 00:01:1025 0 EOF"; false for other kinds of lock. */
 static bool parse_line(const char *line, uint64_t *inode_out)
 {
 	const char *at = strstr(line, "OFDLCK");

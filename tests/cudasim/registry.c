@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How much memory of each device, and of each host node with a limit, exists, over all processes that share a state file.
+ * The registry counts the memory of each device, and of each host node with a limit, over all processes that share a state
+ * file.
  *
  * Each chunk carries a read lock that belongs to its open file description (F_OFD_SETLK). Every
  * dup of the fd, every copy in flight in a socket and every mapping share that description, so

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Multiprocessors of a device, split for green contexts. The sizes are those of compute capability 9.0.
- * Of 132 an H200 makes 15 of the smallest groups, as its clusters are not all of one size; of larger
- * groups nothing is known. Nobody is kept from what another context has: green contexts may overlap.
+ * An H200 makes 15 of the smallest groups from 132, as its clusters are not all of one size; the numbers of larger
+ * groups are not known. Green contexts may overlap: none is kept from multiprocessors of another.
  */
 #include "sim.h"
 
@@ -14,13 +14,13 @@
 	(CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING | \
 	 CU_DEV_SM_RESOURCE_SPLIT_MAX_POTENTIAL_CLUSTER_SIZE)
 
-/* Where the program must not look, in CUdevResource: whence it is. */
+/* The origin of a resource, in bytes of CUdevResource that the program must not read. */
 struct origin {
 	int device;
-	uint64_t split; /* 0: the whole device; else of one call */
+	uint64_t split; /* the number of the call that split it; 0: the whole device */
 };
 
-/* What GenerateDesc() made. There is no call that would free one. */
+/* A descriptor made by cuDevResourceGenerateDesc(). No call frees one. */
 struct CUdevResourceDesc_st {
 	int device;
 	struct CUdevResourceDesc_st *next; /* link: descs */
@@ -114,7 +114,7 @@ CUresult cuDevSmResourceSplitByCount(CUdevResource *groups_out, unsigned int *n_
 	return CUDA_SUCCESS;
 }
 
-/* All of one split, so of one device. */
+/* The resources must be of one split, and so of one device. */
 static CUresult check(const CUdevResource *resources, unsigned n)
 {
 	for (unsigned i = 0; i < n; i++) {

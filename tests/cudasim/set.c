@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuMemset*: like on a GPU they do not wait for the device, not even the ones without Async. */
+/* cuMemset*(). As on a GPU, none of them waits for the device, not even those without Async. */
 #include "work.h"
 
 static void fill(uint8_t *host, uint64_t bytes, const struct set *set)
@@ -79,7 +79,7 @@ static CUresult submit(struct set set, CUstream handle)
 	if (set.n_rows == 0 || set.row_bytes == 0) {
 		return CUDA_SUCCESS;
 	}
-	/* Whether it may write is asked when it is to run, or to be an executable's. */
+	/* Write access of a captured set is checked when it runs, or becomes part of an executable. */
 	enum space_access access = capture_is_of(s) ? SPACE_READ : SPACE_WRITE;
 	CUresult err = check(&set, access, ctx_current()->device);
 	if (err != CUDA_SUCCESS) {
@@ -106,7 +106,7 @@ static CUresult set_rows(CUdeviceptr dst, size_t pitch, uint32_t value, uint32_t
 	return submit(set, stream);
 }
 
-/* On the default stream, and on any. */
+/* The calls on the default stream, and on any stream. */
 #define SET(BITS, ELEMENT) \
 	CUresult cuMemsetD##BITS##_v2(CUdeviceptr dst, ELEMENT value, size_t n) \
 	{ \

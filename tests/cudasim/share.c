@@ -10,7 +10,7 @@
 
 #define FABRIC_MAGIC 0x6362616663647563ULL
 
-/* What the 64 bytes of a fabric handle hold: where the exporter keeps its fd. */
+/* The 64 bytes of a fabric handle: they tell where the exporter keeps its fd. */
 struct fabric_handle {
 	uint64_t magic;
 	uint64_t registry_id;
@@ -75,7 +75,7 @@ CUresult cuMemExportToShareableHandle(void *shareable_out, CUmemGenericAllocatio
 	return err;
 }
 
-/* Takes the fd over. What the process has imported of the file already, or a chunk for it. */
+/* Takes the fd over. Returns the chunk that the process has imported of the file already, or a new one. */
 static struct phys *import_file(int fd, const CUmemAllocationProp *prop, uint64_t bytes)
 {
 	static pthread_mutex_t importing = PTHREAD_MUTEX_INITIALIZER;
@@ -153,7 +153,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle_out
 	if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
 		return CUDA_ERROR_INVALID_VALUE;
 	}
-	/* A driver's answer to what is no fd, or no chunk, is UNKNOWN. */
+	/* As with a driver, the error for an fd that is invalid or no chunk is UNKNOWN. */
 	int fd = fcntl((int)(intptr_t)shareable, F_DUPFD_CLOEXEC, 0);
 	if (fd < 0) {
 		bool is_open = fcntl((int)(intptr_t)shareable, F_GETFD) >= 0;

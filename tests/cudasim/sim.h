@@ -86,7 +86,7 @@ void kept_remove(struct kept *kept);
 
 /* Applies the rules that match this call; CUDA_SUCCESS lets it go on. */
 CUresult fault_check(enum call_id id);
-/* False if CUDASIM_FAULT (or its file) cannot be parsed; the reason went to stderr. */
+/* False: CUDASIM_FAULT (or its file) cannot be parsed; the reason went to stderr. */
 bool fault_config_is_valid(void);
 
 /* --- device.c: the devices of this process, numbered as the application sees them --- */
@@ -103,9 +103,9 @@ uint64_t device_total_bytes(CUdevice dev);
 uint64_t device_physical_bytes(unsigned physical);
 void device_uuid(unsigned physical, uint8_t uuid_out[16]);
 const char *device_spec(void);
-/* "8GiB"; false: it cannot be understood, or is 0. */
+/* Parse a size like "8GiB"; false: it is malformed, or 0. */
 bool device_parse_size(const char *text, uint64_t *bytes_out);
-/* What a context takes of its device (CUDASIM_CONTEXT), in whole granules. */
+/* The memory that a context takes of its device (CUDASIM_CONTEXT), in whole granules. */
 uint64_t device_context_bytes(void);
 enum device_fabric { FABRIC_NONE, FABRIC_DENIED, FABRIC_PERMITTED };
 enum device_fabric device_fabric(void);
@@ -115,68 +115,68 @@ enum device_fabric device_fabric(void);
 struct ctx {
 	unsigned device;
 	unsigned n_retained; /* by the program; under the contexts' lock */
-	unsigned n_greens;   /* that retain it too; under the contexts' lock */
+	unsigned n_greens;   /* by green contexts; under the contexts' lock */
 	unsigned flags;
-	uint64_t id; /* of this life; under the contexts' lock */
+	uint64_t id; /* another one each time it is opened; under the contexts' lock */
 	atomic_bool active;
 	/* CUDA_SUCCESS, or the error that every later call on this context answers. */
 	atomic_int poison;
 	struct stream *null_stream; /* owned; made with the context, its thread on first use */
-	struct phys *overhead;      /* owned or NULL: what a context takes of the device */
-	atomic_uint peers;          /* bit per device whose allocations this context may reach */
+	struct phys *overhead; /* owned or NULL: the memory that a context takes of the device */
+	atomic_uint peers;     /* bit per device whose allocations this context may reach */
 };
 
-/* By its handle, unless a created one is gone. */
+/* The context with that handle; NULL: there is none, or it was destroyed. */
 struct ctx *ctx_find(const void *handle);
 bool ctx_is_created(const struct ctx *ctx);
 uint64_t ctx_id(const struct ctx *ctx);
 CUresult ctx_check(const struct ctx *ctx);
 /* --- current.c --- */
 
-/* Makes it the calling thread's current one. */
+/* Make the context the calling thread's current one. */
 CUresult ctx_push(struct ctx *ctx);
-/* Is it the calling thread's current one? No more, then. */
+/* If the context is the calling thread's current one, pop it. */
 void ctx_pop_if(const struct ctx *ctx);
-/* The same of the calling thread's, with the green one that it may be. */
+/* Is the calling thread's context, or green context, usable? Returns its error. */
 CUresult ctx_check_current(void);
-/* The calling thread's context or NULL. Of a green one, the primary that it is of. */
+/* The calling thread's context or NULL; for a green one, its primary. */
 struct ctx *ctx_current(void);
 struct green *ctx_current_green(void);
 struct ctx *ctx_of_device(unsigned device);
 struct ctx *ctx_from_handle(CUcontext handle);
-/* For a green context, or for the program, which cannot release what the others retain. */
+/* Retain a primary context, for a green one or for the program, which cannot release those that green ones retain. */
 CUresult ctx_retain(CUdevice dev, bool is_for_green, struct ctx **ctx_out);
 CUresult ctx_release(struct ctx *ctx, bool is_for_green);
 uint64_t ctx_new_id(void);
-/* With all others of its device: a GPU drops them together. all: of all devices. */
+/* Poison the context and all others of its device, as a GPU drops them together. all: on all devices. */
 void ctx_poison(struct ctx *ctx, CUresult err);
 void ctx_poison_all(CUresult err);
 
 /* --- resource.c: multiprocessors, and what can be made of them --- */
 
-/* The device that they are of, or -1. */
+/* The device of the resources, or -1. */
 int resource_device(CUdevResourceDesc desc);
 
 /* --- green.c --- */
 
-/* A place for one. Its address is the CUgreenCtx and the CUcontext. */
+/* A place for a green context. Its address is the CUgreenCtx and the CUcontext. */
 struct green {
 	struct ctx *ctx;            /* the primary, retained; NULL: a free place */
-	uint64_t id;                /* of this life */
+	uint64_t id;                /* another one each time the place is used */
 	struct stream *null_stream; /* owned */
 	atomic_bool active;
 };
 
-/* NULL if there is none such, or no more. */
+/* NULL: there is no such green context, or it is destroyed. */
 struct green *green_from_handle(const void *handle);
 
 /* --- hostnode.c: NUMA nodes of the host --- */
 
 #define SIM_MAX_NODES 8U
-/* What the registry counts: devices, and behind them nodes. */
+/* The places that the registry counts: devices, and after them nodes. */
 #define SIM_MAX_PLACES (SIM_MAX_DEVICES + SIM_MAX_NODES)
 
-/* What takes its time, by bytes. */
+/* Calls that take time by bytes. */
 enum host_cost {
 	HOST_COST_CREATE,
 	HOST_COST_RELEASE,
@@ -193,7 +193,7 @@ bool hostnode_is_supported(void);
 bool hostnode_is_valid(int node);
 /* 0: without a limit. */
 uint64_t hostnode_bytes(unsigned node);
-/* Take the time that it takes, if that is wanted. */
+/* Sleep for the time that the call takes, if CUDASIM_HOST_COST says so. */
 void hostnode_pay(enum host_cost cost, uint64_t bytes);
 
 /* --- registry.c: how much memory of each device exists, over all processes --- */
@@ -209,9 +209,9 @@ uint64_t registry_id(void);
 /* Charges a chunk that already carries its lock. CUDA_ERROR_OUT_OF_MEMORY if it does not fit. */
 CUresult registry_charge(unsigned physical, uint64_t inode, uint64_t bytes,
                          struct registry_slot *slot_out);
-/* For chunks that nobody else can hold. Others are found by a later sweep. */
+/* Refund a chunk that nobody else can hold. A later sweep finds others. */
 void registry_refund(const struct registry_slot *slot);
-/* Sweeps, then says what remains. */
+/* Sweep, and return the bytes that remain. */
 uint64_t registry_used_bytes(unsigned physical);
 
 /* --- proclocks.c --- */
@@ -233,13 +233,14 @@ struct phys {
 	unsigned n_handles;
 	unsigned handle_slot; /* valid while n_handles > 0 */
 	bool on_host;
-	bool rdma;       /* what an importer cannot see in prop */
+	bool rdma;       /* a property that an importer cannot see in prop */
 	bool is_shared;  /* exported or imported: only a sweep can tell when it is gone */
 	bool is_charged; /* by this process, in the registry */
 	uint64_t bytes;
-	uint64_t id;       /* unique in this process */
-	uint64_t inode;    /* of an imported one; 0: it is none */
-	struct phys *next; /* under the same lock: of those whose inodes fall together */
+	uint64_t id;    /* unique in this process */
+	uint64_t inode; /* an imported chunk's; 0: it was not imported */
+	struct phys
+		*next; /* under the same lock: link of imports with the same hash of the inode */
 	struct registry_slot slot;
 	CUmemAllocationProp prop;
 };
@@ -256,7 +257,7 @@ void phys_drop_fd(struct phys *phys);
 CUresult phys_add_handle(struct phys *phys, CUmemGenericAllocationHandle *handle_out);
 /* The chunk that this process has imported of the file, with a reference for the caller; NULL: it has none. */
 struct phys *phys_ref_import(int fd);
-/* It is imported. */
+/* Note an imported chunk, so that phys_ref_import() finds it. */
 void phys_enter_import(struct phys *phys);
 /* Takes the fd over unless it answers NULL. One reference for the caller, no charge. */
 struct phys *phys_from_fd(int fd, const CUmemAllocationProp *prop, uint64_t bytes);
@@ -298,11 +299,11 @@ struct range {
 
 /*
  * Addresses handed out by cuMemAddressReserve. They stay inaccessible to the host, as device
- * addresses are; what is mapped there is reached through mapping.host.
+ * addresses are; the simulator reaches memory there through mapping.host.
  */
 struct reservation {
 	struct range range; /* must be first: the tree compares ranges */
-	bool is_internal;   /* of cuMemAlloc: not the application's */
+	bool is_internal;   /* made by cuMemAlloc: not the application's */
 	bool is_of_graph;   /* will have memory when the graph is launched */
 };
 
@@ -316,8 +317,8 @@ struct mapping {
 	struct reservation *res; /* owned, SPACE_ALLOC with a chunk of its own */
 	struct phys *phys;       /* one reference; NULL for SPACE_HOST and pieces of a slab */
 	struct slab *slab;       /* borrowed; pieces of a slab only */
-	unsigned device;         /* of the memory; for host memory that of the context */
-	struct ctx *ctx;         /* that it was allocated in, or its pool lives by; not SPACE_VMM */
+	unsigned device;         /* the memory's; for host memory that of the context */
+	struct ctx *ctx;         /* it was allocated in, or its pool lives by; not SPACE_VMM */
 	uint64_t id;             /* unique in this process */
 	bool on_host;
 	CUmemoryPool pool;         /* of cuMemAllocAsync, else NULL */
@@ -325,17 +326,17 @@ struct mapping {
 	struct graphmem *graphmem; /* SPACE_ALLOC of a graph's, which owns it */
 	bool is_registered;        /* SPACE_HOST of cuMemHostRegister */
 	bool is_managed;           /* SPACE_HOST of cuMemAllocManaged */
-	bool is_sync_memops;       /* by cuPointerSetAttribute */
+	bool is_sync_memops;       /* set by cuPointerSetAttribute */
 	unsigned host_flags;       /* SPACE_HOST: as given to cuMemHostAlloc */
 	uint8_t access[SIM_MAX_DEVICES];
-	uint8_t host_access; /* of the CPU at range.start; host chunks only */
+	uint8_t host_access; /* the CPU's at range.start; host chunks only */
 };
 
 void space_lock_read(void);
 void space_lock_write(void);
 void space_unlock(void);
 
-/* All below: the space is locked, for writing where it changes. */
+/* The functions below are called with the space locked, for writing if they change it. */
 CUresult space_reserve(uint64_t bytes, uint64_t alignment, uint64_t hint,
                        struct reservation **res_out);
 void space_unreserve(struct reservation *res);
@@ -354,14 +355,14 @@ size_t space_gather(bool (*wants)(const struct mapping *m, const struct ctx *ctx
                     const struct ctx *ctx, struct mapping ***list_out);
 
 enum space_view {
-	SPACE_BY_KERNEL, /* what the device itself can reach */
-	SPACE_BY_ENGINE, /* copies and sets: the driver may use any device that has access */
-	SPACE_BY_API,    /* the same, and it may be pageable memory of the host */
+	SPACE_BY_KERNEL, /* memory that the device itself can reach */
+	SPACE_BY_ENGINE, /* copies and sets: memory that any device can reach */
+	SPACE_BY_API,    /* as BY_ENGINE, or pageable memory of the host */
 };
 
 /*
- * Where the bytes at addr are and how many follow in one piece (at most `bytes`). Not device
- * memory at all: with SPACE_BY_API the address itself is returned, as pageable host memory.
+ * Find the bytes at addr and how many follow in one piece (at most `bytes`). If it is not device
+ * memory at all, SPACE_BY_API returns the address itself, as pageable host memory.
  */
 bool space_resolve(uint64_t addr, uint64_t bytes, enum space_access want, enum space_view view,
                    unsigned device, uint8_t **host_out, uint64_t *n_out);
@@ -369,7 +370,7 @@ bool space_resolve(uint64_t addr, uint64_t bytes, enum space_access want, enum s
 bool space_check(uint64_t addr, uint64_t bytes, enum space_access want, enum space_view view,
                  unsigned device);
 
-/* Like memmove and memset; a word of 4 or 8 bytes at once, in order with what is before and after. */
+/* Like memmove and memset; a word of 4 or 8 bytes is written at once, ordered with accesses before and after. */
 void bytes_move(void *dst, const void *src, size_t bytes);
 void bytes_set(void *dst, uint8_t value, size_t bytes);
 /* Every byte the same? */
@@ -407,26 +408,26 @@ void alloc_free_all(const struct ctx *ctx);
 
 /* --- pool.c --- */
 
-/* The one that cuMemAllocAsync takes from. */
+/* The pool that cuMemAllocAsync takes from. */
 CUmemoryPool pool_current(unsigned device);
-/* That graphs of the device allocate from. */
+/* The pool that graphs of the device allocate from. */
 CUmemoryPool pool_of_graphs(unsigned device);
 bool pool_is_known(CUmemoryPool pool);
 unsigned pool_device(CUmemoryPool pool);
-/* From another process; the memory of one that is shareable has chunks of its own, with their fds. */
+/* Is the pool from another process? Is it shareable? Then each allocation has a chunk of its own, with its fd. */
 bool pool_is_imported(CUmemoryPool pool);
 bool pool_is_shareable(CUmemoryPool pool);
 CUresult pool_new_imported(CUmemoryPool *pool_out, unsigned device);
-/* All below: the space is locked for writing. A pool may be NULL: then there is none. */
+/* The functions below are called with the space locked for writing. The pool may be NULL. */
 bool pool_has_room(CUmemoryPool pool, uint64_t bytes);
 /* Fills in where the memory is, if the pool keeps some that is large enough. */
 bool pool_take(CUmemoryPool pool, uint64_t bytes, struct mapping *m);
 void pool_charge(const struct mapping *m);
-/* Takes over a mapping that is in the space no more, to keep or to free what it has. */
+/* Takes over a mapping that is in the space no more, to keep its memory or to free it. */
 void pool_give(struct mapping *m);
-/* Frees all that pools of the device keep; false: that was nothing. */
+/* Free all memory that pools of the device keep; false: there was none. */
 bool pool_trim_device(unsigned device);
-/* So many bytes of memory for graphs are reserved, or used, more or less than before. */
+/* Add @bytes, perhaps negative, to the memory that is reserved, or used, for graphs. */
 void pool_graph_reserve(unsigned device, int64_t bytes);
 void pool_graph_use(unsigned device, int64_t bytes);
 /* Takes no lock. */
@@ -434,9 +435,9 @@ bool pool_is_open_to(CUmemoryPool pool, unsigned device);
 
 /* --- graphmem.c; the space is locked for writing --- */
 
-/* False: it was freed already. The memory stays with it. */
+/* Free a graph's allocation, which keeps its memory. False: it was freed already. */
 bool graphmem_give(struct graphmem *memory);
-/* The primary context goes, and all of this with it. */
+/* The primary context ends: free all graph memory of the device. */
 void graphmem_end_device(unsigned device);
 
 /* --- array.c --- */
@@ -446,9 +447,9 @@ void array_free_all(const struct ctx *ctx);
 
 /* --- hostmem.c --- */
 
-/* Frees what cuMemHostAlloc still holds and forgets what is registered, of one context. */
+/* Free memory of cuMemHostAlloc and forget registered memory, of one context. */
 void hostmem_free_all(const struct ctx *ctx);
-/* Memory of cuMemHostAlloc; CUDA_ERROR_INVALID_VALUE if it is none. */
+/* Free memory of cuMemHostAlloc; CUDA_ERROR_INVALID_VALUE: it is not such memory. */
 CUresult hostmem_free(uint64_t addr);
 
 /* --- stream.c --- */
@@ -459,7 +460,7 @@ typedef CUresult (*op_fn)(struct ctx *ctx, void *arg);
 /* A moment on a stream; reached when the work submitted before it is done. */
 struct mark;
 
-/* Beside CU_STREAM_*: it is the legacy default stream of its context. */
+/* A flag beside CU_STREAM_*: the stream is the legacy default stream of its context. */
 #define STREAM_IS_LEGACY 0x10000U
 
 /* @green: NULL, or of @ctx. */
@@ -472,11 +473,11 @@ void stream_free(struct stream *s);
  * CU_STREAM_PER_THREAD is the calling thread's own there.
  */
 struct stream *stream_from_handle(CUstream handle);
-/* Of the calling thread: handle 0 is CU_STREAM_PER_THREAD as long as this call lasts. */
+/* In the calling thread, handle 0 is CU_STREAM_PER_THREAD as long as this call lasts. */
 extern _Thread_local bool stream_zero_is_own;
-/* What to answer then. */
+/* The error for a handle that is no stream. */
 CUresult stream_missing(CUstream handle);
-/* Never used again. */
+/* The id of a stream, which is never used again. */
 uint64_t stream_id(const struct stream *s);
 struct ctx *stream_ctx(const struct stream *s);
 struct green *stream_green(const struct stream *s);
@@ -488,9 +489,9 @@ CUresult stream_submit(struct stream *s, op_fn run, void (*done)(void *arg), con
 /* Waits for all that was submitted, then answers the context's poison. */
 CUresult stream_wait(struct stream *s);
 bool stream_is_idle(struct stream *s);
-/* With the green contexts that are of it. */
+/* Wait for all work of the context and of its green contexts. */
 void stream_wait_ctx(struct ctx *ctx);
-/* Of all contexts: any may use host memory. */
+/* Wait for all work of all contexts, because any may use host memory. */
 void stream_wait_all(void);
 void stream_wait_green(const struct green *green);
 void stream_free_all(struct ctx *ctx);
@@ -515,14 +516,14 @@ CUresult event_record_ctx(CUevent event, struct ctx *ctx, struct green *green);
 bool event_is_known(CUevent event);
 /* A launch of a graph records it; takes the mark over. */
 void event_record_mark(CUevent event, struct mark *mark);
-/* What was recorded last, with a reference for the caller, or NULL. */
+/* The mark of the last record, with a reference for the caller, or NULL. */
 struct mark *event_last_mark(CUevent event);
 
 /* --- capture.c --- */
 
 /*
- * What a call answers that captures forbid, depending on the thread, always on the captured stream, or
- * always in its context. Forbidden, it has ended the capture.
+ * Check whether a capture forbids the call: depending on the thread's mode, always on the captured stream, or
+ * always in its context. Returns the call's error; a forbidden call has ended the capture.
  */
 CUresult capture_check_unsafe(void);
 CUresult capture_check_stream(const struct stream *s);
@@ -532,17 +533,17 @@ struct work;
 /* True: the stream is captured, or its capture is broken now; the work was taken over. */
 bool capture_add(struct stream *s, struct work *work, CUresult *err_out);
 /*
- * Where a captured stream stands, for an event that is recorded on it; one reference for the caller.
- * NULL: it is not captured.
+ * The nodes where a captured stream stands, for an event that is recorded on it; one reference for the caller.
+ * NULL: the stream is not captured.
  */
 struct blob *capture_fork(const struct stream *s);
 /* Another stream is captured from there on, too. */
 CUresult capture_join(struct stream *s, const struct blob *fork);
-/* The stream would have waited for what is outside the capture: that ends it. */
+/* End the capture of a stream that would have to wait for work outside the capture. */
 CUresult capture_isolate(const struct stream *s);
 /* Is some stream captured to it? */
 bool capture_is_to(const struct graph *graph);
-/* The stream goes, or all of the context, or of the green one. */
+/* End captures of the stream, or of all streams of the context or the green context. */
 void capture_end_of_stream(const struct stream *s);
 void capture_end_of_ctx(const struct ctx *ctx);
 void capture_end_of_green(const struct green *green);
@@ -553,20 +554,21 @@ struct cudasim_kernel;
 
 struct kernel {
 	const char *name;
-	CUresult (*run)(struct ctx *ctx, const uint64_t *params); /* one of the sim's own */
-	const struct cudasim_kernel *given;                       /* or of an image, else NULL */
-	const void *module;                                       /* of an image */
+	CUresult (*run)(struct ctx *ctx,
+	                const uint64_t *params); /* for the simulator's own kernels */
+	const struct cudasim_kernel *given;      /* for an image's kernel, else NULL */
+	const void *module;                      /* for an image's kernel */
 	unsigned n_params;
 	uint16_t param_bytes[16];
 };
 
 const struct kernel *kernel_find(const char *name);
 const struct kernel *kernel_from_handle(CUfunction handle);
-/* Of an image. It stays for good; NULL: no memory. */
+/* Make a kernel of an image, which stays for good. NULL: no memory. */
 struct kernel *kernel_new(const struct cudasim_kernel *given);
 size_t kernel_param_offset(const struct kernel *kernel, unsigned index);
 size_t kernel_params_bytes(const struct kernel *kernel);
-/* As a kernel of the context does it; false: it may not. */
+/* Load and store as a kernel of the context does. False: the access is forbidden. */
 bool kernel_load(struct ctx *ctx, uint64_t addr, void *value_out, uint64_t bytes);
 bool kernel_store(struct ctx *ctx, uint64_t addr, const void *value, uint64_t bytes);
 

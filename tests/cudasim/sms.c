@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The multiprocessors of a device, which kernels share: one whose threads fill them all keeps others out until it
- * ends, as on a GPU. Sets, and copies from one place of a device to another, are kernels of the driver's.
+ * The multiprocessors of a device, which kernels share. As on a GPU, a kernel whose threads fill them all keeps others out
+ * until it ends. Sets, and copies within a device, are kernels of the driver.
  *
- * Each process has them for itself: a GPU gives processes turns.
+ * Each process has all multiprocessors for itself, because a GPU gives processes turns.
  */
 #include "work.h"
 

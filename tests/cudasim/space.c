@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Device addresses: which are reserved, what is mapped where, and who may reach it.
+ * Device addresses: reservations, mappings, and access to them.
  *
  * Two trees (search.h), ordered by address; two ranges that overlap compare as equal, so looking
  * up a range finds something that overlaps it.
@@ -87,7 +87,7 @@ bool space_is_reserved(uint64_t addr, uint64_t bytes)
 	return true;
 }
 
-/* Address space that nobody can touch. A taken or unusable hint means anywhere. */
+/* Reserve address space that nobody can touch. If the hint is taken or unusable, it is anywhere. */
 static void *reserve_addresses(uint64_t bytes, uint64_t alignment, uint64_t hint)
 {
 	int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
@@ -228,7 +228,7 @@ bool space_resolve(uint64_t addr, uint64_t bytes, enum space_access want, enum s
 	return true;
 }
 
-/* How many bytes of a graph's follow, that are not there before it is launched. */
+/* How many bytes at @addr are a graph's memory, which does not exist before the graph is launched. */
 static uint64_t bytes_of_graph(uint64_t addr)
 {
 	const struct reservation *res = space_find_reservation(addr);
@@ -266,7 +266,7 @@ bool space_is_known(uint64_t addr)
 	return is_known;
 }
 
-/* A word of 4 or 8 bytes at its natural alignment, which others may read or write at the same time. */
+/* Load a word of 4 or 8 bytes at its natural alignment, which others may read or write at the same time. */
 static uint64_t word_load(const void *at, size_t bytes)
 {
 	uint64_t word = 0;
@@ -291,8 +291,8 @@ static void word_store(void *at, uint64_t word, size_t bytes)
 }
 
 /*
- * ThreadSanitizer looks at every byte that memmove(), memset() and memcmp() touch, and keeps more than each for it: most of
- * the time of a test under it. It is shown the first of them, and of each 64 KiB.
+ * ThreadSanitizer checks every byte that memmove(), memset() and memcmp() touch, which would take most of the time of a test.
+ * So it is shown only the first byte of each 64 KiB.
  */
 #if defined(__SANITIZE_THREAD__) && defined(__x86_64__)
 #define SHOWN_BYTES 65536

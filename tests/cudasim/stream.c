@@ -24,7 +24,7 @@ struct op {
 	op_fn run;
 	void (*done)(void *arg);
 	uint64_t ticket;
-	bool is_apart; /* it comes after what is on its stream, and waits for no other stream */
+	bool is_apart; /* it waits only for earlier work of its own stream */
 	_Alignas(max_align_t) unsigned char arg[];
 };
 
@@ -33,12 +33,12 @@ struct stream {
 	uint64_t id;
 	struct stream *next; /* link: streams */
 	struct ctx *ctx;
-	struct green *green; /* NULL: of none, or of one that is gone */
-	uint64_t green_id;   /* of that life, also when it is gone; 0: of none */
+	struct green *green; /* NULL: none, or it is gone */
+	uint64_t green_id;   /* the green context's id, also when it is gone; 0: none */
 	unsigned flags;      /* CU_STREAM_*, STREAM_IS_LEGACY */
 	int priority;
 	uint64_t thread; /* whose default stream it is; 0: nobody's */
-	unsigned n_refs; /* handle, thread, those who wait */
+	unsigned n_refs; /* by the handle, the thread, and threads that wait */
 	bool has_thread;
 	bool is_closed;   /* no handle any more */
 	bool is_detached; /* its green context is gone */
@@ -49,7 +49,7 @@ struct stream {
 
 struct mark {
 	unsigned n_refs;
-	unsigned n_pending; /* streams that have not come to it */
+	unsigned n_pending; /* streams that have not reached it */
 	bool is_reached;
 	uint64_t time_ns;
 };
@@ -360,7 +360,7 @@ void stream_free_all(struct ctx *ctx)
 	pthread_mutex_unlock(&lock);
 }
 
-/* They are leaked, as by a driver, until the primary context ends. */
+/* The streams are leaked, as by a driver, until the primary context ends. */
 void stream_detach_all(const struct green *green)
 {
 	pthread_mutex_lock(&lock);
@@ -373,7 +373,7 @@ void stream_detach_all(const struct green *green)
 	pthread_mutex_unlock(&lock);
 }
 
-/* Never used again, as ids of threads are. */
+/* An id of the thread that is never used again, other than ids of the system. */
 static uint64_t this_thread(void)
 {
 	static atomic_uint_fast64_t last_thread;
@@ -396,7 +396,7 @@ static struct stream *stream_of_thread(struct ctx *ctx)
 		found = s->ctx == ctx && s->thread == thread && !s->is_closed ? s : NULL;
 	}
 	pthread_mutex_unlock(&lock);
-	/* Only this thread makes one for itself. */
+	/* Only this thread makes its own stream, so there is no race. */
 	if (!found && stream_new(ctx, NULL, 0, 0, &found) == CUDA_SUCCESS) {
 		pthread_mutex_lock(&lock);
 		found->thread = thread;
@@ -482,7 +482,7 @@ static CUresult run_nothing(struct ctx *ctx, void *arg)
 	return CUDA_SUCCESS;
 }
 
-/* Also reached in a poisoned context, or else somebody would wait for ever. */
+/* The mark is reached also in a poisoned context, or else somebody would wait for ever. */
 static void mark_done(void *arg)
 {
 	struct mark *mark = *(struct mark **)arg;
@@ -495,7 +495,7 @@ static void mark_done(void *arg)
 	pthread_mutex_unlock(&lock);
 }
 
-/* Locked. The mark is behind what is on the stream; @is_apart: and on no other that the stream waits for. */
+/* Locked. Put the mark behind all work of the stream; @is_apart: and not behind work of other streams. */
 static CUresult mark_add(struct mark *mark, struct stream *s, bool is_apart)
 {
 	struct op *op = op_new(run_nothing, mark_done, &mark, sizeof(struct mark *));
@@ -537,7 +537,7 @@ struct mark *stream_mark_ctx(struct ctx *ctx, const struct green *green)
 		}
 	}
 	if (err != CUDA_SUCCESS) {
-		unref_locked(mark); /* those that have it already let it go */
+		unref_locked(mark); /* streams that have it already let it go later */
 		mark = NULL;
 	} else if (mark->n_pending == 0) {
 		reach_locked(mark);

@@ -28,7 +28,7 @@ CUresult cuStreamCreateWithPriority(CUstream *stream_out, unsigned int flags, in
 	return create(stream_out, flags, priority);
 }
 
-/* Frees also in a poisoned context, and then says what is wrong: nobody can try again. */
+/* Frees the stream also in a poisoned context, and then returns its error, because nobody can try again. */
 CUresult cuStreamDestroy_v2(CUstream handle)
 {
 	ENTER(cuStreamDestroy_v2);
@@ -161,7 +161,7 @@ CUresult cuStreamGetDevice(CUstream handle, CUdevice *dev_out)
 	return CUDA_SUCCESS;
 }
 
-/* Hints, all of them: nothing here depends on one. */
+/* All attributes are hints, which nothing here depends on. */
 CUresult cuStreamSetAttribute(CUstream handle, CUstreamAttrID attribute,
                               const CUstreamAttrValue *value)
 {
@@ -223,7 +223,7 @@ struct callback {
 	struct ctx *ctx;
 };
 
-/* Also when the context is lost: then it is told so. */
+/* Called also when the context is lost; the status says so. */
 static void call_back(void *arg)
 {
 	const struct callback *callback = arg;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * For tests of a CUDA driver: its functions by dlopen, and other processes to try them from.
- * What does not depend on CUDASIM_* can be run with a real driver as well (GLAKE_LIBCUDA): then
+ * Tests that do not depend on CUDASIM_* can run with a real driver as well (GLAKE_LIBCUDA): then
  * used_bytes() counts from the start of the test.
  *
  * Owner:    the test that includes it.
@@ -41,7 +41,7 @@ static struct {
 #define ck_cu(CALL, EXPECTED) ck_assert_int_eq((int)(CALL), (int)(EXPECTED))
 #define ck_ok(CALL) ck_cu(CALL, CUDA_SUCCESS)
 
-/* In other processes than Check's: an exit status for the test to see. */
+/* An assertion for processes other than Check's: the test sees an exit status. */
 #define must(CONDITION) \
 	do { \
 		if (!(CONDITION)) { \
@@ -71,7 +71,7 @@ static inline void driver_unlink_state(void)
 	unlink(driver_state_path);
 }
 
-/* Devices of this test's own, without cuInit. Not for a real driver: it has what it has. */
+/* Set the devices of this test, without cuInit. A real driver ignores that. */
 static inline void driver_setup(const char *devices)
 {
 	const char *tmp = getenv("TMPDIR");
@@ -98,7 +98,7 @@ static inline uint64_t used_bytes(void)
 	return total_bytes - free_bytes - driver_used_before;
 }
 
-/* cuInit and a current context on device 0. */
+/* Call cuInit, and make a context on device 0 current. */
 static inline CUcontext driver_start(void)
 {
 	CUcontext ctx = NULL;
@@ -216,7 +216,7 @@ static inline struct child child_start(void (*fn)(int sock))
 	return (struct child){.pid = pid, .sock = socks[0]};
 }
 
-/* The wait status. */
+/* Wait for the child. Returns its wait status. */
 static inline int child_join(struct child *child)
 {
 	int status = -1;
@@ -232,7 +232,7 @@ static inline int child_kill(struct child *child)
 	return child_join(child);
 }
 
-/* One byte, and with fd >= 0 a copy of the fd. */
+/* Send one byte, and with fd >= 0 a copy of the fd. */
 static inline void send_fd(int sock, int fd)
 {
 	union {
@@ -260,7 +260,7 @@ static inline void send_byte(int sock)
 	send_fd(sock, -1);
 }
 
-/* Waits for one byte; the fd that came with it, or -1. */
+/* Wait for one byte. Returns the fd that came with it, or -1. */
 static inline int recv_fd(int sock)
 {
 	union {

@@ -13,7 +13,7 @@
 
 #include <semaphore.h>
 
-/* All that cudasim asks of an image. */
+/* The least image that cudasim accepts. */
 static const char image[] = ".version 7.0\n.target sm_90\n";
 
 static inline CUdeviceptr alloc(size_t bytes)

@@ -14,7 +14,7 @@ struct object {
 	unsigned n_refs;
 };
 
-/* References of one graph. */
+/* The references of a graph to one object. */
 struct held {
 	struct held *next;
 	struct object *object;
@@ -105,7 +105,7 @@ static struct held *find(const struct graph *graph, const struct object *object)
 	return held;
 }
 
-/* Takes over references that somebody has. */
+/* Let the graph take over references. */
 static CUresult hold(struct graph *graph, struct object *object, unsigned n)
 {
 	struct held *held = find(graph, object);

@@ -109,7 +109,7 @@ CUresult cuMemMap(CUdeviceptr addr, size_t bytes, size_t offset,
 	if (!phys) {
 		return CUDA_ERROR_INVALID_VALUE;
 	}
-	/* Drivers map whole handles only, and this is how they say so. */
+	/* Drivers map only whole handles. */
 	if (offset != 0 || bytes != phys->bytes) {
 		phys_unref(phys);
 		return CUDA_ERROR_NOT_SUPPORTED;
@@ -184,7 +184,7 @@ static bool is_host_location(const CUmemLocation *location)
 	       location->type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
 }
 
-/* A driver that takes access away only by unmapping. */
+/* Is it a driver that takes access away only by unmapping? */
 static bool keeps_access(const CUmemAccessDesc *desc)
 {
 	const char *text = getenv("CUDASIM_ACCESS");
@@ -231,7 +231,7 @@ static CUresult check_access(uint64_t addr, uint64_t bytes, const CUmemAccessDes
 	return CUDA_SUCCESS;
 }
 
-/* Host chunks can be had at their device address by the CPU as well. */
+/* Let the CPU access a host chunk at its device address, or not. */
 static void set_host_access(struct mapping *m, unsigned flags)
 {
 	int prot = (flags & SPACE_READ ? PROT_READ : 0) | (flags == SPACE_WRITE ? PROT_WRITE : 0);
@@ -319,7 +319,7 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle_out, v
 	return err;
 }
 
-/* A descriptor, as for a dma-buf, that nothing can be done with: no other device is here. */
+/* Returns an fd, as for a dma-buf, that serves nothing, because there is no other device. */
 CUresult cuMemGetHandleForAddressRange(void *handle_out, CUdeviceptr addr, size_t bytes,
                                        CUmemRangeHandleType type, unsigned long long flags)
 {

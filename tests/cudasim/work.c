@@ -57,7 +57,7 @@ void blob_unref(struct blob *blob)
 	}
 }
 
-/* Where the work has a blob, if its type has one. */
+/* The place of the work's blob; NULL: its type has none. */
 static struct blob **blob_of(struct work *work)
 {
 	switch (work->type) {
@@ -117,7 +117,7 @@ static uint64_t n_threads(const struct launch *launch)
 	return n;
 }
 
-/* How many threads it has on the device; 0: none, it is no kernel. */
+/* How many threads the work has on the device; 0: it is no kernel. */
 static uint64_t threads_of(const struct work *work)
 {
 	switch (work->type) {

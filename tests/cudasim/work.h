@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a stream can be given to do, at once or as a node of a graph.
+ * Work for a stream, at once or as a node of a graph.
  *
  * Owner:    whoever holds a struct work by value: it has one reference to each blob in it.
  * Lifetime: until work_drop().
@@ -29,20 +29,20 @@ struct launch {
 	unsigned grid[3];
 	unsigned block[3];
 	unsigned shared_bytes;
-	struct blob *params; /* packed, as the kernel wants them */
+	struct blob *params; /* packed, at their natural alignment */
 };
 
 /* The parameters come as for cuLaunchKernel(); on success the launch holds a blob. */
 CUresult launch_fill(struct launch *launch, CUfunction function, void *const *params, void **extra);
-/* An array of pointers to the parameters; the launch's. */
+/* An array of pointers to the parameters, which the launch owns. */
 void **launch_pointers(const struct launch *launch);
 CUresult launch_run(struct ctx *ctx, const struct launch *launch);
 
 /* --- sms.c --- */
 
 /*
- * A kernel of so many threads begins: once there is room for one of them. Returns what it takes, for give; 0: the
- * context was lost meanwhile.
+ * Wait until a kernel of @n_threads can begin: until there is room for one thread. Returns the threads that it takes, for
+ * sms_give(); 0: the context was lost meanwhile.
  */
 uint64_t sms_take(struct ctx *ctx, uint64_t n_threads);
 void sms_give(const struct ctx *ctx, uint64_t n_threads);
@@ -65,12 +65,12 @@ struct copy {
 	uint64_t depth;
 };
 
-/* Can it be submitted in a context of @device? Fills in what is pageable. */
+/* Can the copy be submitted in a context of @device? Fills in is_pageable. */
 CUresult copy_check(struct copy *copy, unsigned device);
 CUresult copy_run(struct ctx *ctx, const struct copy *copy);
-/* Not for a copy engine: from one place of devices to another. */
+/* Does a kernel of the driver do the copy? So it is from one place on devices to another. */
 bool copy_is_kernel(const struct copy *copy);
-/* Returns when it is done, or for memory of devices only when it is submitted. */
+/* Returns when the copy is done; a copy within device memory only has to be submitted. */
 CUresult copy_sync(struct copy *copy);
 CUresult copy_async(struct copy *copy, CUstream handle);
 
@@ -111,12 +111,12 @@ struct host_call {
 
 struct event_work {
 	CUevent event;
-	struct mark *mark; /* one reference, or NULL; of one launch of a graph */
+	struct mark *mark; /* one reference, or NULL; each launch of a graph has its own */
 };
 
 struct work {
 	CUgraphNodeType type;
-	struct ctx *ctx; /* where it runs */
+	struct ctx *ctx; /* the work runs here */
 	union {
 		struct launch launch;
 		struct copy copy;
@@ -130,12 +130,12 @@ struct work {
 	} of;
 };
 
-/* Another of the same, to be dropped as well. Not of a child graph: see graph_clone(). */
+/* A copy of the work, which must be dropped, too. A child graph is not copied, see graph_clone(). */
 struct work work_copy(const struct work *work);
 void work_drop(struct work *work);
 CUresult work_run(struct work *work);
 /*
- * Takes over what the work holds, also when it fails. Its context becomes the stream's. On a captured
+ * Takes over the content of the work, also when it fails. The work gets the context of the stream. On a captured
  * stream it becomes a node.
  */
 CUresult work_submit(struct stream *s, struct work *work);

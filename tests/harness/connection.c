@@ -14,7 +14,7 @@
 
 #define MAX_OPENED 8192u
 
-/* Of the test's process. A number that has become another file's is not ours any more. */
+/* The connections of the test's process. An fd that has become another file's is not ours any more. */
 static struct {
 	int fd;
 	ino_t socket;

@@ -26,19 +26,19 @@
 			.base = PROTOBUF_C_MESSAGE_INIT(&glake__wire__##member##__descriptor), \
 			##__VA_ARGS__}})
 
-/* A connected socket, close-on-exec, the caller's; or connection_close_all()'s, behind each world. */
+/* Connect a socket, close-on-exec, for the caller to close; connection_close_all() closes it after each world. */
 int connection_open(const struct harness *harness);
 
-/* The same, -errno instead of an assertion. */
+/* As connection_open(), but returns -errno instead of failing. */
 int connection_try_open(const struct harness *harness);
 
-/* Say Hello on a connection, in the protocol's @version; the answer's status. */
+/* Say Hello on a connection, in the protocol's @version. Returns the answer's status. */
 Glake__Wire__Status connection_greet(int connection, uint32_t version);
 
-/* What a Hello says, and in the end what its answer says. */
+/* The fields of a Hello; after the call those of its answer. */
 struct connection_identity {
 	uint32_t version;
-	bool has_key; /* of a session that there is */
+	bool has_key; /* the key is an existing session's */
 	uint8_t key[GLAKE_KEY_BYTES];
 	uint64_t image;
 	uint64_t *unanswered; /* borrowed */
@@ -46,25 +46,25 @@ struct connection_identity {
 	uint64_t session;
 };
 
-/* The same, of that identity. */
+/* As connection_greet(), with that identity. */
 Glake__Wire__Status connection_greet_as(int connection, struct connection_identity *identity);
 
-/* A connection that has said Hello and been accepted. */
+/* Connect and say Hello, which must be accepted. */
 int connection_hello(const struct harness *harness);
 
-/* Connect and say Hello, again and again, until one is accepted: it, for the caller to close. */
+/* Connect and say Hello, again and again, until that is accepted. The caller closes the connection. */
 int connection_await_hello(const struct harness *harness);
 
-/* The session is to end. glaked may be slow, so the answer is not waited for. */
+/* Say Goodbye. glaked may be slow, so the answer is not waited for. */
 void connection_goodbye(int connection);
 
-/* Say Goodbye, and close it; nothing to do on -1. */
+/* Say Goodbye, and close the connection; does nothing for -1. */
 void connection_close(int *connection);
 
-/* All that this process has opened, and not closed. */
+/* Close all connections that this process has opened and not closed. */
 void connection_close_all(void);
 
-/* Close it, as if it were lost: while this process lives, glaked keeps what it has. */
+/* Close the connection as if it were lost: while this process lives, glaked keeps what the session has. */
 void connection_drop(int *connection);
 
 /* Send bytes as one packet. Returns 0, WIRE_E_EOF or -errno. */
@@ -76,12 +76,12 @@ uint64_t connection_send(int connection, Glake__Wire__Request *request, const in
                          size_t n_fds);
 
 /*
- * The next answer or notice, within HARNESS_TIMEOUT_MS; fds go to @fds (initialised, empty) or, with
+ * Receive the next answer or notice, within HARNESS_TIMEOUT_MS. Its fds go to @fds (initialised, empty) or, with
  * NULL, are closed. Free it with connection_free(). Returns NULL when glaked closed the connection.
  */
 Glake__Wire__Answer *connection_receive(int connection, struct fdlist *fds);
 
-/* The answer to request @id; notices are passed over. Fails when the connection is closed. */
+/* Receive the answer to request @id; notices are skipped. Fails when the connection is closed. */
 Glake__Wire__Answer *connection_receive_for(int connection, uint64_t id, struct fdlist *fds);
 
 void connection_free(Glake__Wire__Answer *answer);
@@ -90,24 +90,24 @@ void connection_free(Glake__Wire__Answer *answer);
 Glake__Wire__Answer *connection_call(int connection, Glake__Wire__Request *request, const int *fds,
                                      size_t n_fds, struct fdlist *fds_out);
 
-/* Send, wait, and say the status; the answer's fds are closed. */
+/* Send and wait. Returns the answer's status; its fds are closed. */
 Glake__Wire__Status connection_status(int connection, Glake__Wire__Request *request, const int *fds,
                                       size_t n_fds);
 
-/* glaked is there and answers: a Ping on this session. */
+/* Send a Ping on this session, which glaked must answer. */
 void connection_ping(int connection);
 
-/* glaked closes it, after at most some answers that were under way. */
+/* glaked must close the connection, after at most some answers that were under way. */
 void connection_expect_closed(int connection);
 
-/* @n_chunks chunks on @device. Ids in @ids_out, fds (owned by the caller) in @fds. */
+/* Request @n_chunks chunks on @device. Ids go to @ids_out, fds (owned by the caller) to @fds. */
 Glake__Wire__Status connection_alloc(int connection, uint32_t device, uint64_t chunk_bytes,
                                      uint32_t n_chunks, uint64_t *ids_out, struct fdlist *fds);
 
-/* What all sessions have, over all devices. */
+/* The private bytes of all sessions on all devices. */
 uint64_t connection_private_bytes(int connection);
 
-/* They have come to so much. */
+/* Wait until these are @n_bytes. */
 void connection_await_private(int connection, uint64_t n_bytes);
 
 /* One counter of StatsGet, by name. */

@@ -112,7 +112,7 @@ static void obey(int control)
 	}
 }
 
-/* Another control socket, for what is to be answered at once. */
+/* Answer orders on a second control socket, at once. */
 static void answer(int orders)
 {
 	char order[8];
@@ -134,7 +134,7 @@ static void keep(int notify_fd, int control, int orders)
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	for (;;) {
 		poll(ready, n_elements(ready), -1);
-		/* What glaked has said goes first. */
+		/* Notifications of glaked go first. */
 		if (ready[0].revents) {
 			take_notification(notify_fd, control);
 		} else if (ready[1].revents) {
@@ -184,7 +184,7 @@ void fdkeeper_pass(const struct fdkeeper *keeper, int listen_fd)
 	static int fds[FDKEEPER_MAX + 1];
 	char number[24];
 	char name[NAME_BYTES] = "glaked.socket";
-	/* Beyond what they get in the end, so that none is overwritten. */
+	/* The duplicates lie beyond their final numbers, so that none is overwritten. */
 	int first = 4 + (int)fdkeeper_n_kept(keeper);
 	int orders = fcntl(keeper->orders, F_DUPFD_CLOEXEC, first);
 	size_t n = 0;
@@ -233,7 +233,7 @@ static void order(const struct fdkeeper *keeper, char verb, const char *text)
 	char order[NAME_BYTES];
 	int n = snprintf(order, sizeof(order), "%c%s", verb, text);
 	ck_assert_int_eq(send(keeper->control, order, (size_t)n, 0), n);
-	/* Orders are obeyed before it answers. */
+	/* The answer comes after the order is obeyed. */
 	fdkeeper_n_kept(keeper);
 }
 

@@ -16,25 +16,25 @@
 
 struct fdkeeper {
 	pid_t pid;   /* 0: there is none */
-	int control; /* other notifications come from here */
+	int control; /* notifications that it does not handle come from here */
 	int orders;
 };
 
 /* @notify_fd: the bound datagram socket of the notifications, taken over. */
 void fdkeeper_begin(struct fdkeeper *keeper, int notify_fd);
-/* All that it keeps is closed. Harmless if there is none. */
+/* End the process, which closes all kept fds. Harmless if there is none. */
 void fdkeeper_end(struct fdkeeper *keeper);
 
 /*
- * In the process that becomes glaked: put duplicates of all kept fds at 3 and behind, and their names into the
+ * Called in the process that becomes glaked: put duplicates of all kept fds at 3 and behind, and their names into the
  * environment. @listen_fd, if not -1, is one of them.
  */
 void fdkeeper_pass(const struct fdkeeper *keeper, int listen_fd);
 
-/* How many it keeps, and it forgets (closes) those whose name begins with @prefix. */
+/* The number of kept fds; and close kept fds whose name begins with @prefix. */
 size_t fdkeeper_n_kept(const struct fdkeeper *keeper);
 void fdkeeper_forget(const struct fdkeeper *keeper, const char *prefix);
-/* It answers no barriers until this is called again. */
+/* Answer no barriers from now on, until this is called again. */
 void fdkeeper_stall(const struct fdkeeper *keeper);
 
 #endif

@@ -24,8 +24,8 @@
 #define HELD_WAIT_MS 30000
 
 struct served {
-	int device;  /* of FUSE */
-	int content; /* the file that is shown */
+	int device;  /* the FUSE device */
+	int content; /* the file whose content is served */
 	struct stat stat;
 	struct fuse_file_faults faults;
 	atomic_uint *n_held;
@@ -40,7 +40,7 @@ static void answer(const struct served *served, const struct fuse_in_header *req
 		.unique = request->unique,
 	};
 	struct iovec parts[] = {{&header, sizeof(header)}, {(void *)body, n_bytes}};
-	/* Of a request that was interrupted nobody wants the answer. */
+	/* ENOENT: the request was interrupted, and nobody wants the answer. */
 	if (writev(served->device, parts, 2) < 0 && errno != ENOENT) {
 		_exit(1);
 	}

@@ -17,10 +17,10 @@
 #include <sys/types.h>
 
 struct fuse_file {
-	pid_t pid; /* of the program that serves it */
+	pid_t pid; /* the serving program's */
 	char folder[256];
-	char path[300];      /* of the file */
-	atomic_uint *n_held; /* requests that it does not answer; shared with the program */
+	char path[300];      /* the file's */
+	atomic_uint *n_held; /* unanswered requests; shared with the program */
 };
 
 struct fuse_file_faults {
@@ -36,10 +36,10 @@ struct fuse_file_faults {
 bool fuse_file_start(struct fuse_file *file, const char *folder, const char *content,
                      const struct fuse_file_faults *faults);
 
-/* Wait until somebody waits for it. */
+/* Wait until a request is held. */
 void fuse_file_await_held(const struct fuse_file *file);
 
-/* End the program, which ends whatever waits for it, and unmount. */
+/* End the program, which ends all held requests, and unmount. */
 void fuse_file_stop(struct fuse_file *file);
 
 #endif

@@ -22,7 +22,7 @@ static void CUDA_CB gate_wait(void *user)
 	}
 }
 
-/* What is queued on @stream from now on waits for gate_open(). */
+/* Work that is queued on @stream from now on waits for gate_open(). */
 static inline void gate_close(CUstream stream)
 {
 	__typeof__(cuLaunchHostFunc) *launch;

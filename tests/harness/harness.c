@@ -100,7 +100,7 @@ static void make_folder(struct harness *harness)
 	snprintf(harness->folder, sizeof(harness->folder), "%s/glaked.XXXXXX",
 	         parent && *parent ? parent : "/tmp");
 	ck_assert_ptr_nonnull(mkdtemp(harness->folder));
-	/* For harness_as(), and for a glaked that is somebody else. */
+	/* Other users must pass: harness_as(), and a glaked with another uid. */
 	ck_assert_int_eq(chmod(harness->folder, 0755), 0);
 	if (harness->options.uid) {
 		ck_assert_int_eq(chown(harness->folder, harness->options.uid, (gid_t)-1), 0);
@@ -111,7 +111,7 @@ static void make_folder(struct harness *harness)
 	in_folder(harness, "notify", harness->notify_path);
 }
 
-/* Without a patrol and looks at layout, which call the driver and keep blocks when they like, unless the test is about it. */
+/* The config has no patrol and no looks at layout unless the test sets them: they call the driver, and keep blocks, at any time. */
 static void write_config(const struct harness *harness, const char *text)
 {
 	FILE *file = fopen(harness->config_path, "we");
@@ -145,7 +145,7 @@ void harness_preload(const char *path)
 	const char *before = getenv("LD_PRELOAD");
 	snprintf(value, sizeof(value), "%s%s%s", before ? before : "", before ? ":" : "", path);
 	setenv("LD_PRELOAD", value, 1);
-	/* It comes before the sanitizer's library, and does not mind. */
+	/* Our library is preloaded before the sanitizer's, which is harmless. */
 	before = getenv("ASAN_OPTIONS");
 	snprintf(value, sizeof(value), "%s:verify_asan_link_order=0", before ? before : "");
 	setenv("ASAN_OPTIONS", value, 1);
@@ -197,7 +197,7 @@ static void become_user(uid_t uid, gid_t gid)
 	}
 }
 
-/* In the child, between fork and exec. */
+/* Called in the child, between fork and exec. */
 static void become_glaked(const struct harness *harness)
 {
 	char program[PATH_MAX];
@@ -221,7 +221,7 @@ static void become_glaked(const struct harness *harness)
 		dup2(harness->listen_fd, 3);
 	}
 	if (harness->options.has_keeper) {
-		/* Check's own file: the first glaked would have it, and no later one. */
+		/* Close Check's own file, which else the first glaked would have, and no later one. */
 		close_range(harness->options.is_activated ? 4 : 3, UINT_MAX, 0);
 	}
 	if (harness->options.max_fds) {
@@ -264,13 +264,13 @@ static void spawn(struct harness *harness)
 	harness->keeper = harness->options.has_keeper ? harness->pid : 0;
 }
 
-/* Our child. */
+/* The pid of our child: the keeper, or else glaked. */
 static pid_t *child_of(struct harness *harness)
 {
 	return harness->keeper ? &harness->keeper : &harness->pid;
 }
 
-/* Of glaked, when it is ready. */
+/* Find the pid of glaked, when it is ready. */
 static void find_pid(struct harness *harness)
 {
 	char path[64];
@@ -417,7 +417,7 @@ void harness_end(struct harness *harness)
 	check_alive(harness);
 	ck_assert_int_gt(*child_of(harness), 0);
 	ck_assert_int_eq(kill(*child_of(harness), SIGTERM), 0);
-	/* It leaves all to a next one, which its keeper knows will not come. */
+	/* glaked leaves all to the next one. With a keeper the status is 0, as no next one will come. */
 	int wanted = harness->options.keeps_fds && !harness->keeper ? HARNESS_LEAVES : 0;
 	int status = harness_wait_exit(harness);
 	ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == wanted,

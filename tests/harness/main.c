@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Of a test program without a main() of its own. */
+/* The main() of test programs that have none of their own. */
 #include "tests/check_glake.h"
 
 int main(void)

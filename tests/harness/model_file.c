@@ -63,7 +63,7 @@ static void write_header(FILE *file, const struct model_tensor *tensors, size_t 
 	}
 	fprintf(header, n_tensors ? "}" : "{}");
 	fclose(header);
-	/* As the real writer does: content begins at a multiple of 8. */
+	/* The content begins at a multiple of 8, as with the real writer. */
 	uint64_t padded = (n_bytes + 7) / 8 * 8;
 	ck_assert_uint_eq(fwrite(&padded, 1, sizeof(padded), file), sizeof(padded));
 	ck_assert_uint_eq(fwrite(text, 1, n_bytes, file), n_bytes);

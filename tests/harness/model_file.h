@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * safetensors files made up for tests: contents that follow from a seed, so that a test can tell
- * what every byte must be without keeping it.
+ * safetensors files made up for tests. Their content follows from a seed, so that a test knows
+ * every byte without keeping it.
  *
  * Threads: any. Failures are failed Check assertions.
  */
@@ -23,7 +23,7 @@ struct model_tensor {
 
 uint64_t model_tensor_bytes(const struct model_tensor *tensor);
 
-/* The @n_bytes bytes of a content from @offset on. */
+/* Write the @n_bytes bytes of a content from @offset on to @bytes_out. */
 void model_tensor_fill(const struct model_tensor *tensor, uint64_t offset, void *bytes_out,
                        size_t n_bytes);
 
@@ -36,7 +36,7 @@ void model_file_write(const char *path, const struct model_tensor *tensors, size
  */
 void model_file_write_wordy(const char *path, unsigned n_tensors, unsigned seed);
 
-/* Open it for reading, close-on-exec. */
+/* Open the file for reading, close-on-exec. */
 int model_file_open(const char *path);
 
 #endif

@@ -10,22 +10,22 @@
 #include "tests/harness/model_file.h"
 #include "tests/harness/world.h"
 
-/* One tensor "w" of @n_bytes, and so one model, whose content follows from @seed. */
+/* Write a model with one tensor "w" of @n_bytes, whose content follows from @seed. */
 const char *world_write_model(const char *name, uint64_t n_bytes, uint64_t seed);
 
-/* @n_bytes at @ptr are those of the content of @seed, from @offset on. */
+/* Are the @n_bytes at @ptr the content of @seed, from @offset on? */
 bool world_is_content(struct glake_session *session, glake_ptr ptr, uint64_t n_bytes, uint64_t seed,
                       uint64_t offset);
 
 struct glake_tensor world_tensor(const struct glake_model *model, const char *name);
 struct glake_model_info world_info(const struct glake_model *model);
 
-/* Into the store and open, but mapped nowhere; needs no driver. */
+/* Load a model into the store and open it, but map it nowhere; needs no driver. */
 int world_open_unmapped(struct glake_session *session, const char *path,
                         struct glake_model **model_out);
 
 /*
- * So that something can happen in the middle of a load, however late: with WORLD_SMALL_STEPS as
+ * These let something happen in the middle of a load, however late: with WORLD_SMALL_STEPS as
  * glaked's environment and WORLD_STOP_AND_GO as the driver's faults, a model of
  * world_write_layers() has its first block at once, one more each second, and the last later than
  * any test waits (HARNESS_TIMEOUT_MS). As soon as the faults are gone, the rest comes at once.
@@ -37,10 +37,10 @@ int world_open_unmapped(struct glake_session *session, const char *path,
 #define WORLD_LAYER_BYTES (2 * MIB)
 #define WORLD_MODEL_BYTES (WORLD_N_LAYERS * WORLD_LAYER_BYTES)
 
-/* A model of many blocks, whose content follows from @seed. */
+/* Write a model of many blocks, whose content follows from @seed. */
 const char *world_write_layers(const char *name, uint64_t seed);
 
-/* @model, mapped, is the one of @seed. */
+/* Is @model, which is mapped, the model of @seed? */
 bool world_has_layers(struct glake_session *session, const struct glake_model *model,
                       uint64_t seed);
 

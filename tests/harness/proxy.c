@@ -13,13 +13,13 @@
 struct route {
 	proxy_fn fn;
 	void *user;
-	int ends[2]; /* owned: of the client, of glaked */
+	int ends[2]; /* owned: the client's and glaked's socket */
 };
 
 static int listener;
 static struct route model;
 
-/* One packet from one end to the other. Returns whether the connection goes on. */
+/* Pass one packet from one end to the other. Returns whether the connection goes on. */
 static bool pass(struct route *route, int from, uint8_t *bytes)
 {
 	struct proxy_packet packet = {.is_answer = from == 1, .bytes = bytes};
@@ -61,7 +61,7 @@ static int open_socket(const char *path, struct sockaddr_un *address)
 	return fd;
 }
 
-/* Without glaked, who comes is sent away. */
+/* Accept clients. If there is no glaked, close their connection. */
 static void *accept_all(void *user)
 {
 	for (;;) {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Between clients and glaked: it passes packets on with their fds, and a test may look at each, change it, or
+ * A proxy between clients and glaked. It passes packets on with their fds, and a test may look at each, change it, or
  * end the connection there.
  *
- * To glaked, the clients are the process that the proxy is in. It is not stopped: it goes with that process.
+ * To glaked, the clients are the process that the proxy is in. The proxy is not stopped: it ends with that process.
  */
 #ifndef GLAKE_TESTS_HARNESS_PROXY_H
 #define GLAKE_TESTS_HARNESS_PROXY_H
@@ -22,7 +22,7 @@ struct proxy_packet {
 /* False: the packet goes nowhere, and the connection ends on both sides. Any thread. */
 typedef bool (*proxy_fn)(void *user, struct proxy_packet *packet);
 
-/* The socket of the proxy is what clients of this process connect to from now on. */
+/* From now on clients of this process connect to the proxy. */
 void proxy_start(proxy_fn fn, void *user);
 
 #endif

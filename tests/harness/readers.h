@@ -7,10 +7,10 @@
 #ifndef GLAKE_TESTS_HARNESS_READERS_H
 #define GLAKE_TESTS_HARNESS_READERS_H
 
-/* There is test.readers, which is true, and programs are quiet after 300 ms. After world_begin(). */
+/* Write test.readers, a true table, and let programs be quiet after 300 ms. Called after world_begin(). */
 void readers_begin(void);
 
-/* One more file @name.readers: test.readers with @to in place of @from. That with the first name counts. */
+/* Write @name.readers: test.readers with @to in place of @from. The file whose name comes first counts. */
 void readers_change(const char *name, const char *from, const char *to);
 
 #endif

@@ -15,7 +15,7 @@
 #include "tests/check_glake.h"
 
 #define MAX_ARGUMENTS 16
-/* A whole program, that may be under a sanitizer and beside others. */
+/* The time for a whole program, which may run under a sanitizer and beside others. */
 #define PROGRAM_TIMEOUT_MS 200000
 
 const char *run_in_build(const char *name)
@@ -95,7 +95,7 @@ void run_read(struct run *run, const char *want)
 
 void run_continue(struct run *run)
 {
-	/* What a sanitizer said meanwhile is in the test's log, when its end comes. */
+	/* The output so far goes to the test's log, as a sanitizer's report may be in it. */
 	fputs(run->text, stderr);
 	run->text[0] = '\0';
 	ck_assert_int_eq(write(run->input, "\n", 1), 1);

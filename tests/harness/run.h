@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Programs that know nothing of glake, run beside a real glaked with the shim preloaded: what they
- * are told, print and end with.
+ * Programs that know nothing of glake, run beside a real glaked with the shim preloaded: their arguments,
+ * output and exit status.
  *
  *     world_begin();
  *     run_start(&run, NULL, run_in_build("tests/shim/program"), "dlsym", "steps", NULL);
@@ -9,7 +9,7 @@
  *     run_continue(&run);
  *     run_end_well(&run);
  *
- * What goes wrong is a failed Check assertion, with the program's output behind it.
+ * Any failure is a failed Check assertion, with the program's output behind it.
  *
  * Owner: the test, usually on the stack. Lifetime: start to end; when the test's process dies, the
  * program dies with it. Threads: one.
@@ -42,13 +42,13 @@ void run_read(struct run *run, const char *want);
 /* Let a program that waits go on; its output so far goes to stderr, and is forgotten. */
 void run_continue(struct run *run);
 
-/* What waitpid() says; all of the output is in run->text. */
+/* Wait for the end. Returns the status of waitpid(); all output is in run->text. */
 int run_end(struct run *run);
 
-/* The same, and it is 0. */
+/* As run_end(), and the status must be 0. */
 void run_end_well(struct run *run);
 
-/* The output has @text. */
+/* The output must have @text. */
 void run_expect(const struct run *run, const char *text);
 
 #endif

@@ -3,7 +3,7 @@
 
 #include "tests/check_glake.h"
 
-/* Behind each test that has a world: tests/harness/world.h. */
+/* Called after each test that has a world (tests/harness/world.h). */
 void world_end(void) __attribute__((weak));
 
 static struct test_entry *first;

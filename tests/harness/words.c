@@ -22,7 +22,7 @@ TEST_BYTE_LOOP void words_write(glake_ptr ptr, uint64_t n_bytes, uint64_t conten
 	free(words);
 }
 
-/* Returns the first word that is another one; n_bytes / 8: none is. */
+/* Returns the index of the first wrong word; n_bytes / 8: none is wrong. */
 TEST_BYTE_LOOP static uint64_t find_wrong(glake_ptr ptr, uint64_t n_bytes, uint64_t content,
                                           uint64_t *word_out)
 {

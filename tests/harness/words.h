@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory whose words tell where they are and of which content (a number), sealing it, and having it asleep. By `drv`, after
- * words_open_driver().
+ * Memory each word of which tells its place and its content (a number). Tests write, seal and check it, and let it sleep, by
+ * `drv`, after words_open_driver().
  *
  * Owner: one Check test. Threads: any.
  */
@@ -10,25 +10,25 @@
 
 #include "tests/harness/world.h"
 
-/* And make the first device's context current. */
+/* Open the driver (world.h), and make the first device's context current. */
 void words_open_driver(void);
 
 void words_write(glake_ptr ptr, uint64_t n_bytes, uint64_t content);
 bool words_are(glake_ptr ptr, uint64_t n_bytes, uint64_t content);
 void words_check(glake_ptr ptr, uint64_t n_bytes, uint64_t content);
 
-/* New memory, written. */
+/* Allocate memory, and write @content. */
 glake_ptr words_alloc(struct glake_session *session, uint64_t n_bytes, uint64_t content);
 
-/* Having written a word: is it private? */
+/* Write a word. Is the memory private? */
 bool words_can_write(glake_ptr ptr);
 
 struct glake_sealed words_seal(glake_ptr ptr, uint64_t n_bytes);
 
-/* All of @session's memory that can leaves the device. */
+/* Put all of @session's memory to sleep that can leave the device. */
 struct glake_slept words_fall_asleep(struct glake_session *session);
 
-/* In glaked's books, private and of blocks. */
+/* The bytes of private memory and blocks on the devices, by glaked. */
 uint64_t words_device_bytes(void);
 
 #endif

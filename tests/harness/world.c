@@ -11,7 +11,7 @@
 #include "tests/harness/models.h"
 
 #define MAX_SESSIONS 4096u
-/* What an allocator may keep or place otherwise from one round to the next. */
+/* Memory that an allocator may keep or place differently from one round to the next. */
 #define RSS_SLACK_BYTES (4u * 1024 * 1024)
 
 struct harness harness;
@@ -23,8 +23,8 @@ atomic_int *world_stage;
 
 static size_t n_fds_before;
 static uint64_t n_chunks_before;
-static bool has_driver; /* of this process */
-/* Of the test's process: children have their own. */
+static bool has_driver; /* this process has opened it */
+/* The sessions of the test's process; children have their own. */
 static struct {
 	pthread_mutex_t lock;
 	struct glake_session *all[MAX_SESSIONS];
@@ -94,7 +94,7 @@ static void print_books(const char *title, const struct books *books)
 	        (unsigned long long)books->charged_host_bytes);
 }
 
-/* Chunks made ahead come and go behind a test's back. */
+/* Has the config a pool? Then chunks that are made ahead come and go at any time. */
 static bool has_pool(void)
 {
 	return !harness.options.config || !strstr(harness.options.config, "pool = ()");
@@ -302,7 +302,7 @@ void world_wait_n_fds(size_t n_more)
 	size_t now;
 	while ((now = world_n_more_fds()) != n_more) {
 		if (harness_now_ms() >= end_ms) {
-			/* Fewer than at the beginning: then a thread had just opened a file. */
+			/* There are fewer than at the beginning, when a thread had just opened a file. */
 			if (n_more == 0 && (ssize_t)now < 0) {
 				return;
 			}
@@ -386,7 +386,7 @@ void world_write_text(const char *name, const char *text)
 	world_write_file(name, text, strlen(text));
 }
 
-/* At once, and whole. */
+/* Replace the rules at once, as a whole. */
 static void set_faults(const char *name, const char *rules)
 {
 	char path[HARNESS_PATH_BYTES + 256];
@@ -653,7 +653,7 @@ void world_end(void)
 	set_faults(".faults", NULL);
 	set_faults(".own-faults", NULL);
 	if (drv.cuCtxSynchronize) {
-		drv.cuCtxSynchronize(); /* what is queued may still use memory of a session */
+		drv.cuCtxSynchronize(); /* queued work may still use memory of a session */
 	}
 	disconnect_all();
 	if (witness >= 0) {

@@ -19,14 +19,14 @@
  * temporary folder when a test fails, and tests/run shows it.
  *
  * The test's own process looks through `eye`, a session without the driver, so that it may fork.
- * What needs the driver runs in a child (world_client) or last.
+ * Code that needs the driver runs in a child (world_client) or last.
  *
  * Owner: one Check test, in its forked process. Threads: one, if nothing else is said.
  */
 #ifndef GLAKE_TESTS_HARNESS_WORLD_H
 #define GLAKE_TESTS_HARNESS_WORLD_H
 
-/* And what most tests with clients and files need. */
+/* Headers that most tests with clients and files need. */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -58,7 +58,7 @@
 		ck_assert_msg(assert_ok_r == 0, #call " = %d: %s", assert_ok_r, glake_error()); \
 	} while (0)
 
-/* It fails with that code, and the text of glake_error() has the words. */
+/* The call must fail with that code, and the text of glake_error() must have the words. */
 #define assert_fails(code, words, call) \
 	do { \
 		int assert_fails_r = (call); \
@@ -70,38 +70,38 @@
 extern struct harness harness;
 extern struct glake_session *eye;
 /*
- * A raw session that must not notice what others do, or -1: with .has_witness in the options it is
- * there from the beginning. world_end() has it answer a last time. Of the books it is no part.
+ * A raw session that must be served whatever others do, or -1. It exists from the beginning if the options have
+ * .has_witness. world_end() has it answer a last time. The books do not count it.
  */
 extern int witness;
-/* Of the test's process, once it has called world_open_driver(). */
+/* The driver of the test's process, once it has called world_open_driver(). */
 extern struct cudrv drv;
 
 #define CHUNK_BYTES (2u * 1024 * 1024)
 /* How long a session may wait for an answer while others misbehave. */
 #define PATIENCE_MS 2000u
 
-/* Nothing is made ahead, and a mover stays once it is started: what there is, clients have. */
+/* With this config nothing is made ahead and a mover stays once it is started, so all memory is the clients'. */
 #define WORLD_CONFIG "pool = (); mover_idle_ms = 0; drain_ms = 300; "
 
 /* Start glaked with members of struct harness_options, and look at its books. */
 #define world_begin(...) world_begin_as(&(struct harness_options){__VA_ARGS__})
 void world_begin_as(const struct harness_options *options);
 
-/* The same without the eye, of which the end of glaked would have to wait. */
+/* As world_begin(), without the eye, for which the end of glaked would have to wait. */
 #define world_begin_unseen(...) world_start(&(struct harness_options){__VA_ARGS__})
 void world_start(const struct harness_options *options);
 
-/* A mover runs from now on, and has loaded one model, which is evicted. */
+/* Have a mover run, by loading one model, which is evicted. */
 void world_start_mover(void);
 
-/* glaked, killed before, is started anew in its folder. Its books are those of the beginning. */
+/* Start glaked again in its folder, after it was killed. Its books must be those of the beginning. */
 void world_restart(void);
 
-/* glaked ends well, with whatever there is: then the books are nobody's. */
+/* End glaked, which must end well, whatever it has. The books are not checked. */
 void world_stop(void);
 
-/* See above. Called behind each test (tests/check_glake.h); does nothing where nothing has begun. */
+/* End the test as said above. Called behind each test (tests/check_glake.h); does nothing if no world has begun. */
 void world_end(void);
 
 /* The folder of glaked and the test. Static, until eight calls later. Any thread. */
@@ -109,12 +109,12 @@ const char *world_path(const char *name);
 void world_write_file(const char *name, const void *bytes, size_t n_bytes);
 void world_write_text(const char *name, const char *text);
 
-/* What the driver of glaked and its mover does wrong from now on; NULL = nothing. */
+/* Set the faults of the driver of glaked and its mover; NULL = none. */
 void world_set_faults(const char *rules);
-/* The same for the driver of the test's process and its children. */
+/* Set the faults of the driver of the test's process and its children. */
 void world_set_own_faults(const char *rules);
 
-/* Bytes in the sixth MiB of each large chunk for copies in host memory, of which there is one, become others. */
+/* Change bytes in the sixth MiB of the large chunk for copies in host memory. */
 void world_damage_copies(void);
 
 /* ---- clients --------------------------------------------------------------------------------- */
@@ -135,14 +135,14 @@ pid_t world_client(world_fn fn, void *user);
 void world_join(pid_t client);
 void world_kill(pid_t client);
 
-/* Where the processes of a test are: a number that all of them see. */
+/* The stage of a test: a number that all its processes see. */
 extern atomic_int *world_stage;
 void world_reach(int stage);
 void world_await(int stage);
 
 /* ---- the books ------------------------------------------------------------------------------- */
 
-/* What must be level again afterwards, summed over devices and tenants. */
+/* Sums over devices and tenants that must be as before when the test has ended. */
 struct books {
 	uint64_t physical_bytes;
 	uint64_t private_bytes;
@@ -160,23 +160,23 @@ struct books {
 	uint64_t charged_host_bytes;
 };
 
-/* Those of the beginning. */
+/* The books at the beginning. */
 extern struct books books_before;
 
 struct books world_books(void);
 
 /* The first NUMA node; all 0 if there is none. */
 struct glake_host_status world_host(void);
-/* Host memory there that has copies. */
+/* The host memory of the first NUMA node that has copies. */
 uint64_t world_copy_bytes(void);
 
-/* The last session of that process: there is one. */
+/* The last session of that process, which must have one. */
 uint64_t world_session_of(pid_t pid);
 
-/* Wait until the books are those. */
+/* Wait until the books are @want. */
 void world_wait_books(const struct books *want);
 
-/* The same, while what nobody uses is evicted, again and again: a session may not have ended yet. */
+/* As world_wait_books(), but evict unused memory again and again, because a session may not have ended yet. */
 void world_evict_until(const struct books *want);
 
 /* Wait until everything is as it was at the beginning, unused models aside: they are evicted. */
@@ -184,37 +184,37 @@ void world_assert_level(void);
 
 /* How many fds glaked has now above those of the beginning, the mover's and the witness's aside. */
 size_t world_n_more_fds(void);
-/* Wait until it has @n_more. */
+/* Wait until glaked has @n_more. */
 void world_wait_n_fds(size_t n_more);
 
 /* A counter of glaked. */
 uint64_t world_metric(const char *name);
 void world_wait_metric(const char *name, uint64_t value);
 
-/* Chunks that there are, by the counters. */
+/* The number of chunks, by the counters. */
 uint64_t world_n_chunks(void);
 
-/* What glaked lists of @session, and what that says of itself. */
-int world_find_row(void *user, const struct glake_session_row *row); /* of @user's id */
+/* The row that glaked lists for @session, and the session's own numbers. */
+int world_find_row(void *user, const struct glake_session_row *row); /* the row with @user's id */
 struct glake_session_row world_row(struct glake_session *session);
 struct glake_usage world_usage(struct glake_session *session);
 
-/* Fds of the test's process. */
+/* The number of fds of the test's process. */
 size_t world_own_n_fds(void);
 
 /* The pid of glake-mover, 0 = none runs. */
 pid_t world_mover(void);
-/* The same of one that runs: it may be at work before glaked knows its pid. Waits. */
+/* The pid of a mover that must run. Waits, because it may be at work before glaked knows its pid. */
 pid_t world_running_mover(void);
 
-/* Of a process, as /proc has it: one that is gone is in state Z. The parent is that of one that lives. */
+/* The state of a process in /proc; Z if it is gone. The parent is that of a living process. */
 char world_state_of(pid_t pid, pid_t *parent_out);
 pid_t world_parent_of(pid_t pid);
 
-/* The witness, who asks for little, is answered in time. */
+/* The witness, which asks for little, must be answered in time. */
 void world_serves_in_time(void);
 
-/* Do it twice to fill all caches, then twice more: glaked's memory must not grow with each. */
+/* Call @round twice to fill all caches, then twice more: glaked's memory must not grow with each call. */
 void world_repeat_without_growth(void (*round)(void));
 
 #endif
