@@ -352,7 +352,7 @@ static void step(struct candidate *candidate, const struct glake__candidates *fo
 		return;
 	}
 	if (has_more) {
-		/* Of a sealed one, copies may have taken pages back: the rest is as it was. */
+		/* Private copies may have taken pages of a sealed candidate; the rest stays sealed. */
 		candidate->n_filled = candidate->n_found;
 		candidate->since_ns = now_ns;
 		if (candidate->state == QUIET && let(candidate, "it is filled")) {

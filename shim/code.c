@@ -110,7 +110,7 @@ static struct image_id hash(const void *image)
 		id.at = n_bytes;
 		id.n_bytes = DIGEST_BYTES;
 		for (unsigned i = 0; i < DIGEST_BYTES; i++) {
-			/* As the text has it. */
+			/* The bytes have the order of the digest's text. */
 			uint64_t half = i < 8 ? digest.high : digest.low;
 			id.bytes[i] = (uint8_t)(half >> (56 - 8 * (i % 8)));
 		}

@@ -72,7 +72,7 @@ static inline bool guard_is_awake(void)
 CUresult guard_launch(struct gate_thread **thread, CUstream stream, bool is_per_thread,
                       CUfunction function, void *const *params, void *const *extra);
 
-/* As guard_launch(), for a call that tells no parameters. */
+/* Like guard_launch(), for a call that tells no parameters. */
 CUresult guard_opaque(struct gate_thread **thread, const char *why);
 
 /* An executable graph is launched, or another call shows that the program computes. */
@@ -91,7 +91,7 @@ typedef bool guard_word_fn(void *user, CUdeviceptr ptr, const struct kernel *ker
 const char *guard_each_word(CUfunction function, void *const *params, void *const *extra,
                             guard_word_fn *fn, void *user, char why_out[GUARD_WHY_BYTES]);
 
-/* As guard_launch(), for a note that @kernel writes to @ptr, or (0) anywhere. */
+/* Like guard_launch(), for a note that @kernel writes to @ptr, or (0) anywhere. */
 CUresult guard_noted(struct gate_thread **thread, CUdeviceptr ptr, const char *kernel);
 /* Does @ptr point to marked memory, or (0) is anything marked? */
 bool guard_is_marked(CUdeviceptr ptr);

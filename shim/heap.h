@@ -36,7 +36,7 @@ bool heap_target_here(struct heap_target *target_out);
 int heap_alloc(const struct heap_target *target, uint64_t n_bytes, struct glake__wait *wait,
                CUdeviceptr *address_out);
 
-/* As heap_alloc(), without asking glaked: does not block. False: glaked must be asked. */
+/* Like heap_alloc(), without asking glaked: does not block. False: glaked must be asked. */
 bool heap_alloc_warm(const struct heap_target *target, uint64_t n_bytes, CUdeviceptr *address_out);
 
 /* A description of an allocation. */

@@ -12,7 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* As glake__gate.wait: waits for all work that is submitted by now. */
+/* Like glake__gate.wait: waits for all work that is submitted by now. */
 typedef int idle_wait_fn(void *user, uint64_t patience_ns);
 
 /* Look. Returns when the program was last seen to work, by clock_now_ns(); 0: it works now. */
@@ -21,7 +21,7 @@ uint64_t idle_look(idle_wait_fn *wait);
 /* Was the program idle at the last look, and has nobody passed since? */
 bool idle_is_still(void);
 
-/* As idle_is_still(), but if that is false, looks twice more, some milliseconds apart. False before the first idle_look(). */
+/* Like idle_is_still(), but if that is false, looks twice more, some milliseconds apart. False before the first idle_look(). */
 bool idle_is_now(void);
 
 #endif

@@ -259,7 +259,7 @@ static int open_one(const struct ipc_name *name, const struct heap_target *targe
 	return 0;
 }
 
-/* As with the driver, a process cannot open its own memory. */
+/* A process cannot open its own memory, as with the driver. */
 static bool is_own(struct connection *connection, const struct ipc_name *name)
 {
 	struct glake_session_info info = {.size = sizeof(info)};

@@ -222,7 +222,7 @@ static struct kernel *ask_kernel(CUfunction function, uint64_t code)
 	return kernel;
 }
 
-/* As ask_kernel(), but a driver that loads the function now does not end a capture. */
+/* Like ask_kernel(), but a driver that loads the function now does not end a capture. */
 static struct kernel *ask_quietly(CUfunction function, uint64_t code)
 {
 	if (!capture_is_any()) {

@@ -75,7 +75,7 @@ void learned_deinit(struct learned *learned);
  */
 int learned_parse(struct learned *learned, char *text, struct readers_error *error_out);
 
-/* As learned_parse(), for a file; also -errno, with *error_out. A missing file counts as empty. */
+/* Like learned_parse(), for a file; also -errno, with *error_out. A missing file counts as empty. */
 int learned_read(struct learned *learned, const char *path, struct readers_error *error_out);
 
 void learned_write(const struct learned *learned, FILE *file);

@@ -23,7 +23,7 @@ void order_set_calls(order_idle_fn *ask, order_keep_fn *keep);
 bool order_find_stream(CUstream handle, unsigned flags, struct glake_stream *stream_out);
 
 /*
- * As heap_alloc(). Parked memory that is no longer in use goes back to the heap first. If glaked
+ * Like heap_alloc(). Parked memory that is no longer in use goes back to the heap first. If glaked
  * refuses, the call waits for parked memory of the context, and asks again, until nothing ends for ten seconds.
  */
 int order_alloc(const struct heap_target *target, uint64_t n_bytes, CUdeviceptr *address_out);
@@ -31,7 +31,7 @@ int order_alloc(const struct heap_target *target, uint64_t n_bytes, CUdeviceptr 
 /* For an allocation on @handle, which is not captured: if glaked refuses, it may wait for another stream. */
 struct glake__wait order_wait_on(CUstream handle, unsigned flags);
 
-/* As order_alloc(), in stream order and from @pool: memory that is parked on @stream is used at once. */
+/* Like order_alloc(), in stream order and from @pool: memory that is parked on @stream is used at once. */
 int order_alloc_async(const struct glake_stream *stream, struct cuda_pool *pool, uint64_t n_bytes,
                       struct glake__wait *wait, CUdeviceptr *address_out);
 
@@ -40,7 +40,7 @@ bool order_free(CUstream handle, unsigned flags, const struct glake_stream *stre
                 struct glake__allocation *allocation);
 
 /*
- * As order_free(), for an allocation that a graph keeps: no part of it serves others before the stream gets here.
+ * Like order_free(), for an allocation that a graph keeps: no part of it serves others before the stream gets here.
  */
 bool order_free_whole(CUstream handle, unsigned flags, const struct glake_stream *stream,
                       struct glake__allocation *allocation);
@@ -54,7 +54,7 @@ void order_stream_ends(CUstream handle, bool is_captured);
 /* Give parked memory of @ctx, which does not end meanwhile, back to the heap if it is no longer in use. */
 void order_collect(CUcontext ctx);
 
-/* As order_collect(), for all contexts. The thread may have any current context, or none. */
+/* Like order_collect(), for all contexts. The thread may have any current context, or none. */
 void order_collect_all(void);
 
 /*
@@ -64,7 +64,7 @@ void order_collect_all(void);
  * and no work uses the memory any more.
  */
 void order_hold_contexts(void);
-/* As order_hold_contexts(), up to @deadline_ns. False: another thread held them, or the driver is too old. */
+/* Like order_hold_contexts(), up to @deadline_ns. False: another thread held them, or the driver is too old. */
 bool order_try_hold_contexts(uint64_t deadline_ns);
 void order_let_contexts(void);
 void order_hide_ctx(CUcontext ctx);

@@ -8,7 +8,7 @@
 #ifndef GLAKE_SHIM_REFUSED_H
 #define GLAKE_SHIM_REFUSED_H
 
-/* This thread's last call of the library, or the connection, has refused memory: @error is CONNECTION_E_*. */
+/* Report that memory was refused, by this thread's last call of the library or by the connection. @error: CONNECTION_E_*. */
 void refused_say(int error);
 
 #endif

@@ -44,7 +44,7 @@ void vmm_made_by_driver(vmm_handle handle, size_t n_bytes, const CUmemAllocation
 /* The properties that the program asked for. */
 const CUmemAllocationProp *vmm_properties(const struct glake__number *number);
 /*
- * As glake__number_pin(), before the driver gets the handle: sealed memory becomes private first. -EROFS: it cannot.
+ * Like glake__number_pin(), before the driver gets the handle: sealed memory becomes private first. -EROFS: it cannot.
  */
 int vmm_pin(struct glake__number *number, enum glake__pin pin, uint64_t *id_out,
             unsigned long long *handle_out);

@@ -100,7 +100,7 @@ uint64_t writes_most_at(CUdeviceptr dst, uint64_t n_bytes);
 bool writes_give_copies(struct gate_thread **thread, struct writes_span span, CUstream stream,
                         bool is_per_thread, CUresult *result_out);
 
-/* As writes_give_copies(), for a call without a stream that writes nothing yet. */
+/* Like writes_give_copies(), for a call without a stream that writes nothing yet. */
 bool writes_give_copies_to(struct gate_thread **thread, struct writes_span span,
                            CUresult *result_out);
 

@@ -80,7 +80,7 @@ static CUresult take_memory(struct mapping *m, uint64_t bytes)
 	if (bytes < SIM_GRANULARITY && !is_shareable) {
 		return slab_take(m->device, bytes, m);
 	}
-	/* This refuses also sizes that would wrap around when rounded up. */
+	/* Sizes that would wrap around when rounded up are refused here, too. */
 	if (bytes > device_total_bytes((CUdevice)m->device)) {
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}

@@ -140,7 +140,7 @@ CUresult copy_sync(struct copy *copy)
 		return err;
 	}
 	if (copy_is_kernel(copy)) {
-		/* As with a driver, the copy is not synchronous with the host. */
+		/* The copy is not synchronous with the host, as with a driver. */
 		return submit(copy, stream_from_handle(NULL));
 	}
 	return copy_here(copy);

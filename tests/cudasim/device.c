@@ -144,7 +144,7 @@ static int find_visible(const char *item)
 	return end != item && *end == '\0' && *item != '-' && n < n_physical ? (int)n : -1;
 }
 
-/* As with a driver, the list ends at the first item that means no device, and the same device twice is an error. */
+/* The list ends at the first item that means no device, and the same device twice is an error, as with a driver. */
 static CUresult parse_visible(void)
 {
 	const char *list = getenv("CUDA_VISIBLE_DEVICES");

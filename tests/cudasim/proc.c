@@ -82,7 +82,7 @@ CUresult cuGetProcAddress(const char *symbol, void **pfn_out, int version, cuuin
 	               : CUDA_ERROR_NOT_FOUND;
 }
 
-/* As with driver 580, an unknown name gives CUDA_SUCCESS and a NULL address. */
+/* An unknown name gives CUDA_SUCCESS and a NULL address, as with driver 580. */
 CUresult cuGetProcAddress_v2(const char *symbol, void **pfn_out, int version, cuuint64_t flags,
                              CUdriverProcAddressQueryResult *status_out)
 {

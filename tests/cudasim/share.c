@@ -153,7 +153,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle_out
 	if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
 		return CUDA_ERROR_INVALID_VALUE;
 	}
-	/* As with a driver, the error for an fd that is invalid or no chunk is UNKNOWN. */
+	/* The error for an fd that is invalid or no chunk is UNKNOWN, as with a driver. */
 	int fd = fcntl((int)(intptr_t)shareable, F_DUPFD_CLOEXEC, 0);
 	if (fd < 0) {
 		bool is_open = fcntl((int)(intptr_t)shareable, F_GETFD) >= 0;

@@ -29,7 +29,7 @@
 /* Connect a socket, close-on-exec, for the caller to close; connection_close_all() closes it after each world. */
 int connection_open(const struct harness *harness);
 
-/* As connection_open(), but returns -errno instead of failing. */
+/* Like connection_open(), but returns -errno instead of failing. */
 int connection_try_open(const struct harness *harness);
 
 /* Say Hello on a connection, in the protocol's @version. Returns the answer's status. */
@@ -46,7 +46,7 @@ struct connection_identity {
 	uint64_t session;
 };
 
-/* As connection_greet(), with that identity. */
+/* Like connection_greet(), with that identity. */
 Glake__Wire__Status connection_greet_as(int connection, struct connection_identity *identity);
 
 /* Connect and say Hello, which must be accepted. */

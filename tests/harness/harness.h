@@ -73,7 +73,7 @@ void harness_start(struct harness *harness, const struct harness_options *option
  */
 void harness_end(struct harness *harness);
 
-/* As harness_end(); then remove the folder. */
+/* Like harness_end(); then remove the folder. */
 void harness_stop(struct harness *harness);
 
 /* Preload @path, too, into programs that this process executes. */

@@ -45,7 +45,7 @@ void run_continue(struct run *run);
 /* Wait for the end. Returns the status of waitpid(); all output is in run->text. */
 int run_end(struct run *run);
 
-/* As run_end(), and the status must be 0. */
+/* Like run_end(), and the status must be 0. */
 void run_end_well(struct run *run);
 
 /* The output must have @text. */

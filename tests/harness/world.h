@@ -88,7 +88,7 @@ extern struct cudrv drv;
 #define world_begin(...) world_begin_as(&(struct harness_options){__VA_ARGS__})
 void world_begin_as(const struct harness_options *options);
 
-/* As world_begin(), without the eye, for which the end of glaked would have to wait. */
+/* Like world_begin(), without the eye, for which the end of glaked would have to wait. */
 #define world_begin_unseen(...) world_start(&(struct harness_options){__VA_ARGS__})
 void world_start(const struct harness_options *options);
 
@@ -176,7 +176,7 @@ uint64_t world_session_of(pid_t pid);
 /* Wait until the books are @want. */
 void world_wait_books(const struct books *want);
 
-/* As world_wait_books(), but evict unused memory again and again, because a session may not have ended yet. */
+/* Like world_wait_books(), but evict unused memory again and again, because a session may not have ended yet. */
 void world_evict_until(const struct books *want);
 
 /* Wait until everything is as it was at the beginning, unused models aside: they are evicted. */
