@@ -23,7 +23,7 @@ struct capture {
 	pthread_t thread;     /* of a default stream */
 	CUcontext ctx;        /* of the stream; it may be a green one */
 	CUcontext primary;    /* of ctx; owns the memory */
-	uint64_t generation;  /* of both */
+	uint64_t generation;  /* of both contexts */
 	uint64_t id;          /* the driver's, if is_in_graph */
 	bool is_in_graph;     /* the program had made the graph */
 	struct capture *next; /* link: captures */

@@ -23,7 +23,7 @@ enum attempt {
 	WELL, /* or none was made */
 	FAILED,
 	SILENT,  /* somebody listens, and has not answered */
-	REFUSED, /* by glaked, not for lack of one */
+	REFUSED, /* glaked is there, and refuses us */
 };
 
 /* Held for a few instructions only: questions about pointers take it. */

@@ -28,7 +28,7 @@ static bool owns_async(void)
 
 /* The real calls, for one of the two meanings of the default stream. Some may be NULL. */
 struct calls {
-	unsigned flags; /* of glake_order.h */
+	unsigned flags; /* GLAKE_PER_THREAD or 0 (glake_order.h) */
 	__typeof__(cuMemAllocAsync) *alloc;
 	__typeof__(cuMemAllocFromPoolAsync) *alloc_from_pool;
 	__typeof__(cuMemFreeAsync) *free;

@@ -19,7 +19,7 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* no driver call under it */
 static struct learn_function *buckets[N_BUCKETS];        /* owned */
 static unsigned n_functions;
-static struct learned learned; /* what was known before */
+static struct learned learned; /* the state of earlier runs */
 static int facts_fd = -1;
 static atomic_bool is_over;
 

@@ -37,7 +37,7 @@ struct stream {
 	uint64_t green_id;   /* the green context's id, also when it is gone; 0: none */
 	unsigned flags;      /* CU_STREAM_*, STREAM_IS_LEGACY */
 	int priority;
-	uint64_t thread; /* whose default stream it is; 0: nobody's */
+	uint64_t thread; /* the thread whose default stream it is; 0: none */
 	unsigned n_refs; /* by the handle, the thread, and threads that wait */
 	bool has_thread;
 	bool is_closed;   /* no handle any more */

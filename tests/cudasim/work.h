@@ -54,7 +54,7 @@ struct copy_side {
 	uint64_t pitch;   /* bytes from row to row */
 	uint64_t slice;   /* bytes from one plane of rows to the next */
 	bool is_device;   /* must be known to the driver: device, pinned or registered */
-	bool is_pageable; /* by copy_check(): any memory of the host */
+	bool is_pageable; /* set by copy_check(): any memory of the host */
 };
 
 struct copy {
