@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * auto.h has the states, guard.h says why sealing cannot make a kernel fault. What can go wrong here, and why it does not. Memory
- * may be freed, and its address be another allocation's: an allocation is known by an id that is never used again, and the
- * library asks may_be_sealed() while it holds the memory. A free that fails gives the memory back, so only a candidate that
+ * auto.h has the states, guard.h says why sealing cannot make a kernel fault. What can go wrong here, and why it does not.
+ * Memory may be freed, and its address be another allocation's: an allocation is known by an id that is never used again, and
+ * the library asks may_be_sealed() while it holds the memory. A free that fails gives the memory back, so only a candidate that
  * several looks have not found is dropped. A graph may write to the memory: it was marked before the notes of graphs are
  * searched (graphs.c). The program may end: sealing goes by batches, and stops when the turn is the last. Two service threads
  * may be here, of a dead connection and of the current one: the second one skips its turn.

@@ -143,7 +143,7 @@ static void wait_asleep(struct gate_thread *me, uint32_t state)
 	pthread_setcanceltype(type, &type);
 }
 
-/* Wait until the state differs from @state. A gate that is only closed opens within milliseconds, so that wait is not cancelled. */
+/* Wait until the state differs from @state. A closed gate opens within milliseconds, so that wait cannot be cancelled. */
 static void wait_for_other_than(struct gate_thread *me, uint32_t state)
 {
 	const int saved = errno;

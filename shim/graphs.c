@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What can go wrong, and why it does not. A replay submits writes that no hook sees. So destinations are noted before the driver
+ * What can go wrong, and why it does not. A replay submits writes that no hook sees. So destinations are noted when the driver
  * makes or changes an executable, and a launch looks for sealed memory in the notes. A note that came after a mark could be
  * missed: hooks note first and then look at the marks, auto.c marks first and then looks at the notes, so one sees the other.
- * The driver may refuse a change: until a call is settled, old and new notes both count. It may not tell a node's work: then the
- * node may write anywhere. The lock is held for notes only; locks of others are taken without it, on copies.
+ * The driver may refuse a change: until a call is settled, old and new notes both count. It may not tell a node's work: then
+ * the node may write anywhere. The lock is held for notes only; locks of others are taken without it, on copies.
  */
 #include "shim/graphs.h"
 

@@ -176,8 +176,8 @@ static int wake(struct work *work)
 }
 
 /*
- * Does the program work again? glaked would learn of that two seconds later. Where others wait for room, a moment without work is
- * enough.
+ * Does the program work again? glaked would learn of that two seconds later. Where others wait for room, a moment without work
+ * is enough.
  */
 static bool works(unsigned why)
 {
