@@ -2,8 +2,8 @@
 /*
  * What can go wrong, and why it does no harm. Notes only name suspects, so a note that is lost costs a name. A note that is
  * half overwritten would name the wrong kernel: each note has a number, which is 0 while it is written, and a reader drops a
- * note whose number has changed. Kernels are never freed (kernels.h), so a note's kernel stays valid. A launch must stay cheap: each
- * word costs one comparison with the area where anything is sealed, and a word is noted once per sealing.
+ * note whose number has changed. Kernels are never freed (kernels.h), so a note's kernel stays valid. A launch must stay cheap:
+ * each word costs one comparison with the area where anything is sealed, and a word is noted once per sealing.
  */
 #include "shim/eyes.h"
 

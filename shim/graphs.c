@@ -4,7 +4,7 @@
  * makes or changes an executable, and a launch looks for sealed memory in the notes. A note that came after a mark could be
  * missed: hooks note first and then look at the marks, auto.c marks first and then looks at the notes, so one sees the other.
  * The driver may refuse a change: until a call is settled, old and new notes both count. It may not tell a node's work: then
- * the node may write anywhere. Only the library's lock of the space is taken inside our lock; calls that take others get copies.
+ * the node may write anywhere. Only the library's lock of the space is taken inside ours; calls that take others get copies.
  */
 #include "shim/graphs.h"
 
