@@ -8,6 +8,13 @@
  *
  * A connection that is lost may be replaced by another one (resume.h).
  *
+ * Lock order of the library, outermost first:
+ *   sleep_lock              of the party (sleep/party.h); requests and driver calls happen under it
+ *   promise_lock            of a session; one request happens under it
+ *   context_lock, lock      of a stream order (order/order_parts.h), in this order; driver calls happen under both
+ *   send_lock, lock         of a link, in this order; only send_lock is held while something blocks
+ *   space.lock, usage_lock, the locks of refuge.c and torch_uses.c: innermost; no other lock is taken under them
+ *
  * Owner: a link is embedded in its session. A call belongs to its caller (call.h).
  * Threads: any.
  */
@@ -59,7 +66,7 @@ struct glake__link {
 	/* Requests that the lost connection took along. */
 	uint64_t unanswered[GLAKE_MAX_UNANSWERED];
 	size_t n_unanswered;
-	/* What was given back while it was lost. Not changed while some thread connects. */
+	/* Chunks given back while the connection was lost. The list does not change while some thread connects. */
 	uint64_t *released; /* owned */
 	size_t n_released;
 	size_t released_capacity;
@@ -73,13 +80,13 @@ struct glake__link {
 	/* Called by the delivering thread with no lock held: glaked wants warm memory back. */
 	void (*reclaim)(void *user, uint32_t device, uint64_t n_bytes, uint64_t id);
 	void *reclaim_user;
-	/* The same: glaked wants the memory sealed that looks like weights. NULL: nobody does that. */
+	/* Called like reclaim: glaked wants the memory sealed that looks like weights. NULL: nobody does that. */
 	void (*seal)(void *user, uint64_t id, enum glake__seal_what what);
 	void *seal_user;
-	/* The same: glaked wants the program to sleep, or to wake. NULL: it does not. */
+	/* Called like reclaim: glaked wants the program to sleep, or to wake. NULL: the program never does. */
 	void (*sleep)(void *user, uint64_t id, bool wakes, uint32_t why);
 	void *sleep_user;
-	/* The same: it is not to be sealed by itself any more. NULL: it never is. */
+	/* Called like reclaim: the program is not to be sealed unasked any more. NULL: it never is. */
 	void (*doubt)(void *user, const char *why);
 	void *doubt_user;
 	bool is_delivering;
@@ -125,7 +132,7 @@ void glake__link_shut_down(struct glake__link *link);
 void glake__link_fail(struct glake__link *link, int error, const char *why);
 /* The connection has broken the protocol: @error, and its text. Returns @error. */
 int glake__link_kill(struct glake__link *link, int error, const char *why);
-/* What @call gives back can be told with the next connection. Called with link.lock held. */
+/* Notes what @call gives back, for the next connection. False: that is not possible. Called with link.lock held. */
 bool glake__link_owe(struct glake__link *link, const struct glake__call *call);
 /* Dead for good. Called with link.lock held. */
 void glake__link_give_up(struct glake__link *link);

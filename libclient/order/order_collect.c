@@ -1,4 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A context can end while its events are queried, and a release may take long. So the contexts are held (context_lock) while
+ * one is entered that is not the caller's, and the lock is let go before anything is released. Where they cannot be held at
+ * once, that collection takes nothing.
+ */
 #include "libclient/order/order_parts.h"
 
 #include <limits.h>
@@ -9,7 +14,7 @@
 #define PATIENCE_NS 10000000000u
 /* When something has ended, more often follows: that long a first wait goes on. */
 #define GRACE_NS 5000000u
-/* It sleeps longer when nothing has ended for so long. */
+/* The collector sleeps longer when nothing has ended for so long. */
 #define SHORT_NS 2000000u
 #define LONG_PAUSE_NS 500000u
 /* Another thread that has taken what ended releases it that soon. */
@@ -143,7 +148,7 @@ static bool may_end(const struct glake__order_line *line, const struct glake__pa
 	return parked->mark ? !parked->mark->is_lost : !line->is_ended && !line->is_refused;
 }
 
-/* Of those with a number up to @upto: so many may end yet. */
+/* Counts the frees with a number up to @upto that may end yet. */
 static unsigned count_left(struct glake_order *order, const struct scope *scope, uint64_t upto)
 {
 	unsigned n = 0;

@@ -1,4 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A context takes its events along when it ends, and another context can get its handle. So a context is hidden while it is
+ * ending, its lines and marks are dropped when it has ended, and their memory is released without asking an event.
+ */
 #include "libclient/order/order_parts.h"
 
 void glake__order_hold_contexts(struct glake_order *order)

@@ -1,4 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A line is one stream with what is parked on it, oldest first. A line that is forgotten while something is parked would lose
+ * memory; so only an empty line is forgotten. All of it happens with the order's lock held.
+ */
 #include "libclient/order/order_parts.h"
 
 /* A stream without parked memory may be forgotten when there are more. */

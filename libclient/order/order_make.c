@@ -36,7 +36,7 @@ const struct glake__order_calls *glake__order_calls_of(const struct glake_order 
 	return &order->calls[(flags & GLAKE_PER_THREAD) != 0];
 }
 
-/* What this thread asked for last. */
+/* The stream that this thread asked for last. */
 static _Thread_local struct {
 	uint64_t epoch; /* of the order; 0: none */
 	struct glake_stream stream;

@@ -1,4 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * An event says that memory is unused only if it was recorded behind every free that it counts for. So a mark takes its upper
+ * number under the lock before the event is recorded, and a free gives out its number after the work that uses the memory was
+ * queued. Events die with their context: a mark keeps its generation, because a new context can have the old handle.
+ */
 #include "libclient/order/order_parts.h"
 
 #include <time.h>

@@ -1,4 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A stream that waits on the GPU for another one can deadlock, if that one's later work waits for it. So a follower never
+ * waits for a late mark, which is also behind later work. Following happens under the order's lock, because a mark that is let
+ * go is recorded anew.
+ */
 #include "libclient/order/order_parts.h"
 
 #include "libclient/space/fit.h"
@@ -59,7 +64,7 @@ static struct glake__parked *take_spare(struct glake_order *order)
 	return parked ? parked : malloc(sizeof(*parked));
 }
 
-/* What the program frees, and where. */
+/* One free of the program: the memory and its stream. */
 struct freed {
 	void *handle;
 	unsigned flags;
@@ -86,7 +91,7 @@ static bool park_locked(struct glake_order *order, const struct freed *freed,
 		.number = ++order->n_numbers,
 	};
 	if (mark) {
-		/* It is behind this one, too, but perhaps not behind those that have come since. */
+		/* The free is behind this mark, too, but perhaps not behind those that have come since. */
 		glake__order_set_mark(line, mark, upto, now_ns);
 		parked->mark = mark;
 		mark->n_parked++;

@@ -104,7 +104,7 @@ struct glake__order_done {
 };
 
 struct glake_order {
-	/* As long as it is the same, threads remember streams; no other order has or had it. */
+	/* Threads remember streams as long as the epoch is the same; no other order has or had it. */
 	_Atomic uint64_t epoch;
 	struct glake_order_options options;
 	uint64_t fork_generation; /* of the process that made it */
@@ -137,7 +137,7 @@ struct glake_order {
 
 /* NULL: nothing was ever parked there, or the line was forgotten. */
 struct glake__order_line *glake__order_find_line(const struct glake_order *order, uint64_t id);
-/* The same, made now if there is none. NULL without memory. */
+/* Finds the line, or makes it. NULL without memory. */
 struct glake__order_line *glake__order_line_of(struct glake_order *order,
                                                const struct glake_stream *stream);
 /* Drop the line that @link points to. Nothing is parked on it. */

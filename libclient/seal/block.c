@@ -86,7 +86,7 @@ static int check_shape(const struct glake__backing *backing, uint64_t content_by
 	return 0;
 }
 
-/* As sealing does, of @part alone. */
+/* Publishes @part alone, as sealing does. */
 static int publish(struct glake__seal_part *part)
 {
 	struct glake__seal seal = {.parts = part, .n_parts = 1, .last = glake__look_last()};

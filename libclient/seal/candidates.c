@@ -18,7 +18,7 @@
 
 static int add_span(struct glake__candidates *candidates, glake_ptr ptr, uint64_t n_bytes)
 {
-	/* It doubles at powers of two. */
+	/* The list doubles at powers of two. */
 	if ((candidates->n_spans & (candidates->n_spans - 1)) == 0) {
 		size_t capacity = candidates->n_spans ? 2 * candidates->n_spans : 1;
 		struct glake_span *more = realloc(candidates->spans, capacity * sizeof(*more));
@@ -108,7 +108,7 @@ struct finding {
 	int result;
 };
 
-/* Of a pool. Memory of graphs is never sealed. */
+/* Finds candidates in a pool. Memory of graphs is never sealed. */
 static void find_in_pooled(struct glake__allocation *allocation, void *user)
 {
 	struct finding *finding = user;
@@ -140,7 +140,7 @@ static bool is_of(const struct glake__piece *piece, const struct glake_session *
 	return owner && owner->device && owner->device->session == session;
 }
 
-/* What the program has mapped itself, of chunks of @session that lie side by side. */
+/* Finds candidates in memory that the program has mapped itself, in chunks of @session that lie side by side. */
 static int find_in_row_locked(struct glake__candidates *candidates,
                               const struct glake__range *range, const struct glake_session *session)
 {
@@ -245,7 +245,7 @@ int glake__candidates_seal(const struct glake_span *spans, size_t n,
 	return glake__seal_still(spans, n, are_weights, false, sealed_out);
 }
 
-/* Of the thread's own call. */
+/* The question of this thread's own call. */
 static _Thread_local bool (*may_seal)(glake_ptr ptr, uint64_t n_bytes);
 
 static bool are_weights_and_may(glake_ptr ptr, uint64_t n_bytes)

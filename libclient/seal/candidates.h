@@ -25,7 +25,7 @@ bool glake__candidates_are_in(struct glake_session *session, void *const *contex
 int glake__candidates_seal(const struct glake_span *spans, size_t n,
                            struct glake_sealed *sealed_out);
 
-/* The same, that nobody has asked for, of those that @may, asked while they are held. */
+/* Sealing that nobody has asked for: only spans that @may allows, which is asked while they are held. */
 int glake__candidates_seal_if(const struct glake_span *spans, size_t n,
                               bool (*may)(glake_ptr ptr, uint64_t n_bytes),
                               struct glake_sealed *sealed_out);

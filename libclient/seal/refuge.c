@@ -85,7 +85,7 @@ static bool try_to_bring_back(const struct refuge *refuge)
 	const struct glake_span span = {.ptr = refuge->ptr, .bytes = refuge->n_bytes};
 	struct glake__spans spans;
 	int r = glake__spans_hold(&spans, &span, 1, NULL);
-	/* What is no allocation any more has gone. */
+	/* Memory that is no allocation any more has gone. */
 	bool is_over = r == -EINVAL ||
 	               (r == 0 && (!spans.list[0].held || bring_back(refuge, &spans)));
 	glake__spans_let(&spans, 0);

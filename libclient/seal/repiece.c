@@ -269,7 +269,7 @@ static size_t hold_all(struct exchange *list, size_t n, struct glake__holding *h
 
 /* ---- the exchange ------------------------------------------------------------------------------ */
 
-/* What happens while the gate is closed. */
+/* The exchanges of one closing of the gate. */
 struct turn {
 	struct exchange **list; /* borrowed: in the order of their turns */
 	uint64_t readers;
@@ -315,7 +315,7 @@ static void exchange_all(struct exchange **turns, size_t n, struct glake__reback
 
 /* ---- all of it --------------------------------------------------------------------------------- */
 
-/* Of those that have memory. */
+/* Exchanges those that have memory. */
 static size_t exchange_held(struct exchange *list, size_t n, glake__close_fn *close)
 {
 	cleanup_free struct glake__holding *holdings = calloc(n, sizeof(*holdings));

@@ -31,7 +31,7 @@
 #include "proto/cleanup.h"
 #include "proto/clock.h"
 
-/* Of what is held. */
+/* Seals the held spans. */
 static int run(struct glake__seal *seal)
 {
 	seal->last = glake__look_last();

@@ -29,7 +29,7 @@ static void stop(struct glake__seal *seal, int r)
 
 /* ---- flipping --------------------------------------------------------------------------------- */
 
-/* Of a part that is held. */
+/* The chunk of a part that is held. */
 static struct glake__chunk *chunk_of_locked(const struct glake__seal_part *part)
 {
 	return glake__range_piece_locked(part->hold.range, part->hold.offset)->chunk;
@@ -43,7 +43,7 @@ static void mark(const struct glake__seal_part *part, enum glake__page_kind kind
 	glake__unlock();
 }
 
-/* What is sealed already has no bytes that are not zero there, and is not written to. */
+/* Has the part a tail to clear? A part that is sealed already has only zeros there, and is not written to. */
 static bool has_tail(const struct glake__seal_part *part)
 {
 	return !part->is_again && part->ptr + part->n_bytes > part->held->end;
@@ -177,7 +177,7 @@ static void unflip(struct glake__seal *seal, struct glake__seal_part *part)
 	glake__error_restore(text);
 }
 
-/* Of all that parts hold. */
+/* The devices that have access to the memory of all parts. */
 static uint64_t readers_of(const struct glake__seal_part *parts, size_t n)
 {
 	uint64_t readers = 0;

@@ -26,7 +26,7 @@ static void enter(struct glake__spans *spans, const struct glake__held *held)
 	glake__unlock();
 }
 
-/* It lies in @held, or begins there and is too long. */
+/* The span lies in @held, or begins there and is too long. */
 static int put_in(struct glake__span *span, const struct glake__held *held)
 {
 	span->held = held;

@@ -1,4 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A write to a block would change the bytes that others map. So a block becomes a private copy at the same addresses before it
+ * is written. The copy is made and mapped while the gate is closed, so no work of the program reads or writes halfway; a batch
+ * bounds how long that takes. The blocks are held meanwhile, so nobody frees them. A block that fails stays sealed.
+ */
 #include "libclient/seal/unseal.h"
 
 #include <errno.h>
@@ -86,7 +91,7 @@ static glake_ptr collect(struct batch *batch, struct glake__spans *spans, glake_
 	return ptr;
 }
 
-/* What is no block any more, or gone, is left as it is. Returns where the rest begins, at most @next. */
+/* Leaves alone memory that is no block any more, or gone. Returns where the rest begins, at most @next. */
 static glake_ptr unseal_batch(struct batch *batch, glake_ptr next, struct glake__wait *wait,
                               enum glake__unsealed why, int *r_out)
 {

@@ -1,4 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Work that runs while memory leaves would fault or lose writes. So the memory is held and the gate closed before the first
+ * copy, and the gate is asleep before anything is unmapped. Until then each failure is undone without a trace (sleep.h has the
+ * steps).
+ */
 #include "libclient/sleep/sleep.h"
 
 #include <errno.h>
@@ -70,7 +75,7 @@ static int hold_and_close(struct glake__sleeping *first, uint64_t held_ns)
 }
 
 /*
- * The same, until @patience_ns are over. A program that always has work queued is held back until it ends, longer each
+ * Repeats hold_and_close() until @patience_ns are over. A program that always has work queued is held back until it ends, longer each
  * time. It has as long a pause before that: the work may wait for a thread that is held back.
  */
 static int find_moment(struct glake__sleeping *first, uint64_t patience_ns)
@@ -87,7 +92,7 @@ static int find_moment(struct glake__sleeping *first, uint64_t patience_ns)
 }
 
 /*
- * It is closed. If it falls asleep, it opens without letting anybody pass. glake__sleeping_end() is due in any
+ * The gate is closed. If it falls asleep, it opens without letting anybody pass. glake__sleeping_end() is due in any
  * case. Who joins a party that sleeps finds it asleep.
  */
 static int let_gate_sleep(const struct glake__sleeping *first)
@@ -135,7 +140,7 @@ static bool is_gate_wanted(void)
 }
 
 /*
- * As long as copies are made, nothing of the program's has changed. So it goes on as soon as it wants to; but not if somebody has
+ * Copies change nothing of the program's. So it goes on as soon as it wants to; but not if somebody has
  * asked from outside, who would never get what he wants of a program that always works.
  */
 static bool is_work_wanted(void)
@@ -190,7 +195,7 @@ static int copy(const struct glake__sleeping *sleeping, struct progress *progres
 	return r;
 }
 
-/* Of each session, or of none. */
+/* Copies the memory of each session, or of none. */
 static int copy_all(struct glake__sleeping *first, struct progress *progress)
 {
 	int r = 0;

@@ -25,7 +25,7 @@
 
 #include "glake.h"
 
-/* As SleepWhy of glake.proto. */
+/* The values are those of SleepWhy in glake.proto. */
 enum glake__sleep_why {
 	GLAKE__SLEEP_SELF,
 	GLAKE__SLEEP_ASKED,

@@ -35,7 +35,7 @@ void glake__sleeping_drop(struct glake__sleeping *first)
 	}
 }
 
-/* Of a session whose connection is lost nothing can sleep: only who asks is told. */
+/* A session whose connection is lost cannot sleep: it is a member only if it is the one that asks, which is told. */
 static bool is_member(struct glake_session *at, const struct glake_session *asked)
 {
 	return at == asked || !glake__session_is_gone(at);
@@ -162,7 +162,7 @@ void glake__sleeping_begin(struct glake__sleeping *first)
 	}
 }
 
-/* Of @n sessions of the party of @session, none is asleep any more. */
+/* @n sessions of the party of @session have woken: none of their memory is asleep any more. */
 static void wake_gate(struct glake_session *session, unsigned n)
 {
 	const struct glake__gate *gate = &glake__space.gate;

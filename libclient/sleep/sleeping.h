@@ -37,7 +37,7 @@ void glake__sleeping_drop(struct glake__sleeping *first);
 /* All that are asleep; they stay their sessions'. */
 struct glake__sleeping *glake__sleeping_gather_asleep(struct glake_session *asked);
 
-/* What of it is asleep, and what stays: of @of alone, or of all (NULL). */
+/* Counts the memory that is asleep, and the memory that stays: of @of alone, or of all (NULL). */
 void glake__sleeping_describe(const struct glake__sleeping *first, const struct glake_session *of,
                               uint64_t began_ns, uint64_t held_ns, struct glake_slept *slept_out);
 

@@ -1,4 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Several sessions that each wait for room while they hold memory can wait for each other for ever. So if one session has no
+ * room, the others of its party give their memory back before it waits on. The copies in host memory stay until all is mapped:
+ * a failure loses nothing, and all sleep on.
+ */
 #include "libclient/sleep/wake.h"
 
 #include <string.h>
@@ -114,7 +119,7 @@ static int fetch_beside_others(struct glake__sleeping *first, struct glake__slee
 	return fetch(sleeping, has_others ? OTHERS_PATIENCE_MS : 0);
 }
 
-/* What was imported before is not what comes now. If it cannot be unmapped, nothing may come to stand beside it. */
+/* Unmaps memory of an earlier import, which the new one replaces. If that fails, nothing may be mapped beside it. */
 static int drop_stale(struct glake__sleeping *sleeping)
 {
 	int r = sleeping->is_stale ? glake__asleep_unmap(&sleeping->memory) : 0;

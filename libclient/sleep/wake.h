@@ -10,7 +10,7 @@
  * If glaked has no room, all sleep on. If it has, and the driver fails to map the memory, all sleep on as well, and the next wake
  * goes on there.
  *
- * Lock order: the party's lock is outermost (party.h). glaked is waited for under it, and under no other lock of the library.
+ * Lock order: the party's lock is outermost (party.h). glaked is waited for under it.
  *
  * Threads: any that is not a thread of the program that waits at the gate.
  */
@@ -28,7 +28,7 @@ struct glake__sleeping;
  */
 int glake__wake(struct glake_session *session, struct glake_slept *slept_out);
 
-/* The same, for who does not want to know. */
+/* Wakes, for a caller that does not want the result's details. */
 int glake__wake_plainly(struct glake_session *session);
 
 /* The first half of waking all, which makes no driver call: wait until they are on the GPU. */

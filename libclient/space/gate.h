@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The gate of a program, which the space calls (space.h), and what is set once: driver, gate, readers.
+ * A kernel that runs while a range changes could fault, or write to memory that has left the range. So the space (space.h)
+ * closes the program's gate around such a change. This file has the gate, and what is set once: driver, gate, readers.
  *
  * Threads: any.
  */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The steps, and what undoes each:
+ * A driver call can fail after the old memory is unmapped. So a handle of the old memory is kept until the change is
+ * committed, and each step has one that undoes it:
  *
  *   hold           what is there, at all places where it is mapped    let it
  *   begin          a change of each place                             cancel
@@ -182,7 +183,7 @@ static size_t find_parts(const struct glake__part *parts, size_t n_parts, uint64
 	return begins && at == end ? i - first : 0;
 }
 
-/* What takes the place of @piece takes its other places, too. */
+/* New memory takes all places of @piece, not only this one. */
 static int change_places(struct work *work, const struct glake__piece *piece,
                          const struct glake__hold *hold, const struct glake__part *parts,
                          size_t n_parts)
@@ -336,7 +337,7 @@ static size_t count_old(const struct work *work)
 	return n;
 }
 
-/* What is pinned may be pinned by others meanwhile, so: locked. */
+/* Others may pin the chunk meanwhile, so its pin is read under the lock. */
 static int check_pin(const struct glake__piece *piece)
 {
 	glake__lock();
@@ -394,7 +395,7 @@ static bool put_back(struct step *step)
 	return step->is_mapped;
 }
 
-/* What was there, back in its places. What does not come back is a hole now: then true. */
+/* Puts the old memory back in its places. True: some did not come back, and is a hole now. */
 static bool undo(struct work *work)
 {
 	char *text = glake__error_save();
@@ -544,7 +545,7 @@ static int exchange_one(struct work *work, const struct glake__rebacking_way *wa
 	return r < 0 ? r : exchange(work, &is_lost);
 }
 
-/* Of those that are prepared. */
+/* Exchanges the prepared ones. */
 static void exchange_all(struct work *works, struct glake__rebacking *list, size_t n,
                          const struct glake__rebacking_way *way)
 {
@@ -794,14 +795,14 @@ int glake__range_access(struct glake__range *range, uint64_t offset, uint64_t n_
 
 /* ---- the end ---------------------------------------------------------------------------------- */
 
-/* What is to go is busy by now. Returns the first error, having tried all. */
+/* Unmaps the pieces of @change, which are busy by now. Returns the first error, having tried all. */
 static int unmap_change(const struct glake__change *change)
 {
 	int error = 0;
 	struct glake__piece *piece = glake__change_first(change);
 	for (; piece; piece = glake__change_next(change, piece)) {
 		if (piece->chunk) {
-			/* What was asleep when its session ended is not mapped. */
+			/* A piece that was asleep when its session ended is not mapped. */
 			int r = piece->is_unmapped
 			                ? 0
 			                : glake__map_unmap(change->range->ptr + piece->offset,

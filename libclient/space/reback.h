@@ -27,12 +27,12 @@ int glake__range_reback(struct glake__range *range, uint64_t offset,
                         const struct glake__part *parts, size_t n_parts, struct glake__chunk **dead,
                         bool *is_lost_out);
 
-/* The same in place of all that @hold has. */
+/* Replaces all memory of @hold. */
 int glake__hold_reback(const struct glake__hold *hold, const struct glake__part *parts,
                        size_t n_parts, struct glake__chunk **dead, bool *is_lost_out);
 
 /*
- * The same in place of all that holds have; what is there now is held. The gate is closed once and
+ * Replaces the memory of all holds. The gate is closed once and
  * for a short time: handles are taken before and given back behind. Returns the first error; each has its own result, and
  * those that failed are as they were, unless *dead has what was there: then it is lost.
  */
@@ -56,7 +56,7 @@ struct glake__rebacking_way {
 int glake__hold_reback_all(struct glake__rebacking *list, size_t n,
                            const struct glake__rebacking_way *way);
 
-/* The same where nothing is yet: anything but holes is -EINVAL. */
+/* Maps memory where nothing is yet: anything but holes is -EINVAL. */
 int glake__range_fill(struct glake__range *range, uint64_t offset, const struct glake__part *parts,
                       size_t n_parts);
 
@@ -64,7 +64,7 @@ int glake__range_fill(struct glake__range *range, uint64_t offset, const struct 
 int glake__range_access(struct glake__range *range, uint64_t offset, uint64_t n_bytes,
                         enum glake__access access);
 
-/* The same to all that @hold has, at all places; where the program has given less, it stays less. */
+/* Gives all memory of @hold @access, at all places; where the program has given less, it stays less. */
 int glake__hold_access(const struct glake__hold *hold, enum glake__access access);
 
 /* Who has access to what @hold has, at any place. */

@@ -53,7 +53,7 @@ int glake__pool_new(struct glake__device *device, struct glake_pool_stats *stats
 /* The session ends: unmap all, or in a forked child free only. NULL is fine. */
 void glake__pool_end(struct glake__pool *pool);
 
-/* Of an allocation of a pool. */
+/* The pool and the device of an allocation that a pool made. */
 struct glake__pool *glake__pool_of(const struct glake__allocation *allocation);
 struct glake__device *glake__pool_device_of(const struct glake__allocation *allocation);
 
@@ -117,7 +117,7 @@ uint64_t glake__pool_reclaim(struct glake__pool *pool, uint64_t n_bytes, bool is
  * glaked's warm_bytes is 0. Cheap if there is nothing. The program, which has freed @n_freed bytes, waits for it.
  */
 void glake__pool_settle(struct glake__pool *pool, uint64_t n_freed);
-/* The same by a thread that the program does not wait for, also while it frees nothing: more at a time. */
+/* glake__pool_settle() by a thread that the program does not wait for, also while it frees nothing: more at a time. */
 void glake__pool_settle_idle(struct glake__pool *pool);
 
 /* For tests: runs, stitched ranges and the numbers agree. Takes the lock. */

@@ -1,4 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A free returns memory before the GPU is done with it. So the memory is free at once for the stream that freed it, whose
+ * later work runs behind; other streams get it after an event (order/order_parts.h). An allocation first takes free runs and
+ * kept stitched ranges, without a driver call; only then pool_make.c works.
+ */
 #include "libclient/stitch/pool.h"
 
 #include <errno.h>
@@ -13,11 +18,11 @@
 #include "proto/cleanup.h"
 #include "proto/clock.h"
 
-/* Of addresses, for each byte of the device: memory that was given back leaves holes of all sizes. */
+/* The home has so many bytes of addresses for each byte of the device: returned memory leaves holes of all sizes. */
 #define HOME_TIMES 2u
 /* Frees of a stream in so short a time wait for one mark. */
 #define JOIN_NS 1000000u
-/* What is kept of stitched ranges in any case. */
+/* So many pages of kept stitched ranges stay in any case. */
 #define KEPT_MIN_PAGES 4096u
 /* So many stitched ranges of the right size are looked at. */
 #define MAX_LOOKS 64u
@@ -31,7 +36,7 @@ static void raise(uint64_t *peak, uint64_t now)
 	*peak = now > *peak ? now : *peak;
 }
 
-/* What of it is sealed is in none of the pool's numbers. */
+/* The pool's numbers leave out the sealed bytes of an allocation. */
 static void count_taken(struct glake__pool *pool, struct glake__allocation *allocation)
 {
 	struct glake_pool_stats *stats = pool->stats;
@@ -528,7 +533,7 @@ void glake__pool_visit_locked(const struct glake__pool *pool,
 	}
 }
 
-/* Of a run that is used or being freed. */
+/* Describes a run that is used or being freed. */
 static void describe_used(const struct glake__pooled *pooled, struct glake_pool_range *range)
 {
 	range->state = GLAKE_POOL_USED;

@@ -27,7 +27,7 @@ static int by_number(const void *one, const void *other)
 	return (a->number > b->number) - (a->number < b->number);
 }
 
-/* What @lender has free that does not serve @line, the oldest first. False: no memory of the host. */
+/* Lists free runs of @lender that do not serve @line, the oldest first. False: no memory of the host. */
 static bool list_offers(const struct glake__pool *pool, const struct glake__line *lender,
                         const struct glake__line *line, struct offers *offers)
 {
@@ -60,7 +60,7 @@ static uint64_t take_offers(const struct offers *offers, uint64_t n_pages, uint6
 	return n_taken < n_pages ? n_taken : n_pages;
 }
 
-/* Of one lender: who waits for several is bound to all of them. */
+/* All pieces come from one lender: a stream that waits for several is bound to all of them. */
 static bool find_pieces(struct glake__pool *pool, const struct glake__line *line, uint64_t n_pages,
                         struct glake__loan *loan_out)
 {

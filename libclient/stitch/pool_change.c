@@ -44,7 +44,7 @@ static bool walk_on(const struct glake__pool *pool, struct walk *walk)
 	return true;
 }
 
-/* What the units [begin, end) of the range need of the chunk: is it free for @line? Also if that is nothing. */
+/* Is the chunk's memory behind the units [begin, end) of the range free for @line? True also where there is none. */
 static bool is_free(const struct glake__pool *pool, const struct walk *walk,
                     const struct glake__line *line, uint64_t begin, uint64_t end)
 {
@@ -148,7 +148,7 @@ static bool is_mapped_in(const struct glake__pool *pool, uint64_t page,
 	return at != NULL;
 }
 
-/* What @stitched has may not stand in it twice. False: no memory of the host. */
+/* Gathers free chunks that @stitched does not map: no page stands in it twice. False: no memory of the host. */
 static bool gather(struct glake__pool *pool, const struct glake__line *line,
                    const struct glake__stitched *stitched, struct spares *spares)
 {
@@ -204,7 +204,7 @@ static uint64_t add_spares(struct spares *spares, uint64_t n_pages, struct glake
 	return n_pages;
 }
 
-/* The same at the end of the row, where the last chunk may be too large, up to @n_room pages. */
+/* add_spares() at the end of the row, where the last chunk may be too large, up to @n_room pages. */
 static uint64_t add_end(struct spares *spares, uint64_t n_pages, uint64_t n_room,
                         struct glake__recipe *recipe)
 {

@@ -1,4 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Making memory takes driver calls and requests to glaked, and both can fail halfway. The runs that a step needs are marked as
+ * used under the lock first, so that no other thread takes them meanwhile; the slow step runs without the lock; a failure
+ * gives the runs back.
+ */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -16,7 +21,7 @@
 #define WORTH_PART 32u
 /* Fresh memory starts on 2 MiB if no more than this part of it is wasted at its end. */
 #define ALIGNED_PART 16u
-/* What is kept of them: so many times the pool's memory. */
+/* Kept stitched ranges have at most so many times the pool's memory. */
 #define KEPT_TIMES 4u
 /*
  * A chunk is this part of the pool's memory, 2 MiB to 64 MiB: the driver's time is by the chunk, and what lies
@@ -35,7 +40,7 @@
 /* glaked asks the others before it refuses: so long after that, a stream borrows before it asks again. */
 #define REFUSED_NS 1000000000u
 /*
- * Of what a pool needs at once, so much may be freed and not passed before a stream borrows, and always so much:
+ * A stream borrows once more than this part of what the pool needs at once, and these bytes, is freed and not passed:
  * memory is cheaper than a wait.
  */
 #define WASTE_PART 64u
@@ -70,7 +75,7 @@ static uint64_t chunk_bytes_for(const struct glake__pool *pool, uint64_t n_bytes
 	return chunk_bytes;
 }
 
-/* It grows. If what went back to glaked of itself would do, it went too early. */
+/* The pool grows. If memory that it trimmed would do, it trimmed too early. */
 static void look_back(struct glake__pool *pool)
 {
 	if (pool->stats->reserved_bytes < pool->trimmed_bytes) {
@@ -139,7 +144,7 @@ static struct glake__run *find_frontier(struct glake__pool *pool, const struct g
 	return best;
 }
 
-/* What an allocation is to grow in: free memory, if any, and the hole behind it. */
+/* The place where an allocation can grow: free memory, if any, and the hole behind it. */
 struct gap {
 	struct glake__run *before; /* used; NULL: none */
 	struct glake__run *fresh;  /* used; no memory yet */
@@ -170,7 +175,7 @@ static int find_gap_locked(struct glake__pool *pool, struct glake__line *line, u
 	return gap->fresh ? 0 : glake__fail(-ENOMEM, "the pool has no addresses left");
 }
 
-/* What is not needed of the used @run, behind @n_units, is nobody's. Returns what is. */
+/* Cuts the used @run behind @n_units; the rest becomes nobody's. Returns the used part. */
 static struct glake__run *let_rest_locked(struct glake__pool *pool, struct glake__run *run,
                                           uint64_t n_units)
 {
@@ -241,7 +246,7 @@ static uint64_t most_kept_pages(const struct glake__pool *pool)
 	return n_pages > pool->kept_min_pages ? n_pages : pool->kept_min_pages;
 }
 
-/* What is free of @recipe is @pooled's. An empty recipe: nothing is, or it is not worth it. */
+/* Gives @pooled the free memory of @recipe. An empty recipe: none is free, or stitching is not worth it. */
 static int take_recipe_locked(struct glake__pool *pool, struct glake__pooled *pooled,
                               struct glake__line *line, bool is_tight, struct glake__recipe *recipe)
 {

@@ -87,7 +87,7 @@ struct glake__pooled *glake__pooled_new(struct glake__pool *pool, uint64_t n_byt
 void glake__pooled_add_run(struct glake__pooled *pooled, struct glake__run *run);
 /* Its memory, which no work of its own has used, is free again, for those that had it. */
 void glake__pooled_give_up(struct glake__pooled *pooled);
-/* It has its memory: from now on it is an allocation. */
+/* @pooled has its memory: from now on it is an allocation. */
 struct glake__allocation *glake__pooled_begin(struct glake__pooled *pooled);
 
 /* Memory without a driver call: a free run, or a stitched range that was kept. */
@@ -124,14 +124,14 @@ bool glake__pool_is_busy(const struct glake__pool *pool, const struct glake__sti
 uint64_t glake__pool_count_sealed(const struct glake__pool *pool, const struct glake__run *run);
 
 /*
- * It is being freed. doom: those of its runs that are blocks leave its list for the one of the doomed, which serve
+ * @pooled is being freed. doom: those of its runs that are blocks leave its list for the one of the doomed, which serve
  * nobody. spare: they are back. condemn: no work uses them any more, and the next purge unmaps them.
  */
 void glake__pooled_doom(struct glake__pooled *pooled);
 void glake__pooled_spare(struct glake__pooled *pooled);
 void glake__pooled_condemn(struct glake__pooled *pooled);
 
-/* What an allocation is stitched of. {0} is empty: it is not. */
+/* A recipe lists the memory that an allocation is stitched of. {0} is empty: the allocation is not stitched. */
 struct glake__recipe {
 	struct glake__stitched *kept; /* which is changed to have the row; NULL: a new one has */
 	struct glake__stretch *list;  /* owned: what is mapped, in order; with room for one more */
@@ -157,7 +157,7 @@ int glake__recipe_list_free(struct glake__pool *pool, const struct glake__line *
 void glake__recipe_change(struct glake__pool *pool, const struct glake__line *line,
                           uint64_t n_units, bool is_full, struct glake__recipe *recipe);
 
-/* What @lender has freed, up to @number. */
+/* A loan is the memory that @lender has freed, up to @number. */
 struct glake__loan {
 	struct glake__pool *pool;
 	struct glake__line *lender; /* the loan holds it */

@@ -9,7 +9,7 @@
 #include "libclient/link/error.h"
 #include "libclient/stitch/pool_parts.h"
 
-/* What is free in less of a chunk is not worth a mapping. */
+/* Less free memory than this in a chunk is not worth a mapping. */
 #define PART_MIN_UNITS (RUN_PAGE_UNITS / 16)
 
 /* Free memory, by where it can stand in the row. */

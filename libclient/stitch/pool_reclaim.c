@@ -1,4 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Memory that a stream may still use must not go back to glaked. So only whole chunks in nobody's free runs, which every
+ * stream has passed, are victims. They are marked as used under the lock and unmapped without it, so nobody takes them
+ * meanwhile. A run that the driver does not unmap stays used.
+ */
 #include "libclient/link/session.h"
 #include "libclient/space/grant.h"
 #include "libclient/stitch/pool_parts.h"
@@ -17,7 +22,7 @@
 /* For so many rounds the pool remembers that memory went back. */
 #define TRIMMED_ROUNDS 8u
 
-/* What goes back: used runs of whole chunks, by next_in_bin, and the stitched ranges that map some of them. */
+/* Memory that goes back: used runs of whole chunks, by next_in_bin, and the stitched ranges that map some of them. */
 struct victims {
 	struct glake__run *runs;
 	struct glake__run *stuck;         /* the driver has not unmapped them */

@@ -44,7 +44,7 @@ static int hold(struct glake__range *range, glake_ptr address, struct glake__hel
 	*held_out = (struct glake__held){
 		.begin = found->address,
 		.end = found->address + found->n_bytes,
-		/* What lies behind it is another's. */
+		/* The memory behind the allocation is another's. */
 		.tail = found->address + found->n_bytes,
 		.device = pooled->pool->device,
 		.has_neighbours = true,
@@ -239,7 +239,7 @@ void glake__pooled_condemn(struct glake__pooled *pooled)
 
 /* ---- unmapping ---------------------------------------------------------------------------------- */
 
-/* What could not be cut when it was freed is tried again. Nobody's work uses what is no block. */
+/* Retries the cuts that failed when runs were freed. No work uses a doomed run that is no block. */
 static struct glake__run *take_doomed_locked(struct glake__pool *pool)
 {
 	struct glake__run *there = NULL;
@@ -308,7 +308,7 @@ static bool is_of_pages(const struct glake__run *run)
 	return first->first % RUN_PAGE_UNITS == 0 && glake__run_end(last) % RUN_PAGE_UNITS == 0;
 }
 
-/* What the driver has not unmapped, or has lost in part of a page, stays used, for ever. */
+/* A run that the driver has not unmapped, or has lost in part of a page, stays used for ever. */
 static void end_doomed_locked(struct glake__pool *pool, struct glake__run *list)
 {
 	struct glake__run *holes = NULL;

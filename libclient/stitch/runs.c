@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A run that is split or merged wrongly gives one page to two allocations, or to a stream whose work is not behind the last
+ * use. So a run keeps the line that freed it and the highest number of the frees it was merged from, and only merges with runs
+ * of its line or of nobody. Nobody's memory is free for every stream. All changes happen with the caller's lock held, without
+ * a driver call: no half-changed row is ever seen.
+ */
 #include "libclient/stitch/runs.h"
 
 #include <errno.h>

@@ -181,7 +181,7 @@ void glake__runs_free(struct glake__runs *runs, struct glake__run *run, struct g
                       uint64_t number);
 /* The used @run, which no work has used, is free again, for the line that had it. It may be gone. */
 void glake__runs_give_back(struct glake__runs *runs, struct glake__run *run);
-/* What lines have passed is nobody's, so that it merges: pages that two lines have are whole again. */
+/* Runs that their lines have passed become nobody's and merge: pages that two lines have are whole again. */
 void glake__runs_unite(struct glake__runs *runs);
 /* The used @run is a hole. It may be gone. */
 void glake__runs_unmap(struct glake__runs *runs, struct glake__run *run);

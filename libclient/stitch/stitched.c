@@ -45,7 +45,7 @@ static size_t list_parts_locked(const struct glake__range *home,
 	return n;
 }
 
-/* What was replaced meanwhile goes back to glaked. */
+/* Chunks that were replaced meanwhile go back to glaked. */
 static void let_parts(struct glake_session *session, const struct glake__part *parts, size_t n)
 {
 	struct glake__chunk *dead = NULL;
@@ -179,7 +179,7 @@ static struct match find_match_locked(const struct glake__range *range, uint64_t
                                       const struct glake__part *parts, size_t n)
 {
 	struct match match = {.offset = offset};
-	/* It ends where a chunk of either row does, since the two are the same from there on. */
+	/* The match ends where a chunk of either row does, since the two are the same from there on. */
 	for (; match.n_parts < n; match.n_parts++) {
 		uint64_t at = offset + match.n_bytes;
 		const struct glake__piece *piece = glake__range_piece_locked(range, at);

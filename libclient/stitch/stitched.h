@@ -101,7 +101,7 @@ void glake__stitched_remove(struct glake__stitched_set *set, struct glake__stitc
 void glake__stitched_set_row(struct glake__stitched_set *set, struct glake__stitched *stitched,
                              struct glake__stretch *stretches, size_t n_stretches, size_t n_chunks);
 
-/* It is live, or kept, as the newest of those. */
+/* Moves @stitched to the live ranges, or to the kept ones, as the newest. */
 void glake__stitched_set_live(struct glake__stitched_set *set, struct glake__stitched *stitched);
 void glake__stitched_set_kept(struct glake__stitched_set *set, struct glake__stitched *stitched);
 
