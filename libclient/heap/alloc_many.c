@@ -130,7 +130,7 @@ static void finish(struct many *many, struct request *request)
 	}
 }
 
-/* What fails here is asked for again, one by one. */
+/* Chunks that fail here are asked for again, one by one. */
 static void get_chunks(struct many *many)
 {
 	struct request requests[REQUESTS_AT_ONCE];

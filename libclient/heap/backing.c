@@ -28,7 +28,7 @@ static int reserve(struct glake__device *device, uint64_t n_bytes,
 	return 0;
 }
 
-/* It could not be filled. */
+/* The backing could not be filled. */
 static void unreserve(struct glake__backing *backing)
 {
 	char *why = glake__error_save();

@@ -49,7 +49,7 @@ struct glake__backing {
 /* A filled range, in no list. Blocks; no lock is held. */
 int glake__backing_new(struct glake__device *device, uint64_t n_bytes, struct glake__wait *wait,
                        struct glake__backing **backing_out);
-/* The same of one chunk @id of @n_bytes that glaked has granted, by its fd. On failure it is still granted. */
+/* A backing of one chunk @id of @n_bytes that glaked has granted, by its fd. On failure it is still granted. */
 int glake__backing_of_chunk(struct glake__device *device, uint64_t id, uint64_t n_bytes, int fd,
                             struct glake__backing **backing_out);
 /* NULL is fine. */

@@ -9,7 +9,7 @@
 
 /* Set with the first range. */
 struct glake__elastic_calls {
-	/* Of @device. Called with the lock held. */
+	/* The lent bytes of @device. Called with the lock held. */
 	uint64_t (*lent_bytes_locked)(const struct glake__device *device);
 	/* Give up to @n_bytes of lent steps, rounded up to whole ones, back to glaked. Returns how many went. Nobody is waited for. */
 	uint64_t (*give)(struct glake__device *device, uint64_t n_bytes);

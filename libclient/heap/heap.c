@@ -88,7 +88,7 @@ static bool is_held(struct glake__allocation *allocation)
 	                             : allocation->backing->is_held;
 }
 
-/* The same, once no thread holds it. */
+/* Finds the allocation, once no thread holds it. */
 static struct glake__allocation *find_free(glake_ptr address)
 {
 	struct glake__allocation *found;
@@ -266,7 +266,7 @@ void glake__heap_reclaim(struct glake__device *device, uint64_t n_bytes)
 	glake__backing_give_back(device->session, list);
 	glake__backing_give_back(device->session, old);
 	if (pool) {
-		/* What its work still uses pays the rest, as soon as it is done. */
+		/* Memory that the program's work still uses pays the rest, as soon as the work is done. */
 		glake__pool_reclaim(pool, n_missing, true);
 	}
 }
@@ -399,7 +399,7 @@ int glake__heap_make(struct glake__device *device, uint64_t n_bytes, bool is_sma
 		*allocation_out = &backing->whole;
 		if (is_small) {
 			*allocation_out = take_small(device->heap, n_bytes, tag);
-			/* What other threads have freed meanwhile may have served. */
+			/* The allocation may be served by memory that other threads have freed meanwhile. */
 			unused = backing->slab->n_used > 0 ? NULL : keep_empty(backing);
 		} else {
 			glake__fill_reset(backing->ptr, backing->n_bytes);
@@ -480,7 +480,7 @@ bool glake__heap_has(glake_ptr address)
 
 /* ---- holding ---------------------------------------------------------------------------------- */
 
-/* Of a slab, what could be sealed has other memory in its pages. */
+/* A page of a slab also has other memory, so nothing in a slab can be sealed. */
 static int hold_private(struct glake__range *range, glake_ptr address, struct glake__held *held_out)
 {
 	struct glake__backing *backing = range->user;

@@ -22,7 +22,7 @@ uint64_t glake__supply_lent_bytes_locked(const struct glake__device *device)
 	return calls ? calls->lent_bytes_locked(device) : 0;
 }
 
-/* What is missing of what glaked wants comes from what the program has lent. */
+/* Lent memory pays the rest of the memory that glaked wants. */
 static void pay_by_lent(struct glake__device *device)
 {
 	glake__lock();

@@ -30,7 +30,7 @@ static uint64_t warm_bytes_locked(const struct glake_session *session)
 	return n_bytes;
 }
 
-/* What the program has lent it does not use. Called with the lock held. */
+/* Live bytes leave out the memory that the program has lent. Called with the lock held. */
 static uint64_t live_bytes_locked(const struct glake_session *session)
 {
 	uint64_t n_lent = 0;
@@ -41,7 +41,7 @@ static uint64_t live_bytes_locked(const struct glake_session *session)
 	return n_lent < n_bytes ? n_bytes - n_lent : 0;
 }
 
-/* Of all numbers of the pools: one that differs is news. 0: none was used. Called with the lock held. */
+/* Hashes all numbers of the pools: one that differs is news. 0: none was used. Called with the lock held. */
 static uint64_t pools_hash_locked(const struct glake_session *session)
 {
 	uint64_t hash = 0;
@@ -61,7 +61,7 @@ static uint64_t reusable_bytes_locked(const struct glake_session *session, uint3
 	       glake__supply_lent_bytes_locked(&session->devices[i]);
 }
 
-/* As pools_hash_locked(). 0: there is none. */
+/* Hashes the reusable bytes by device. 0: there are none. Called with the lock held. */
 static uint64_t reusable_hash_locked(const struct glake_session *session)
 {
 	uint64_t hash = 0;

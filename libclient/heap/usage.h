@@ -24,10 +24,10 @@
 /* Never blocks for an answer; failures are the next request's news. No lock is held. */
 void glake__usage_report(struct glake_session *session);
 
-/* The same, now, if the numbers have changed: the program has sealed or unsealed. */
+/* Reports now, if the numbers have changed: the program has sealed or unsealed. */
 void glake__usage_report_now(struct glake_session *session);
 
-/* The same, at once: the daemon's Reclaim of that @id (0 = it has none) has been followed. */
+/* Reports at once: the daemon's Reclaim of that @id (0 = it has none) has been followed. */
 void glake__usage_answer(struct glake_session *session, uint64_t id);
 
 /*
@@ -42,7 +42,7 @@ struct glake__driver_memory {
 	uint64_t other_bytes; /* allocations and pools */
 };
 
-/* As Alone of glake.proto. */
+/* The fields are those of Alone in glake.proto. */
 struct glake__alone {
 	uint64_t filling_bytes;
 	uint64_t quiet_bytes;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What glaked asks a program for: where to pass the ask on to, and the reports to glaked of what became of it. */
+/* Requests of glaked to a program: whom they are passed on to, and the reports to glaked of their outcome. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -84,7 +84,7 @@ static void take_evicted(struct glake__link *link, const Glake__Wire__ModelEvict
 	}
 }
 
-/* It comes only to sessions that follow it. */
+/* glaked sends it only to sessions that follow it. */
 static void take_seal(struct glake__link *link, const Glake__Wire__Seal *seal)
 {
 	struct glake__notice *notice = link->seal ? glake__notices_add(&link->notices, 0) : NULL;
@@ -200,7 +200,7 @@ static int receive(struct glake__link *link, size_t *n_bytes_out, const char **w
 
 static int forget(struct glake__link *link, Glake__Wire__Request *request);
 
-/* The same, but waits. */
+/* Receives the next packet, and waits for it. */
 static int receive_next(struct glake__link *link, size_t *n_bytes_out, const char **why_out)
 {
 	bool is_greeting = link->state == GLAKE__LINK_GREETING;
@@ -317,7 +317,7 @@ static int send_packed(struct glake__link *link, const Glake__Wire__Request *req
 	return r ? glake__fail(r, "cannot send to the daemon: %s", glake_strerror(r)) : 0;
 }
 
-/* The same, one thread at a time. Notes that the connection is gone. */
+/* Sends one packet; one thread at a time does. Notes that the connection is gone. */
 static int send_one(struct glake__link *link, uint64_t connection,
                     const Glake__Wire__Request *request, const int *fds, size_t n_fds)
 {

@@ -45,13 +45,13 @@ int glake__call_start(struct glake__link *link, struct glake__call *call,
 int glake__call_wait(struct glake__link *link, struct glake__call *call, glake_progress_fn progress,
                      void *progress_user);
 
-/* What is called as news of a call come in. Either may be NULL. */
+/* These callbacks get the news of a call. Either may be NULL. */
 struct glake__news {
 	glake_progress_fn progress;
 	glake_waiting_fn waiting;
 	void *user;
 };
-/* The same, with all of them. */
+/* glake__call_wait() with all news. */
 int glake__call_wait_news(struct glake__link *link, struct glake__call *call,
                           const struct glake__news *news);
 

@@ -10,7 +10,7 @@
 
 #include "proto/cleanup.h"
 
-/* Of the command line; a script that comes later is not looked for. */
+/* Only so much of the command line is read; a script that comes later is not found. */
 #define MAX_BYTES 4096u
 
 /* The rest of a command line: one argument after the other. */
@@ -163,7 +163,7 @@ void glake__process_parse(const char *program, const char *bytes, size_t n_bytes
 {
 	struct words words = {bytes, bytes + n_bytes};
 	memset(process_out, 0, sizeof(*process_out));
-	/* What a title has not used of the old arguments is zeros. */
+	/* Zeros follow a title that is shorter than the old arguments. */
 	while (words.end > bytes && words.end[-1] == '\0') {
 		words.end--;
 	}

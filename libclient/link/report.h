@@ -26,7 +26,7 @@ bool glake__session_is_gone(struct glake_session *session);
  */
 int glake__session_socket(struct glake_session *session, uint64_t *inode_out);
 
-/* What the tenant wants sealed without anybody asking, as its session was told when it began. */
+/* The tenant's wish for sealing unasked, as its session was told when it began. */
 enum glake__dedup { GLAKE__DEDUP_OFF, GLAKE__DEDUP_AUTO, GLAKE__DEDUP_OBSERVED };
 enum glake__dedup glake__session_dedup(const struct glake_session *session);
 
@@ -88,7 +88,7 @@ struct glake__candidates {
 	uint64_t rewritten_bytes;
 };
 
-/* Of what is sealed without being asked (GLAKE__SEAL_CANDIDATES): an allocation. */
+/* A candidate is an allocation that is sealed without being asked (GLAKE__SEAL_CANDIDATES). */
 struct glake__candidate {
 	glake_ptr ptr;
 	uint64_t n_bytes;
@@ -127,7 +127,7 @@ void glake__seal_tell(struct glake_session *session, uint64_t id,
 
 /* ---- sleep that glaked asks for --------------------------------------------------------------- */
 
-/* The same for wishes that it sleeps or wakes, and for glake__sleep_tell(). @why: enum glake__sleep_why. */
+/* Called for wishes that the program sleeps or wakes, and for glake__sleep_tell(). @why: enum glake__sleep_why. */
 typedef void glake__sleep_ask_fn(void *user, uint64_t id, bool wakes, uint32_t why);
 void glake__sleep_follow(struct glake_session *session, glake__sleep_ask_fn *ask, void *user);
 

@@ -155,7 +155,7 @@ static void try_locked(struct glake__link *link, uint64_t end_ns)
 	pthread_cond_broadcast(&link->changed);
 }
 
-/* The same. Others may give memory back meanwhile. */
+/* Called with both locks held; link.lock is let go meanwhile, so others may give memory back. */
 static void pause_locked(struct glake__link *link, uint64_t pause_ns)
 {
 	pthread_mutex_unlock(&link->lock);

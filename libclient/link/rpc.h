@@ -33,7 +33,7 @@ int glake__rpc_hello(struct glake_session *session, const char *program, bool on
 int glake__rpc_chunk_alloc(struct glake_session *session, uint32_t device, uint64_t chunk_bytes,
                            uint32_t n_chunks, uint64_t last_bytes, struct glake__wait *wait,
                            uint64_t *ids_out, struct fdlist *fds);
-/* What is wanted at a location: @n_chunks of @chunk_bytes, but the last of @last_bytes. */
+/* The chunks wanted at a location: @n_chunks of @chunk_bytes, but the last of @last_bytes. */
 struct glake__chunks_at {
 	bool is_host;    /* a NUMA node's memory, at most 4 GiB in a chunk; else a device's */
 	uint32_t number; /* of the node or the device */
@@ -70,7 +70,7 @@ int glake__rpc_chunk_keep(struct glake_session *session, const uint64_t *ids, si
                           bool may_be_read);
 /* They are in no will when this returns 0. */
 int glake__rpc_chunk_unkeep(struct glake_session *session, const uint64_t *ids, size_t n_ids);
-/* What is adopted. */
+/* The chunks to adopt. */
 struct glake__adopted {
 	const void *key;
 	size_t n_key;
@@ -84,7 +84,7 @@ struct glake__adopted {
 int glake__rpc_chunk_adopt(struct glake_session *session, uint32_t device, uint64_t chunk_bytes,
                            uint32_t n_chunks, struct glake__adopted *adopted, uint64_t *ids_out,
                            struct fdlist *fds);
-/* The same to read, of living processes too: chunks that this session does not read yet. */
+/* Gets chunks to read, of living processes too, that this session does not read yet. */
 int glake__rpc_chunk_read(struct glake_session *session, uint32_t device, uint64_t chunk_bytes,
                           uint32_t n_chunks, struct glake__adopted *adopted, uint64_t *ids_out,
                           struct fdlist *fds);
@@ -118,7 +118,7 @@ int glake__rpc_sleep_copy(struct glake_session *session, const uint64_t *ids, si
 /* All that has copies is unmapped. @n_stays is GLAKE_MAX_STAYS at most. */
 int glake__rpc_sleep_enter(struct glake_session *session, uint32_t why,
                            const struct glake_stay *stays, size_t n_stays);
-/* It is mapped again, or still: the copies go. GLAKE_E_BAD_REQUEST: nothing is asleep. */
+/* The memory is mapped again, or still: the copies go. GLAKE_E_BAD_REQUEST: nothing is asleep. */
 int glake__rpc_sleep_forget(struct glake_session *session);
 /*
  * All of it is wanted back; the copies stay. Blocks until glaked has brought it, or there was no room for @patience_ms (0: for as long as
@@ -176,7 +176,7 @@ int glake__rpc_block_publish(struct glake_session *session, struct glake__public
  */
 bool glake__may_be_block(int error);
 
-/* Of 16 requests of a session; glaked answers BUSY to more, and other threads have some, too. */
+/* A session may have 16 requests under way, then glaked answers BUSY; other threads need some, too. */
 #define GLAKE__PUBLISHED_AT_ONCE 8u
 
 /*

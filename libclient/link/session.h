@@ -131,7 +131,7 @@ struct glake_session {
 	struct glake__host *hosts; /* owned */
 	uint64_t warm_bytes;       /* the most that may be warm, on each device */
 	enum glake__dedup dedup;   /* of the tenant, when the session began */
-	/* What glaked remembered then of faults: see report.h. */
+	/* Faults that glaked remembered when the session began: see report.h. */
 	char doubt[GLAKE__DOUBT_BYTES];
 	uint64_t *doubted; /* owned */
 	size_t n_doubted;
@@ -155,7 +155,7 @@ struct glake_session {
 	_Atomic(struct glake__sleeping *) asleep; /* owned (sleeping.h); NULL: it is awake */
 	/* Set with the first model: a program without models need not link their code. */
 	void (*end_models)(struct glake_session *session);
-	/* The same of books.late, when that is not asleep any more. No lock is held. */
+	/* Ends the models of books.late, when they are not asleep any more. No lock is held. */
 	void (*end_late_models)(struct glake_session *session);
 	/* Set with the first elastic range (elastic/elastic.h); NULL: there was none. */
 	const struct glake__elastic_calls *_Atomic elastic_calls;
@@ -192,7 +192,7 @@ const struct glake__host *glake__session_host(const struct glake_session *sessio
 /* The device of glaked's number @index, mappable or not; NULL with the error set. */
 struct glake__device *glake__session_device(struct glake_session *session, uint32_t index);
 
-/* The same, if memory of it can be mapped in this process: 0, -ENODEV or GLAKE_E_NO_DRIVER. */
+/* The device, if its memory can be mapped in this process: 0, -ENODEV or GLAKE_E_NO_DRIVER. */
 int glake__session_mappable(struct glake_session *session, uint32_t index,
                             struct glake__device **device_out);
 

@@ -75,8 +75,8 @@ static int hold_and_close(struct glake__sleeping *first, uint64_t held_ns)
 }
 
 /*
- * Repeats hold_and_close() until @patience_ns are over. A program that always has work queued is held back until it ends, longer each
- * time. It has as long a pause before that: the work may wait for a thread that is held back.
+ * Repeats hold_and_close() until @patience_ns are over. A program that always has work queued is held back until it ends,
+ * longer each time. It has as long a pause before that: the work may wait for a thread that is held back.
  */
 static int find_moment(struct glake__sleeping *first, uint64_t patience_ns)
 {

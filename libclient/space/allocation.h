@@ -71,7 +71,7 @@ struct glake__facts {
 	uint64_t region_id;
 };
 
-/* What becomes of a claimed allocation that leaves the program in the order of a stream (heap/claim.h). */
+/* The outcome for a claimed allocation that leaves the program in the order of a stream (heap/claim.h). */
 struct glake__parking {
 	uint64_t
 		n_reusable; /* bytes that a parked allocation may serve next, by glake__heap_reuse() */

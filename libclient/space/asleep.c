@@ -342,7 +342,7 @@ bool glake__asleep_drop(struct glake__asleep *asleep, struct glake__range *range
 		.range = range, .n_bytes = range->n_bytes, .owner = asleep};
 	const struct glake__site site = {.range = range, .ptr = range->ptr, .hold = &hold};
 	struct glake__change change;
-	/* What is held stays as it was looked at. */
+	/* Held memory stays as it was looked at. */
 	if (!can_drop(asleep, range) || glake__change_begin(&change, &site, &hole, 1) < 0) {
 		return false;
 	}

@@ -299,7 +299,7 @@ static void inherit(const struct glake__change *change)
 	}
 }
 
-/* What was there is change->fresh now, mapped still in the books of its chunks. */
+/* Puts the fresh pieces in. The old ones are change->fresh then, and still mapped in the books of their chunks. */
 static void put_fresh_in(struct glake__change *change)
 {
 	struct glake__piece *before;

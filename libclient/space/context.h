@@ -11,7 +11,7 @@
 
 #include "libclient/link/session.h"
 
-/* What is still under way, to be asked about. The context is the primary one, retained, or was current. */
+/* Work that is still under way, to be asked about. The context is the primary one, retained, or was current. */
 struct glake__left {
 	CUcontext context;
 	CUstream stream; /* owned; NULL: nothing */
@@ -30,7 +30,7 @@ int glake__context_work(const struct glake__device *device, glake_ptr to, glake_
 /* Is it over, as far as can be told? Then *left is empty. */
 bool glake__context_is_over(const struct cudrv *drv, struct glake__left *left);
 
-/* The same for a copy, for as long as it takes. */
+/* Copies, and waits for as long as that takes. */
 int glake__context_copy(const struct glake__device *device, glake_ptr to, glake_ptr from,
                         uint64_t n_bytes);
 

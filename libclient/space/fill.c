@@ -81,7 +81,7 @@ static void note_rewritten(const struct slice *slice)
 
 /* ---- blocks ----------------------------------------------------------------------------------- */
 
-/* What is not there has no bit set. */
+/* NULL: no bit is set. */
 static struct blocks *find_blocks(const struct slice *slice)
 {
 	struct blocks *group = atomic_load_explicit(&slice->map->groups[slice->page / GROUP_PAGES],

@@ -33,7 +33,7 @@ enum glake__fill {
 	GLAKE__FILL_REWRITTEN, /* or written by other calls */
 };
 
-/* Of the page at @ptr, of which the allocation has the first @n_bytes. */
+/* The fill of the page at @ptr, of which the allocation has the first @n_bytes. */
 enum glake__fill glake__fill_at(glake_ptr ptr, uint64_t n_bytes);
 
 /* Does the page at @ptr begin, or follow, a copy of GLAKE__FILL_LARGE_BYTES or more? */

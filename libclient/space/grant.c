@@ -180,7 +180,7 @@ static int fill_some(struct glake__device *device, struct glake__range *range, s
 	return r < 0 ? r : put_some(device, range, some, &fds, GLAKE__PAGE_CHUNK);
 }
 
-/* Of the first node that has it. */
+/* Gets the chunk from the first node that has room. */
 static int get_host_chunk(struct glake_session *session, uint64_t n_bytes, struct glake__wait *wait,
                           uint64_t *id_out, struct fdlist *fds)
 {
@@ -221,7 +221,7 @@ void glake__grant_count(struct glake_session *session, int64_t n_bytes)
 	glake__unlock();
 }
 
-/* The same requests' chunks once more. */
+/* Plans the same requests again, and puts the guard back in the place of their chunks. */
 static void guard_lanes(struct glake__range *range, const struct glake__lanes *lanes,
                         uint64_t n_bytes, struct some *some, struct glake__chunk **dead)
 {
@@ -413,7 +413,7 @@ void glake__grant_return(struct glake_session *session, struct glake__chunk *dea
 		struct glake__chunk *chunk = dead;
 		dead = chunk->next;
 		if (chunk->owner) {
-			/* It may be of another session. */
+			/* The chunk may be of another session. */
 			chunk->release(chunk);
 			continue;
 		}

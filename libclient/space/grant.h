@@ -41,7 +41,7 @@ int glake__grant_fill(struct glake__device *device, struct glake__range *range, 
 int glake__grant_fill_host(struct glake__device *device, struct glake__range *range,
                            uint64_t offset, uint64_t n_bytes, struct glake__wait *wait);
 
-/* The same place in each of several lanes: @n_bytes at @offset, and every @stride bytes from there on, in chunks of one size. */
+/* One place in each of several lanes: @n_bytes at @offset, and every @stride bytes from there on, in chunks of one size. */
 struct glake__lanes {
 	uint64_t offset;
 	uint64_t n_bytes; /* not 0; a multiple of chunk_bytes, if there is more than one lane */
@@ -49,7 +49,7 @@ struct glake__lanes {
 	uint64_t stride;
 	uint32_t n;
 };
-/* The same for all of @lanes, holes or the guard of the range, that nobody else fills: all or none. */
+/* Fills all of @lanes, holes or the guard of the range, that nobody else fills: all or none. */
 int glake__grant_fill_lanes(struct glake__device *device, struct glake__range *range,
                             const struct glake__lanes *lanes, struct glake__wait *wait);
 
@@ -61,7 +61,7 @@ struct glake__adopted;
 int glake__grant_adopt_lanes(struct glake__device *device, struct glake__range *range,
                              const struct glake__lanes *lanes, struct glake__adopted *adopted);
 
-/* The same to read, of living processes too: it is not counted, and if it cannot be mapped only the reading is over. */
+/* Maps kept chunks to read, of living processes too: uncounted, and if that fails only the reading is over. */
 int glake__grant_read_lanes(struct glake__device *device, struct glake__range *range,
                             const struct glake__lanes *lanes, struct glake__adopted *adopted);
 
@@ -85,7 +85,7 @@ void glake__grant_return(struct glake_session *session, struct glake__chunk *dea
 void glake__grant_seal_locked(struct glake_session *session, struct glake__chunk *chunk,
                               uint64_t id);
 
-/* The same for a chunk that glaked still has as one: nobody could make it writable again. */
+/* Marks as sealed a chunk that glaked still has as a chunk: nobody could make it writable again. */
 void glake__grant_unfinish_locked(struct glake_session *session, struct glake__chunk *chunk);
 
 /*

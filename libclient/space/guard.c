@@ -52,7 +52,7 @@ static int exchange_one(struct glake__piece *old, const struct glake__piece *fre
 static void undo_one(struct glake__piece *old, const struct glake__piece *fresh)
 {
 	if (unmap(fresh) < 0) {
-		/* It stays there, whosever it is: nobody knows it by this place. */
+		/* The fresh chunk stays mapped here, whosever it is: nobody knows it by this place. */
 		old->is_unmapped = true;
 	} else if (old->chunk) {
 		old->is_unmapped = map(old) < 0;

@@ -90,7 +90,7 @@ bool glake__pin_range(glake_ptr address, uint64_t n_bytes, enum glake__pin pin, 
 	while (address < end) {
 		const struct glake__piece *piece = glake__piece_at_locked(address);
 		if (is_pinned && piece && piece->holder) {
-			/* It may be about to be replaced. */
+			/* The piece may be about to be replaced. */
 			glake__unlock();
 			glake__busy_pause();
 			glake__lock();

@@ -25,7 +25,7 @@ struct glake__address_info glake__space_look(glake_ptr address);
 /* Attach @user to memory of glake_share_open(), for glake__space_look(). */
 void glake__opened_set_user(glake_ptr address, void *user);
 
-/* Of the memory at @address; GLAKE__PIN_NONE also for memory that is not ours. */
+/* The pin of the memory at @address; GLAKE__PIN_NONE also for memory that is not ours. */
 enum glake__pin glake__pin_at(glake_ptr address);
 
 /* Where something of ours may begin behind @address, which nothing has; at most @end, however far that is. */

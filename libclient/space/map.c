@@ -61,7 +61,7 @@ void glake__map_release(CUmemGenericAllocationHandle handle)
 	drv()->cuMemRelease(handle);
 }
 
-/* As glaked makes its chunks. */
+/* Memory with the properties that glaked gives its chunks. */
 int glake__map_create(int device, uint64_t n_bytes, CUmemGenericAllocationHandle *handle_out)
 {
 	int rdma = 0;

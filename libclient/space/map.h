@@ -25,7 +25,7 @@ int glake__map_unreserve(glake_ptr ptr, uint64_t n_bytes);
 
 /* A handle of the caller's. @fd stays the caller's as well, and may be closed at once. */
 int glake__map_import(int fd, CUmemGenericAllocationHandle *handle_out);
-/* The same of what is mapped at @ptr. */
+/* A handle of the memory mapped at @ptr. */
 int glake__map_retain(glake_ptr ptr, CUmemGenericAllocationHandle *handle_out);
 void glake__map_release(CUmemGenericAllocationHandle handle);
 

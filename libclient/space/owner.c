@@ -46,7 +46,7 @@ void glake__owner_put(struct glake__owner *owner)
 	}
 }
 
-/* What has no id of glaked's goes with its handle. */
+/* A chunk without an id of glaked's goes with its handle. */
 static void release_owned(struct glake__chunk *chunk)
 {
 	struct glake__owner *owner = chunk->owner;

@@ -255,7 +255,7 @@ static int begin_loose(struct glake__chunk *chunk, struct glake__mapping **mappi
 	return 0;
 }
 
-/* Of a multicast object, or of memory that came unseen. */
+/* A chunk for a multicast object, or for memory that came unseen. */
 static struct glake__chunk *foreign_chunk(uint64_t n_bytes)
 {
 	struct glake__chunk *chunk = glake__chunk_new(0, n_bytes, -1, GLAKE__PAGE_CHUNK);
@@ -529,7 +529,7 @@ void glake__program_opened(glake_ptr ptr, uint64_t n_bytes, int device, bool may
 		if (piece->chunk && is_device) {
 			open_piece(piece, 1ull << device, may_read, may_write);
 		} else if (piece->chunk && may_read) {
-			/* What took its place would not have that. */
+			/* New memory in its place would not have the dma-buf. */
 			glake__chunk_note_pin_locked(piece->chunk, GLAKE__PIN_DMABUF, true);
 		}
 		at = piece->range->ptr + piece->offset + piece->n_bytes;

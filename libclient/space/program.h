@@ -40,7 +40,7 @@ int glake__program_unreserve(glake_ptr ptr, uint64_t n_bytes);
  */
 struct glake__chunk *glake__program_made(unsigned long long handle, uint64_t n_bytes, int device,
                                          void *user, void (*release)(void *user));
-/* The same, of memory of another process, or of ours that has come back by an fd. */
+/* The program has imported memory of another process, or ours that has come back by an fd. */
 void glake__program_imported(unsigned long long handle, int device);
 
 /*
@@ -63,7 +63,7 @@ struct glake__mapping;
  */
 int glake__program_map(glake_ptr ptr, uint64_t n_bytes, struct glake__chunk *chunk,
                        struct glake__mapping **mapping_out);
-/* The same around an unmapping. */
+/* Called before an unmapping, as the one above before a mapping. */
 int glake__program_unmap(glake_ptr ptr, uint64_t n_bytes, struct glake__mapping **mapping_out);
 /* NULL is fine. */
 void glake__program_settle(struct glake__mapping *mapping, bool is_done);
@@ -79,7 +79,7 @@ int glake__program_hold_whole(glake_ptr ptr, uint64_t n_bytes, struct glake__map
 void glake__program_opened(glake_ptr ptr, uint64_t n_bytes, int device, bool may_read,
                            bool may_write);
 
-/* What access it has given there, whatever the driver has now. False: nothing of the kind is mapped there. */
+/* The access that the program gave there, whatever the driver has now. False: nothing of the kind is mapped there. */
 bool glake__program_access(glake_ptr ptr, int device, bool *may_read_out, bool *may_write_out);
 
 #endif

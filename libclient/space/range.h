@@ -50,7 +50,7 @@ static inline void glake__chunk_note_pin_locked(struct glake__chunk *chunk, enum
 	chunk->pins = is_pinned ? chunk->pins | 1u << pin : chunk->pins & ~(1u << pin);
 }
 
-/* It is something else now, wherever it is mapped. */
+/* Changes the chunk's kind, wherever it is mapped. */
 void glake__chunk_set_kind_locked(struct glake__chunk *chunk, enum glake__page_kind kind);
 
 /* Why @chunk is pinned; GLAKE__PIN_NONE: it is not. Others may map it meanwhile, once unlocked. */
@@ -83,7 +83,7 @@ struct glake__range *glake__range_at_locked(glake_ptr address, const struct glak
 
 /* ---- changes: whoever makes the driver's calls himself notes here what they do ---------------- */
 
-/* What is to stand in a place. */
+/* One part of the new memory of a place. */
 struct glake__part {
 	struct glake__chunk *chunk; /* NULL: a hole */
 	uint64_t n_bytes;
@@ -113,7 +113,7 @@ struct glake__hold {
 int glake__hold_begin(struct glake__hold *hold, glake_ptr ptr, uint64_t n_bytes, bool waits);
 void glake__hold_end(struct glake__hold *hold);
 
-/* What is to be held. */
+/* One place to hold. */
 struct glake__holding {
 	struct glake__hold *hold;
 	struct glake__range
@@ -169,9 +169,9 @@ int glake__changes_begin(struct glake__change *changes, const struct glake__site
                          const struct glake__part *parts, size_t n);
 /* The change has happened. Chunks that lost their last use are put onto @dead. Cannot fail. */
 void glake__change_commit(struct glake__change *change, struct glake__chunk **dead);
-/* It has not: all stays, but for the pieces that are noted as unmapped, which become holes. */
+/* The change did not happen: all stays, but pieces noted as unmapped become holes. */
 void glake__change_cancel(struct glake__change *change, struct glake__chunk **dead);
-/* The same for several. */
+/* Commit and cancel several changes at once. */
 void glake__changes_commit(struct glake__change *changes, size_t n, struct glake__chunk **dead);
 void glake__changes_cancel(struct glake__change *changes, size_t n, struct glake__chunk **dead);
 

@@ -17,7 +17,7 @@ void glake__piece_take_out(struct glake__piece *piece);
 /* Cut @hole at @offset, into two; @spare becomes the smaller one. Returns the one behind the cut. */
 struct glake__piece *glake__piece_cut(struct glake__piece *hole, uint64_t offset,
                                       struct glake__piece *spare);
-/* What @access comes to where @piece is: a number has none, and the program gave its own memory what it has. */
+/* The access of @piece when @access is asked for: a number has none, and the program's own memory keeps its own. */
 enum glake__access glake__piece_most(const struct glake__piece *piece, enum glake__access access);
 bool glake__piece_is_free_hole(const struct glake__piece *piece);
 /* Every free hole that touches [offset, end) and has a neighbour of its kind. */

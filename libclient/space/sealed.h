@@ -33,7 +33,7 @@ extern struct glake__sealed glake__sealed __attribute__((visibility("hidden")));
  */
 glake_ptr glake__find_sealed(glake_ptr ptr, uint64_t n_bytes);
 
-/* Of blocks that are mapped, each mapping counted. */
+/* The bytes of mapped blocks, each mapping counted. */
 uint64_t glake__sealed_bytes(void);
 
 #endif

@@ -20,7 +20,7 @@ struct glake__space glake__space = {
 };
 struct glake__sealed glake__sealed;
 
-/* Of the process that the space is of. 0: none yet; ~0: a thread is at it. */
+/* The fork generation that the space belongs to. 0: none yet; ~0: a thread is setting it up. */
 static _Atomic uint64_t generation;
 #define AT_IT (~0ull)
 
@@ -68,7 +68,7 @@ void glake__space_open(const struct cudrv *drv)
 
 /* ---- the gate --------------------------------------------------------------------------------- */
 
-/* Of this thread, which cannot be cancelled while the gate is closed: others wait for it. */
+/* The gate as this thread has closed it. The thread cannot be cancelled meanwhile: others wait for it. */
 static _Thread_local struct {
 	unsigned depth;
 	uint64_t readers; /* of the outermost closing */
@@ -273,7 +273,7 @@ static int try_to_hold(struct patience *patience, uint64_t readers)
 	return r;
 }
 
-/* What does not end while the program goes on, will not while it is held back. */
+/* Work that does not end while the program goes on will not end while it is held back. */
 static int try_patiently(struct patience *patience, uint64_t readers)
 {
 	bool waits = closed.depth == 0 && glake__space.gate.wait;

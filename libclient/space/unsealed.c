@@ -23,7 +23,7 @@ static void set_locked(struct glake__range *range, uint64_t page, enum glake__un
 	}
 }
 
-/* What the page is: nothing, if no memory is there. */
+/* The kind of the page: nothing, if no memory is there. */
 static enum glake__page_kind kind_locked(const struct glake__range *range, uint64_t page)
 {
 	const struct glake__piece *piece = glake__range_piece_locked(range,
@@ -85,7 +85,7 @@ void glake__unsealed_blocks(struct glake_session *session, glake_ptr begin, glak
 
 enum glake__unsealed glake__unsealed_by_pin(enum glake__pin pin)
 {
-	/* What is pinned for no reason is no memory that could be sealed. */
+	/* Without a pin, the sealing failed for another reason. */
 	unsigned why = pin == GLAKE__PIN_NONE ? GLAKE__UNSEALED_FAILED
 	                                      : GLAKE__UNSEALED_NAMED + (unsigned)pin;
 	return (enum glake__unsealed)why;

@@ -28,13 +28,13 @@ void glake__unsealed_blocks(struct glake_session *session, glake_ptr begin, glak
 /* The cause where @pin is the reason. */
 enum glake__unsealed glake__unsealed_by_pin(enum glake__pin pin);
 
-/* What was allocated there is gone. */
+/* The memory allocated there is gone. */
 void glake__unsealed_forget_locked(struct glake__range *range);
-/* Of [begin, end) in @range; takes the lock. */
+/* Forgets [begin, end) in @range; takes the lock. */
 void glake__unsealed_forget(struct glake__range *range, uint64_t begin, uint64_t end);
 /* The session ends. Takes the lock. */
 void glake__unsealed_end(const struct glake_session *session);
-/* The same of the pages that [offset, offset + n_bytes) touches. */
+/* Forgets the pages that [offset, offset + n_bytes) touches. */
 void glake__unsealed_forget_part_locked(struct glake__range *range, uint64_t offset,
                                         uint64_t n_bytes);
 

@@ -225,7 +225,7 @@ glake_ptr glake__window_take(uint64_t n_bytes, uint64_t alignment, glake_ptr hin
 		return 0;
 	}
 	struct extent *extent;
-	/* Of the two the alignment is what must be. */
+	/* The alignment is a must, the hint is not. */
 	glake_ptr ptr = alignment && hint % alignment ? 0 : hint;
 	if (ptr) {
 		extent = glake__window_has(ptr)
