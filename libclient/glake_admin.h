@@ -52,7 +52,7 @@ struct glake_device_status {
 	int rdma;                   /* nonzero: chunks are made for GPUDirect RDMA */
 	uint64_t
 		kept_bytes; /* of physical_bytes: outlived their process, for the next; they go first */
-	/* Of sealing that nobody asked for: */
+	/* Sealing that nobody asked for: */
 	uint64_t saved_alone_bytes; /* unsealing all of it would take so much more memory */
 	uint64_t
 		unsealing_bytes; /* the reserve for unsealing: not physical, and given for nothing else */
@@ -69,7 +69,7 @@ struct glake_host_status {
 	uint64_t private_bytes;   /* of sessions */
 	uint64_t copy_bytes;      /* of chunks for copies of what is elsewhere */
 	uint64_t used_copy_bytes; /* of copy_bytes: copies */
-	/* Of used_copy_bytes, each copy once. The rest is being made, or read. */
+	/* Parts of used_copy_bytes, each copy once. The rest is being made, or read. */
 	uint64_t sleep_copy_bytes;  /* programs that sleep, or are about to, have them */
 	uint64_t model_copy_bytes;  /* only models in host memory alone have them */
 	uint64_t cached_copy_bytes; /* nobody has them: they go when room is wanted */
@@ -94,7 +94,7 @@ struct glake_status {
 	int draining;
 	uint32_t n_devices;
 	const struct glake_device_status *devices;
-	/* What the next glaked would have. */
+	/* State that the next glaked would have. */
 	uint64_t kept_fds;      /* with the service manager */
 	uint64_t max_kept_fds;  /* 0 = nobody keeps any: a restart loses the store */
 	uint64_t unkept_blocks; /* that wait for room there: a restart loses them */
@@ -105,7 +105,7 @@ struct glake_status {
 	uint32_t n_hosts;      /* host nodes that have chunks */
 	const struct glake_host_status *hosts;
 	const char *hosts_lacking; /* why not all host memory is among them; "" = all is */
-	/* Of its configuration, what concerns programs that sleep. */
+	/* Configuration for programs that sleep. */
 	uint64_t mover_idle_ms; /* 0 = glake-mover stays */
 	int sleeps_idle;        /* nonzero: a tenant's programs sleep when they are idle, */
 	int sleeps_on_pressure; /* or when others need their memory */
@@ -153,7 +153,7 @@ struct glake_session_device {
 	uint64_t
 		promise_bytes; /* that its process was promised, all sessions of it together; 0 = nothing */
 	uint64_t left_bytes; /* of that: what the process has not taken */
-	/* Of shared_bytes, each block divided by its mappings: over all sessions, the blocks that are mapped. */
+	/* A part of shared_bytes, each block divided by its mappings: summed over all sessions, the mapped blocks. */
 	double part_bytes;
 	/*
 	 * Of reserved_bytes: what the program can use again at once, as it reports, and what it uses (live): the rest. A
@@ -223,7 +223,7 @@ struct glake_session_row {
 	uint32_t n_pools;                      /* devices where it stitches */
 	const struct glake_session_pool *pools;
 	uint64_t host_bytes; /* private chunks in host memory; no part of reserved_bytes */
-	/* What the process says of itself, as program does: labels, never trusted. "" = nothing. */
+	/* Labels that the process gives itself, as program does; never trusted. "" = nothing. */
 	const char *name;      /* that it was given: $GLAKE_NAME, glake run --name */
 	const char *script;    /* what its interpreter runs: "serve.py", "-m vllm" */
 	const char *arguments; /* separated by blanks; "" unless root asks, or the session's user */
@@ -239,7 +239,7 @@ struct glake_session_row {
 	const char *wait_bound;
 	uint64_t wait_bytes;
 	uint64_t wait_ms; /* so far */
-	/* Of a process that seals without being asked, its candidates, as it reports; all 0 and "" of others. */
+	/* Candidates of a process that seals without being asked, as it reports; all 0 and "" of others. */
 	uint64_t filling_bytes; /* may be filled further */
 	uint64_t quiet_bytes;   /* watched, before they are sealed */
 	uint64_t alone_bytes;   /* sealed */
@@ -350,7 +350,7 @@ struct glake_event_row {
 	const char *text;
 	const char *pod_uid; /* of the process, as in glake_session_row; and so the next */
 	const char *container_id;
-	/* Of "memory_refused", else 0 and "": the last of these refusals, with the numbers of its moment. */
+	/* The last refusal of "memory_refused", with the numbers of its moment; 0 and "" for other events. */
 	uint64_t n_refused;
 	const char *
 		bound; /* "quota", "promise", "room", "reserve", "tenant_fds", "fds", "manifests", "user_share": as glake_tenant_device */
@@ -370,7 +370,7 @@ typedef int (*glake_event_fn)(void *user, const struct glake_event_row *row);
  * that programs reported, and the last 512 refusals: its counters tell how many were dropped. Errors: request errors.
  */
 GLAKE_API int glake_list_events(struct glake_session *session, glake_event_fn row, void *user);
-/* The same, without those up to @after, an id. Errors: request errors. */
+/* glake_list_events() without events up to @after, an id. Errors: request errors. */
 GLAKE_API int glake_list_events_after(struct glake_session *session, uint64_t after,
                                       glake_event_fn row, void *user);
 
@@ -470,7 +470,7 @@ struct glake_seal_options {
 	void *progress_user;
 };
 
-/* What a program has after its sealing. Each byte that it has of glaked is in one of these. */
+/* A program's memory after its sealing. Each byte that it has of glaked is in one of these. */
 struct glake_seal_report {
 	size_t size;              /* set by the caller */
 	uint64_t sealed_bytes;    /* in blocks, also from before; of a dry run, what would be */
@@ -509,7 +509,7 @@ struct glake_sleep_options {
 	/* Called during glake_sleep_session(), on its thread; may be NULL. */
 	glake_progress_fn progress;
 	void *progress_user;
-	/* The same, instead of it, while a wake waits for room; called with progress_user. */
+	/* Called instead of progress while a wake waits for room; called with progress_user. */
 	glake_waiting_fn waiting;
 };
 

@@ -156,7 +156,7 @@ static int greet(struct glake_session *session, const struct glake_connect_optio
 	return r;
 }
 
-/* Of all devices that the process sees; without the driver, of all. */
+/* Asks for the promises of all devices that the process sees; without the driver, of all. */
 static int ensure_promises(struct glake_session *session)
 {
 	int r = 0;
@@ -168,7 +168,7 @@ static int ensure_promises(struct glake_session *session)
 	return r;
 }
 
-/* What is asked for in so many words is there before anything else. */
+/* Promises that the options ask for are made before anything else. */
 static int begin(struct glake_session *session, const struct glake_connect_options *options)
 {
 	int r = greet(session, options);

@@ -13,7 +13,7 @@
 int glake__connect(const struct glake_connect_options *options, unsigned timeout_ms,
                    struct glake_session **session_out);
 
-/* What the process is to be promised of the device is asked for now, if it was not yet. As glake__promise_ensure(). */
+/* Asks for the process's promise of the device now, if nobody has. Errors as glake__promise_ensure(). */
 int glake__promise_device(struct glake_session *session, uint32_t index);
 
 #endif

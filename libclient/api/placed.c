@@ -179,7 +179,7 @@ static bool is_all_locked(const struct glake__range *range, uint64_t offset, uin
 	return !piece || piece->offset >= offset + n_bytes;
 }
 
-/* What is mapped there is held then, until let(). */
+/* Finds the range. Memory that is mapped there is held then, until let(). */
 static int find_range(const struct glake_session *session, glake_ptr ptr, uint64_t n_bytes,
                       bool is_mapped, struct glake__range **range_out)
 {

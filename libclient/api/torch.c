@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What PyTorch calls for memory. */
+/* PyTorch's allocator functions. */
 #include "libclient/glake_torch.h"
 
 #include <errno.h>

@@ -140,7 +140,7 @@ extern const struct ctl_option_text ctl_options[];
 /* Everything between main()'s arguments and its exit code. */
 int ctl_run(int argc, char **argv, FILE *out, FILE *err);
 
-/* Of a clock that never jumps. */
+/* The time of a clock that never jumps. */
 uint64_t ctl_now_ms(void);
 
 /* Connect, as ctl_run() does before most commands. Returns 0 or a code of glake.h. */

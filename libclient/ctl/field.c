@@ -39,7 +39,7 @@ static const char *text_of(const struct field *field, const void *row)
 	return text ? text : "";
 }
 
-/* As nvidia-smi writes it. */
+/* The form of nvidia-smi. */
 static void format_uuid(const uint8_t uuid[16], char *text_out)
 {
 	char *to = text_out + sprintf(text_out, "GPU-");

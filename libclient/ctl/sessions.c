@@ -124,7 +124,7 @@ static json_t *device_list(const struct glake_session_row *row)
 	return devices;
 }
 
-/* As a whole. */
+/* The session as a whole. */
 static struct shown show(const struct glake_session_row *row)
 {
 	struct shown shown = {

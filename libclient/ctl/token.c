@@ -132,7 +132,7 @@ int token_refresh(struct token *token, char error_out[TOKEN_ERROR_BYTES])
 	if (!is_there) {
 		return fail(error_out, "%s: %s", token->path, strerror(errno));
 	}
-	/* It may have changed once more since: then the next look reads it again. */
+	/* The file may have changed once more since: then the next look reads it again. */
 	struct stat found;
 	int err = read_file(token->path, &found, bytes, error_out);
 	if (err == 0) {

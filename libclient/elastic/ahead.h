@@ -18,7 +18,7 @@ typedef bool glake__ahead_fn(struct glake_session *session);
 /* Have it call @make_one until there is nothing to make; it is started if there is none. 0, -ENOMEM or -EAGAIN, the text set. */
 int glake__ahead_ask(struct glake_session *session, glake__ahead_fn *make_one);
 
-/* It has ended behind this; in a forked child, where it is not, it is forgotten. */
+/* The thread has ended when this returns; a forked child, which lacks it, only forgets it. */
 void glake__ahead_stop(struct glake_session *session);
 
 #endif

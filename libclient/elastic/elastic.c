@@ -447,7 +447,7 @@ static void want_nothing(struct glake_elastic *elastic)
 	}
 }
 
-/* What would wait: a sleeper for its wake, and who has no memory yet for what he is to be promised. */
+/* Would a fill wait? A sleeping session waits for its wake, a device without its promise for memory. */
 static bool would_wait(const struct glake_elastic *elastic)
 {
 	const struct glake__device *device = elastic->device;
@@ -545,7 +545,7 @@ static void end_all(struct glake_session *session)
 	}
 }
 
-/* What makes steps ahead has none in hand behind this. */
+/* Both threads have ended when this returns, so none has a step in hand. */
 static void stop(struct glake_session *session)
 {
 	glake__ahead_stop(session);

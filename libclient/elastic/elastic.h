@@ -22,7 +22,7 @@
 #include "libclient/space/range.h"
 
 extern const struct glake__use glake__use_elastic;
-/* The same with a guard: an exchange that fails is undone, by the handles of what was there. */
+/* The use of ranges with a guard: an exchange that fails is undone, by the handles of the old memory. */
 extern const struct glake__use glake__use_elastic_guarded;
 
 /* Where the memory of a READ step has its first place. */

@@ -194,7 +194,7 @@ static glake_ptr first_place(const struct glake_elastic *of, uint32_t step, size
 	return of->range->ptr + lane * of->desc.lane_stride + step * of->desc.chunk_bytes;
 }
 
-/* Of each chunk the library has a handle, and keeps it: a guard's range needs that. */
+/* The library gets and keeps a handle of each chunk: a range with a guard needs that. */
 static int have_handles(const struct places *places, const struct glake_elastic *of,
                         const uint32_t *steps)
 {

@@ -12,7 +12,7 @@
 /* Nothing happens if there is one. 0, -ENOMEM or -EAGAIN, the text set. */
 int glake__serve_start(struct glake_session *session);
 
-/* It has ended behind this; in a forked child, where it is not, it is forgotten. */
+/* The thread has ended when this returns; a forked child, which lacks it, only forgets it. */
 void glake__serve_stop(struct glake_session *session);
 
 #endif

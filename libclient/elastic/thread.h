@@ -17,12 +17,12 @@ struct glake__thread {
 	atomic_bool is_over;
 };
 
-/* It runs @run(@user) with all signals of the program blocked. 0, -ENOMEM or -EAGAIN, the text set, and nothing is left. */
+/* The thread runs @run(@user) with all signals of the program blocked. 0, -ENOMEM or -EAGAIN, the text set, and nothing is left. */
 int glake__thread_start(struct glake__thread *thread, void *(*run)(void *user), void *user);
 
 void glake__thread_ring(struct glake__thread *thread);
 
-/* Of the thread: the rings until now are heard. */
+/* Called by the thread: the rings until now are heard. */
 void glake__thread_hear(struct glake__thread *thread);
 
 /* Have it end, and wait for that; @is_forked: it is not in this process, and only forgotten. */

@@ -14,7 +14,7 @@
 
 static const char name[] = "dltensor"; /* a consumer renames what it takes */
 
-/* Of Python's stable ABI. */
+/* Functions of Python's stable ABI. */
 static struct {
 	int (*is_valid)(void *capsule, const char *name);
 	void *(*pointer)(void *capsule, const char *name);

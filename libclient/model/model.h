@@ -68,7 +68,7 @@ void glake__model_free(struct glake_model *model);
  */
 void glake__model_ref(struct glake_model *model);
 void glake__model_unref(struct glake_model *model);
-/* What has waited for the wake. */
+/* Ends the models whose end has waited for the wake. */
 void glake__models_end_late(struct glake_session *session);
 
 #endif

@@ -89,7 +89,7 @@ int glake__model_request(struct glake_model *model, const struct glake__model_fi
 	size_t n_fds = files->n_files + (files->index_name ? 1 : 0);
 	int r = request_once(model, &call, &request, files->fds, n_fds, options);
 	if (r == GLAKE_E_GONE) {
-		/* What it granted goes back, and what it loads is not lost. */
+		/* The chunks that the lost connection granted go back; glaked goes on loading the model. */
 		glake__call_end(&model->session->link, &call);
 		r = request_once(model, &call, &request, files->fds, n_fds, options);
 	}

@@ -16,7 +16,7 @@
 int glake__model_request(struct glake_model *model, const struct glake__model_files *files,
                          const struct glake_model_options *options);
 
-/* The same for a published model. */
+/* Opens a published model. */
 int glake__model_attach(struct glake_model *model, const char *key, bool pin);
 
 /*

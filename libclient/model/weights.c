@@ -145,7 +145,7 @@ static struct glake_session *session_in_heap(const struct glake__range *range,
 	return is_in ? backing->device->session : NULL;
 }
 
-/* Of what the program has mapped itself: a chunk of glaked's. What lies behind it, sealing looks at. */
+/* The session whose chunk backs memory that the program has mapped itself. Sealing looks at the memory behind it. */
 static struct glake_session *session_of_chunk(const struct glake__range *range,
                                               const struct glake_tensor *tensor)
 {
@@ -209,7 +209,7 @@ static int lay_out(struct publication *publication)
 	return glake__layout_make(&publication->layout, publication->device, extents, n);
 }
 
-/* Of memory that is ours, what was freed is perhaps not mapped any more: to read there ends the context. */
+/* Freed memory of ours may not be mapped any more: a read there ends the context. */
 static bool is_freed(glake_ptr ptr)
 {
 	return glake__heap_has(ptr) || glake__space_look(ptr).kind == GLAKE__FREE;
@@ -232,7 +232,7 @@ static glake_ptr end_at(glake_ptr from, glake_ptr to)
 	return end < to ? end : to;
 }
 
-/* Of one after the other. Nobody frees an allocation of 2 MiB and more meanwhile. @copy is 0: nothing is copied. */
+/* Copies piece after piece. Nobody frees an allocation of 2 MiB and more meanwhile. @copy is 0: nothing is copied. */
 static int copy_bytes(const struct publication *publication, glake_ptr copy, glake_ptr from,
                       glake_ptr to)
 {
@@ -627,7 +627,7 @@ int glake_weights_attach(struct glake_session *session, const char *key,
 	uint64_t end_ns = clock_now_ns() + attaching.options.wait_ms * 1000000ull;
 	for (;;) {
 		r = glake__model_make(session, device, false, ask, &attaching, model_out);
-		/* It delivers notices: glaked may want memory back for what we wait for. */
+		/* glake__leave() delivers notices: glaked may want memory back for what we wait for. */
 		r = glake__leave(session, r);
 		if (r != GLAKE_E_NOT_FOUND || clock_now_ns() >= end_ns) {
 			return r;

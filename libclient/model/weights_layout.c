@@ -124,7 +124,7 @@ static struct glake__weight to_copy(struct glake__layout *layout, glake_ptr at, 
 	return (struct glake__weight){.ptr = at, .n_bytes = GLAKE__PAGE_BYTES};
 }
 
-/* What is at the page @at. A piece that changes is looked at when it has. */
+/* Looks at the page @at. A piece that is changing is looked at after its change. */
 static struct glake__weight look_at(struct glake__layout *layout,
                                     const struct glake__device *device, glake_ptr at)
 {

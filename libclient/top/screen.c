@@ -401,7 +401,7 @@ static int draw(struct view *view)
 	int y = draw_numbers(view->top);
 	y = draw_gpus(view->top, y);
 	int err = draw_rows(view, y + 1);
-	/* It counts rows. */
+	/* The title counts rows, so it is drawn last. */
 	draw_title(view);
 	refresh();
 	return err;
