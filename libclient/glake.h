@@ -453,7 +453,7 @@ struct glake_model;
  * it may call the library, but not glake_disconnect(). Some steps may be skipped.
  */
 typedef void (*glake_progress_fn)(void *user, uint64_t done_bytes, uint64_t total_bytes);
-/* It waits for room: @place is that in the queue, from 1 on. Runs as progress does, again and again. */
+/* The load waits for room: @place is that in the queue, from 1 on. Runs as progress does, again and again. */
 typedef void (*glake_waiting_fn)(void *user, uint32_t place, uint64_t waiting_ms);
 
 struct glake_model_options {
@@ -716,7 +716,7 @@ GLAKE_API int glake_unseal_spans(const struct glake_span *spans, size_t n_spans)
 
 #define GLAKE_MAX_STAYS_SLEPT 16
 
-/* What stays on the GPU while a program sleeps, and why. */
+/* Memory that stays on the GPU while a program sleeps, and why. */
 struct glake_stay {
 	const char *why; /* static in struct glake_slept */
 	uint64_t bytes;
@@ -777,7 +777,7 @@ struct glake_publish_options {
 
 struct glake_published {
 	size_t size; /* set by the caller */
-	/* Of the model's blocks: the tensors' own memory, read-only now; and copies of memory that stays as it was. */
+	/* The model's blocks: the tensors' own memory, read-only now; and copies of memory that stays as it was. */
 	uint64_t in_place_bytes;
 	uint64_t copied_bytes;
 	const char *copied_why; /* of one of the copied pages; static; NULL: there is none */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What an operator must know: all that glaked keeps, and each new event as it comes. */
+/* Events for an operator: all that glaked keeps, and each new event as it comes. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <time.h>

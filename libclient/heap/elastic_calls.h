@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a session with elastic ranges is asked by what lies below them. Programs without such ranges need not link their code.
+ * Calls from the lower layers to a session's elastic ranges. Programs without such ranges need not link their code.
  */
 #ifndef GLAKE_LIBCLIENT_ELASTIC_CALLS_H
 #define GLAKE_LIBCLIENT_ELASTIC_CALLS_H

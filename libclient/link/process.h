@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What this process says of itself to people who look at lists of processes: what its interpreter runs, and its
+ * The labels of this process for people who look at lists of processes: what its interpreter runs, and its
  * arguments. It reads its own /proc/self/cmdline, so a title that it gave itself counts.
  *
  * Threads: any.

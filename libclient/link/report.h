@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a program under the shim tells glaked: faults, and what has become of a wish to seal it.
+ * Reports of a program under the shim to glaked: faults, and the outcome of a wish to seal it.
  *
  * Threads: any.
  */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a link is, and what it may become.
+ * The states of a link, and its moves between them.
  *
  *     GREETING --1--> OPEN --2--> DRAINING        1  Hello is answered
  *         |           |  ^  \         |           2  glaked says that it ends

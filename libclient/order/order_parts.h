@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the files of an order share: its state, and what is done with it under its lock.
+ * The state of an order, which its files share, and the functions that work on it under its lock.
  *
  *   order_lines.c     streams, and what is parked on each
  *   order_marks.c     the events behind what is parked

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What looks like weights, and sealing it.
+ * Finds memory that looks like weights, and seals it.
  *
  * Threads: any.
  */

@@ -246,7 +246,7 @@ static int see_held(struct exchange *exchange, const struct glake__holding *hold
 }
 
 /*
- * What is there is held, all at once. Returns how many have a result: those before the first whose memory one of them has
+ * Holds the old memory, all at once. Returns how many have a result: those before the first whose memory one of them has
  * already, at another place.
  */
 static size_t hold_all(struct exchange *list, size_t n, struct glake__holding *holdings)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What glaked wants of a session that no shim looks after: that it sleeps, or wakes. Nobody but the program knows when its memory
+ * glaked asks a session that no shim looks after to sleep, or to wake. Nobody but the program knows when its memory
  * is not in use. So the wish is only noted when it comes, and followed by glake_dispatch(), in the thread that calls it.
  *
  * glaked wants one thing at a time, and gives up a wish that nobody follows for 10 s; a later one takes its place.

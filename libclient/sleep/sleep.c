@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Work that runs while memory leaves would fault or lose writes. So the memory is held and the gate closed before the first
- * copy, and the gate is asleep before anything is unmapped. Until then each failure is undone without a trace (sleep.h has the
- * steps).
+ * Work that runs while memory leaves would fault or lose writes. So the memory is held and the gate asleep before the first
+ * copy. A failure before the unmapping changes nothing; a later one maps the memory again, and where that fails the sessions
+ * stay asleep, with their copies, for the next wake (sleep.h has the steps).
  */
 #include "libclient/sleep/sleep.h"
 

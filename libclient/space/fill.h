@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the program's calls have written to each page since it was allocated: a page that copies from the host
+ * Notes what the program's calls have written to each page since it was allocated: a page that copies from the host
  * have filled once looks like weights. Kernels' writes are not seen.
  *
  * A caching allocator takes large memory and gives parts of it to the program. A part that nobody has yet will be

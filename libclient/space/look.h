@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What is at an address, and what pins it.
+ * Looks at an address: which memory is there, and what pins it.
  *
  * Threads: any.
  */

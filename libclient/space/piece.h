@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a range consists of: the structs that range.h explains.
+ * The structs of a range, which range.h explains.
  */
 #ifndef GLAKE_LIBCLIENT_PIECE_H
 #define GLAKE_LIBCLIENT_PIECE_H

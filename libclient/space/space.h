@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What all ranges of the process have in common: one lock, the driver, the gate.
+ * State that all ranges of the process have in common: one lock, the driver, the gate.
  *
  * The lock is innermost, but for that of the usage report, neither inside the other. It guards the
  * window, the ranges with their pieces and chunks, and the books of all sessions. No driver call, no
@@ -76,18 +76,18 @@ void glake__gate_open(void);
 typedef int glake__close_fn(uint64_t readers);
 
 /*
- * The same for changes that can wait: the program is held back for a few milliseconds at a time and goes on
+ * Closes the gate for changes that can wait: the program is held back for a few milliseconds at a time and goes on
  * in between, until its work has ended or half a second is over (-EBUSY).
  */
 int glake__gate_close_soon(uint64_t readers);
 /*
- * The same for one of many changes that somebody waits for. If the last one found no moment between the program's
+ * Closes the gate for one of many changes that somebody waits for. If the last one found no moment between the program's
  * work, this one does not look for it again, but holds the work back at once.
  */
 int glake__gate_close_in_a_hurry(uint64_t readers);
 
 /*
- * The same for who cannot come back later: as long as the work that was queued ends, it is tried again, with the gate
+ * Closes the gate for a caller that cannot come back later: as long as queued work ends, it is tried again, with the gate
  * open in between. -EBUSY: for 10 s nothing has ended.
  */
 int glake__gate_close_patiently(uint64_t readers);

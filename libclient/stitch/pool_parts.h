@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the files of a pool share: its state, and what is done with it under the lock.
+ * The state of a pool, which its files share, and the functions that work on it under the lock.
  *
  *   pool_alloc.c    allocations: taken of what is free, freed, found; the numbers
  *   pool_recipe.c     of what is free: chunks to be stitched

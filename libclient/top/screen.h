@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What happens now, on a terminal, by ncurses: GPUs with bars, below them sessions, models or tenants.
+ * The display of glake-top, on a terminal, by ncurses: GPUs with bars, below them sessions, models or tenants.
  *
  * Threads: one.
  */
