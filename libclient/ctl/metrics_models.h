@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The memory of models, in the text format of Prometheus. Models of one name on one GPU are one, as a model that is loaded again
- * has the series that it had before. The largest are shown, and the others together as one.
+ * The memory of models, in the text format of Prometheus. Models of one name on one GPU are one, as a model
+ * that is loaded again has the series that it had before. The largest are shown, and the others together as one.
  *
  * Threads: any.
  */
