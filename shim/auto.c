@@ -307,6 +307,9 @@ static void learn_with(struct candidate *candidate, const struct glake__candidat
 	if (r == 0 && n_parts > 0 && heap_find(candidate->ptr, &facts) &&
 	    facts.id == candidate->id && learn_add(&facts, parts, n_parts)) {
 		candidate->state = QUIET;
+	} else if (is_busy(r) && candidate->n_busy < MAX_BUSY) {
+		/* The program's work did not end in time: the next turn tries again. */
+		candidate->n_busy++;
 	} else {
 		set_refused(candidate, r < 0 ? glake_error() : "no page of it could be cut off",
 		            now_ns);
