@@ -250,13 +250,13 @@ static void on_int_signal(uv_signal_t *handle, int signal)
 
 /* ---- reading the config again ---------------------------------------------------------------- */
 
-static void want_pools(struct server *server)
+static void want_stocks(struct server *server)
 {
 	for (uint32_t i = 0; i < server->n_devices; i++) {
 		for (size_t k = 0; k < server->config->n_stock; k++) {
 			stock_want(&server->allocator.stocks[i],
-			           server->config->pool[k].chunk_bytes,
-			           server->config->pool[k].n_chunks);
+			           server->config->stock[k].chunk_bytes,
+			           server->config->stock[k].n_chunks);
 		}
 	}
 }
@@ -646,7 +646,7 @@ static int open_parts(struct server *server)
 	server->patrol.on_damaged = on_block_damaged;
 	server->patrol.user = server;
 	apply_limits(server);
-	want_pools(server);
+	want_stocks(server);
 	turns_begin(&server->loop);
 	return 0;
 err_copies:

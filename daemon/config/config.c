@@ -153,19 +153,19 @@ static CONFIG_VALUE(devices)
 
 static CONFIG_VALUE(pool)
 {
-	struct config *config = container_of(field, struct config, pool);
-	struct config_stock *pool;
-	int result = open_list(file, at, sizeof(*pool), &pool);
+	struct config *config = container_of(field, struct config, stock);
+	struct config_stock *stock;
+	int result = open_list(file, at, sizeof(*stock), &stock);
 	if (result < 0) {
 		return result;
 	}
 	if (config_setting_length(at) > (int)CONFIG_MAX_STOCK_SIZES) {
-		free(pool);
+		free(stock);
 		return config_file_wrong(file, at, "pool has more than %u entries",
 		                         CONFIG_MAX_STOCK_SIZES);
 	}
-	free(config->pool);
-	config->pool = pool;
+	free(config->stock);
+	config->stock = stock;
 	config->n_stock = 0;
 	for (unsigned i = 0; i < (unsigned)config_setting_length(at); i++) {
 		const config_setting_t *entry = config_setting_get_elem(at, i);
@@ -174,13 +174,13 @@ static CONFIG_VALUE(pool)
 			result = require(file, entry, "n_chunks");
 		}
 		if (result == 0) {
-			result = read_group(file, entry, "pool", &pool[i]);
+			result = read_group(file, entry, "pool", &stock[i]);
 		}
 		if (result < 0) {
 			return result;
 		}
 		for (unsigned j = 0; j < i; j++) {
-			if (pool[j].chunk_bytes == pool[i].chunk_bytes) {
+			if (stock[j].chunk_bytes == stock[i].chunk_bytes) {
 				return config_file_wrong(
 					file, config_setting_get_member(entry, "chunk_bytes"),
 					"two entries of pool have the same chunk_bytes");
@@ -469,7 +469,7 @@ void config_free(struct config *config)
 	free(config->readers);
 	free(config->realms);
 	free(config->tenants);
-	free(config->pool);
+	free(config->stock);
 	free(config->host_bytes.bytes);
 	free(config->host_ready_bytes.bytes);
 	free(config->devices);

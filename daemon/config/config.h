@@ -97,7 +97,7 @@ struct config {
 	uint32_t max_requests_in_flight; /* per session */
 	uint32_t fd_budget;              /* as written; ask config_fd_budget() */
 
-	struct config_stock *pool;
+	struct config_stock *stock;
 	size_t n_stock;
 	uint64_t warm_bytes; /* per session and device */
 	uint64_t load_window_bytes;

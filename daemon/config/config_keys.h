@@ -32,7 +32,7 @@
 	    u32, max_requests_in_flight, 1, 65536) \
 	KEY("", config, fd_budget, "0", u32, fd_budget, 0, 1000000000) \
 	KEY("", config, pool, "( { chunk_bytes = \"2MiB\"; n_chunks = 16; }, " \
-	    "{ chunk_bytes = \"64MiB\"; n_chunks = 2; } )", pool, pool, 0, 0) \
+	    "{ chunk_bytes = \"64MiB\"; n_chunks = 2; } )", pool, stock, 0, 0) \
 	KEY("", config, warm_bytes, "\"1GiB\"", size, warm_bytes, 0, CONFIG_MAX_BYTES) \
 	KEY("", config, load_window_bytes, "\"1GiB\"", \
 	    size, load_window_bytes, GLAKE_MAX_BLOCK_BYTES, CONFIG_MAX_BYTES) \

@@ -151,13 +151,13 @@ CONFIG_SHOW(devices)
 
 CONFIG_SHOW(pool)
 {
-	const struct config *config = container_of(field, const struct config, pool);
+	const struct config *config = container_of(field, const struct config, stock);
 	if (config->n_stock == 0) {
 		fputs("()", out);
 	}
 	for (size_t i = 0; i < config->n_stock; i++) {
-		fprintf(out, "%s%" PRIu32 " x ", i > 0 ? ", " : "", config->pool[i].n_chunks);
-		show_bytes(config->pool[i].chunk_bytes, out);
+		fprintf(out, "%s%" PRIu32 " x ", i > 0 ? ", " : "", config->stock[i].n_chunks);
+		show_bytes(config->stock[i].chunk_bytes, out);
 	}
 }
 

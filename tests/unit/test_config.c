@@ -80,10 +80,10 @@ static void check_defaults(const struct config *config)
 	ck_assert_uint_eq(config->max_requests_in_flight, 16);
 	ck_assert_uint_eq(config->fd_budget, 0);
 	ck_assert_uint_eq(config->n_stock, 2);
-	ck_assert_uint_eq(config->pool[0].chunk_bytes, 2 * MIB);
-	ck_assert_uint_eq(config->pool[0].n_chunks, 16);
-	ck_assert_uint_eq(config->pool[1].chunk_bytes, 64 * MIB);
-	ck_assert_uint_eq(config->pool[1].n_chunks, 2);
+	ck_assert_uint_eq(config->stock[0].chunk_bytes, 2 * MIB);
+	ck_assert_uint_eq(config->stock[0].n_chunks, 16);
+	ck_assert_uint_eq(config->stock[1].chunk_bytes, 64 * MIB);
+	ck_assert_uint_eq(config->stock[1].n_chunks, 2);
 	ck_assert_uint_eq(config->warm_bytes, 1024 * MIB);
 	ck_assert_uint_eq(config->load_window_bytes, GIB);
 	ck_assert(!config->trust_file_times);
@@ -185,8 +185,8 @@ START_TEST(every_scalar_arrives)
 	ck_assert_uint_eq(config->max_requests_in_flight, 3);
 	ck_assert_uint_eq(config->fd_budget, 100);
 	ck_assert_uint_eq(config->n_stock, 1);
-	ck_assert_uint_eq(config->pool[0].chunk_bytes, 4 * MIB);
-	ck_assert_uint_eq(config->pool[0].n_chunks, 5);
+	ck_assert_uint_eq(config->stock[0].chunk_bytes, 4 * MIB);
+	ck_assert_uint_eq(config->stock[0].n_chunks, 5);
 	ck_assert_uint_eq(config->warm_bytes, GIB);
 	ck_assert_uint_eq(config->load_window_bytes, 256 * MIB);
 	ck_assert(config->trust_file_times);
