@@ -252,12 +252,13 @@ static bool is_read(const struct will *will)
 
 void kept_steps_keep(struct kept_steps *kept, struct holder *holder, struct will *will)
 {
-	struct holder *reader = will_reader(will);
-	if (reader && will_stands(will)) {
+	bool stands = will_stands(will);
+	struct holder *reader = stands ? will_reader(will) : NULL;
+	if (reader) {
 		hand_over(holder, will, reader);
 		return;
 	}
-	bool can_stay = kept->keep_ms > 0 && !is_read(will) && will_stands(will);
+	bool can_stay = stands && kept->keep_ms > 0 && !is_read(will);
 	struct kept_step *step = can_stay ? new_step(kept, holder, will) : NULL;
 	if (!step) {
 		will_void(will);

@@ -17,8 +17,8 @@ struct leaving {
 	uint64_t removed;
 };
 
-/* The worker closes PIECE_HOLDS chunks in one piece, more than alloc.c makes in a turn: closing keeps up with making. */
-#define PIECE_HOLDS 16
+/* The worker closes PIECE_LEAVING chunks in one piece, more than alloc.c makes in a turn: closing keeps up with making. */
+#define PIECE_LEAVING 16
 
 struct release {
 	struct work work;
@@ -102,7 +102,7 @@ static bool run_release(struct work *work)
 {
 	struct release *release = container_of(work, struct release, work);
 	size_t n_left = release->n_leaving - release->n_closed;
-	size_t n = n_left < PIECE_HOLDS ? n_left : PIECE_HOLDS;
+	size_t n = n_left < PIECE_LEAVING ? n_left : PIECE_LEAVING;
 	close_leaving(release->at, release->parking, &release->leaving[release->n_closed], n);
 	release->n_closed += n;
 	return n == n_left;

@@ -129,14 +129,8 @@ static void list(struct session *session, const struct holder *about, struct wal
 
 static struct holder *find(const struct session *session, uint64_t id)
 {
-	struct holder *holder;
-	list_for_each (holder, &rpc_of(session)->holders.list, link) {
-		if (holder->id == id && holder->state != HOLDER_NEW &&
-		    rpc_may_act(session, holder->realm)) {
-			return holder;
-		}
-	}
-	return NULL;
+	struct holder *holder = holder_by_id(&rpc_of(session)->holders, id);
+	return holder && rpc_may_act(session, holder->realm) ? holder : NULL;
 }
 
 void rpc_layout_list(struct session *session, const request_t *request, struct fdlist *fds)
