@@ -32,6 +32,10 @@
 
 /* The tables of readers that glaked hands out, all of them, each with a NUL at its end. */
 #define GLAKE_MAX_READERS_BYTES (32u << 20)
+/* Tables of readers in a folder, and the size of each. */
+#define GLAKE_MAX_READERS_FILES 256u
+#define GLAKE_MAX_READERS_FILE_BYTES (16u << 20)
+#define GLAKE_READERS_SUFFIX ".readers"
 
 /* The most prints of one block: numbers by which equal content is found at other offsets (daemon/mover/layout.h). */
 #define GLAKE_MAX_PRINTS 1024u

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "proto/owned.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdbool.h>
@@ -61,6 +62,40 @@ int owned_check_path(const char *path, uid_t owner, const char **why_out)
 		r = check_folder(at, owner, why_out);
 	}
 	return r;
+}
+
+static bool is_called(const char *name, const char *suffix)
+{
+	size_t n = strlen(name);
+	size_t n_suffix = strlen(suffix);
+	return n > n_suffix && name[0] != '.' && strcmp(name + n - n_suffix, suffix) == 0;
+}
+
+int owned_list(int folder, const char *suffix, struct dirent ***entries_out)
+{
+	struct dirent **entries = NULL;
+	int n_all = scandirat(folder, ".", &entries, NULL, alphasort);
+	int n = 0;
+	if (n_all < 0) {
+		return -errno;
+	}
+	for (int i = 0; i < n_all; i++) {
+		if (is_called(entries[i]->d_name, suffix)) {
+			entries[n++] = entries[i];
+		} else {
+			free(entries[i]);
+		}
+	}
+	*entries_out = entries;
+	return n;
+}
+
+void owned_free_list(struct dirent **entries, int n)
+{
+	for (int i = 0; i < n; i++) {
+		free(entries[i]);
+	}
+	free(entries);
 }
 
 int owned_read_text(int fd, char *text, size_t n_bytes)

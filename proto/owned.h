@@ -14,6 +14,8 @@
 #include <stddef.h>
 #include <sys/types.h>
 
+struct dirent;
+
 /* An fd, or -errno with *why_out (static): -EPERM: others may write there. */
 int owned_open_folder(const char *path, uid_t owner, const char **why_out);
 
@@ -22,6 +24,14 @@ int owned_open_folder(const char *path, uid_t owner, const char **why_out);
  * nobody else can put another folder of the owner in its place.
  */
 int owned_check_path(const char *path, uid_t owner, const char **why_out);
+
+/*
+ * List what is called NAME@suffix in @folder, in the order of names, without hidden ones. Returns how many, or -errno. The caller
+ * frees the list with owned_free_list().
+ */
+int owned_list(int folder, const char *suffix, struct dirent ***entries_out);
+/* Nothing if @n is negative, as owned_list() failed. */
+void owned_free_list(struct dirent **entries, int n);
 
 /*
  * Read the file @name in @folder. The text ends with a newline and then a NUL that is not counted. Returns 0, or -errno with

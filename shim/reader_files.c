@@ -12,11 +12,10 @@
 #include <string.h>
 
 #include "proto/cleanup.h"
+#include "proto/limits.h"
 #include "proto/owned.h"
 
 #define ADMINS_FOLDER "/etc/glake/readers.d"
-#define SUFFIX ".readers"
-#define MAX_FILES 256u
 
 /* ---- one file --------------------------------------------------------------------------------- */
 
@@ -50,7 +49,8 @@ static int read_at(int folder, const char *name, uid_t owner, struct readers **r
 	const char *why;
 	size_t n_bytes;
 	cleanup_free char *text = NULL;
-	int r = owned_read(folder, name, owner, READERS_MAX_TEXT_BYTES, &text, &n_bytes, &why);
+	int r = owned_read(folder, name, owner, GLAKE_MAX_READERS_FILE_BYTES, &text, &n_bytes,
+	                   &why);
 	if (r < 0) {
 		return explain(error_out, r, why, false);
 	}
@@ -82,32 +82,23 @@ int reader_files_read(const char *path, uid_t owner, struct readers **readers_ou
 
 /* ---- all of them ------------------------------------------------------------------------------ */
 
-static struct readers *tables[MAX_FILES];
+static struct readers *tables[GLAKE_MAX_READERS_FILES];
 static size_t n_tables;
-
-static int is_table(const struct dirent *entry)
-{
-	size_t n = strlen(entry->d_name);
-	size_t n_suffix = strlen(SUFFIX);
-	return n > n_suffix && entry->d_name[0] != '.' &&
-	       strcmp(entry->d_name + n - n_suffix, SUFFIX) == 0;
-}
 
 static void read_folder(const char *path)
 {
 	struct readers_error error;
 	struct dirent **entries = NULL;
 	cleanup_fd int fd = open_folder(path, 0, &error);
-	int n = fd < 0 ? -1 : scandirat(fd, ".", &entries, is_table, alphasort);
+	int n = fd < 0 ? -1 : owned_list(fd, GLAKE_READERS_SUFFIX, &entries);
 	for (int i = 0; i < n; i++) {
 		struct readers *table;
-		if (n_tables < MAX_FILES &&
+		if (n_tables < GLAKE_MAX_READERS_FILES &&
 		    read_at(fd, entries[i]->d_name, 0, &table, &error) == 0) {
 			tables[n_tables++] = table;
 		}
-		free(entries[i]);
 	}
-	free(entries);
+	owned_free_list(entries, n);
 }
 
 /* The package's folder; "": the library's path is not known. */
@@ -139,7 +130,7 @@ static void read_all(void)
 
 /* ---- glaked's --------------------------------------------------------------------------------- */
 
-static struct readers *given[MAX_FILES];
+static struct readers *given[GLAKE_MAX_READERS_FILES];
 static atomic_size_t n_given; /* tables below this index are written, and stay */
 
 bool reader_files_wants(void)
@@ -155,7 +146,7 @@ bool reader_files_take(const char *text, size_t n_bytes)
 	if (!reader_files_wants()) {
 		return false;
 	}
-	for (size_t at = 0; at < n_bytes && n < MAX_FILES;) {
+	for (size_t at = 0; at < n_bytes && n < GLAKE_MAX_READERS_FILES;) {
 		size_t n_text = strnlen(text + at, n_bytes - at);
 		n += readers_parse(text + at, n_text, &given[n], &error) == 0;
 		at += n_text + 1;

@@ -11,6 +11,7 @@
 
 #include "proto/cleanup.h"
 #include "proto/digest.h"
+#include "proto/limits.h"
 
 #define MAX_TOKENS 64u
 #define MAX_FUNCTIONS (1u << 20)
@@ -392,7 +393,7 @@ int readers_parse(const char *text, size_t n_bytes, struct readers **readers_out
 {
 	struct parser parser = {.error = error_out};
 	*error_out = (struct readers_error){.line = 0};
-	if (n_bytes > READERS_MAX_TEXT_BYTES) {
+	if (n_bytes > GLAKE_MAX_READERS_FILE_BYTES) {
 		return fail(&parser, "it is larger than 16 MiB");
 	}
 	cleanup_free char *copy = malloc(n_bytes + 1);

@@ -23,7 +23,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define READERS_MAX_TEXT_BYTES (16u << 20)
 #define READERS_MAX_CONDITIONS 4u
 /* The most bytes of a kernel's parameters: 32 KiB less 4 bytes, since CUDA 12.1. */
 #define READERS_MAX_PARAM_BYTES 32764u

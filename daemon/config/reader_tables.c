@@ -16,16 +16,6 @@
 #include "proto/limits.h"
 #include "proto/owned.h"
 
-#define SUFFIX ".readers"
-
-static int is_table(const struct dirent *entry)
-{
-	size_t n = strlen(entry->d_name);
-	size_t n_suffix = strlen(SUFFIX);
-	return n > n_suffix && entry->d_name[0] != '.' &&
-	       strcmp(entry->d_name + n - n_suffix, SUFFIX) == 0;
-}
-
 static int write_all(int fd, const char *bytes, size_t n_bytes)
 {
 	while (n_bytes > 0) {
@@ -45,7 +35,7 @@ static const char *add(struct reader_tables *tables, int folder, const char *nam
 	const char *why = NULL;
 	cleanup_free char *text = NULL;
 	size_t n_bytes = 0;
-	int r = owned_read(folder, name, geteuid(), READER_TABLES_MAX_FILE_BYTES, &text, &n_bytes,
+	int r = owned_read(folder, name, geteuid(), GLAKE_MAX_READERS_FILE_BYTES, &text, &n_bytes,
 	                   &why);
 	if (r == -ENOMEM || r == -EMFILE || r == -ENFILE) {
 		*error_out = r;
@@ -75,7 +65,7 @@ static int add_all(struct reader_tables *tables, const char *path, int folder,
 	int n = 0;
 	int error = 0;
 	for (unsigned i = 0; i < n_entries && error == 0; i++) {
-		const char *why = i < READER_TABLES_MAX_FILES
+		const char *why = i < GLAKE_MAX_READERS_FILES
 		                          ? add(tables, folder, entries[i]->d_name, &error)
 		                          : "there are too many";
 		n += why == NULL;
@@ -87,23 +77,15 @@ static int add_all(struct reader_tables *tables, const char *path, int folder,
 	return error < 0 ? error : n;
 }
 
-static void free_entries(struct dirent **entries, int n)
-{
-	for (int i = 0; i < n; i++) {
-		free(entries[i]);
-	}
-	free(entries);
-}
-
 static int read_folder(struct reader_tables *tables, const char *path, int folder)
 {
 	struct dirent **entries = NULL;
-	int n_entries = scandirat(folder, ".", &entries, is_table, alphasort);
+	int n_entries = owned_list(folder, GLAKE_READERS_SUFFIX, &entries);
 	if (n_entries < 0) {
-		return -errno;
+		return n_entries;
 	}
 	int n = add_all(tables, path, folder, entries, (unsigned)n_entries);
-	free_entries(entries, n_entries);
+	owned_free_list(entries, n_entries);
 	return n;
 }
 

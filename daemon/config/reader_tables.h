@@ -17,9 +17,6 @@
 
 #include <stdint.h>
 
-#define READER_TABLES_MAX_FILES 256u
-#define READER_TABLES_MAX_FILE_BYTES (16u << 20)
-
 /* Each text ends with a NUL, and has none. At most GLAKE_MAX_READERS_BYTES. */
 struct reader_tables {
 	int fd; /* owned; -1: there are none */
