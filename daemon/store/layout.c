@@ -116,9 +116,14 @@ static void look_at(struct layout *layout, struct block *block)
 static void on_timer(uv_timer_t *timer)
 {
 	struct layout *layout = container_of(timer, struct layout, timer);
-	struct block *block = may_look(layout) ? next_block(layout) : NULL;
+	if (!may_look(layout)) {
+		return;
+	}
+	struct block *block = next_block(layout);
 	if (block) {
 		look_at(layout, block);
+	} else {
+		layout->next_ms = uv_now(timer->loop) + LAYOUT_REST_MS;
 	}
 }
 

@@ -22,6 +22,8 @@
 #define LAYOUT_PART 200u
 /* Whatever the mover says of one block. */
 #define LAYOUT_MAX_NS 100000000u
+/* The pause when no block is left to look at: to find that out, all blocks are walked. */
+#define LAYOUT_REST_MS 1000u
 /* The pause after a failure of the mover or of a device. */
 #define LAYOUT_RETRY_MS 60000u
 
