@@ -121,6 +121,18 @@ class Links(unittest.TestCase):
                     self.assertIn(anchor, anchors(target), f"{page}: {target} has no such headline")
         self.assertGreater(n, 100)
 
+    def test_every_source_that_is_named_is_there(self):
+        """Of pages that say where things are; cuda.h is the toolkit's."""
+        listed = subprocess.run(["find", *"daemon deploy libclient proto shim tests".split(), "-type", "f"],
+                                capture_output=True, text=True, check=True).stdout.split()
+        there = {os.path.basename(path) for path in listed} | {"cuda.h"}
+        n = 0
+        for page in ["README.md", "docs/architecture.md", "docs/allocator.md"] + glob.glob("*/README.md"):
+            for name in re.findall(r"`(?:[a-z_0-9]+/)*([a-z_0-9]+\.(?:c|h|cu|py|sh|def|proto))`", read(page)):
+                n += 1
+                self.assertTrue(name in there, f"{page} names {name}, which is not there")
+        self.assertGreater(n, 100)
+
 
 if __name__ == "__main__":
     unittest.main()
