@@ -478,12 +478,13 @@ struct finding {
 static bool find_in(void *user, CUdeviceptr ptr, const struct kernel *kernel, size_t at)
 {
 	struct finding *finding = user;
-	(void)at;
+	struct heap_facts facts = {.address = ptr};
 	finding->id = find_mark(ptr);
 	if (finding->id) {
+		heap_find(ptr, &facts);
 		snprintf(finding->why, sizeof(finding->why),
-		         "%.120s was launched with it, and is not known to read it only",
-		         kernel->name);
+		         "%.100s was launched with it, and is not known to read it only (word %zu, to byte %llu)",
+		         kernel->name, at, ptr - facts.address);
 	}
 	return finding->id == 0;
 }

@@ -170,7 +170,7 @@ def write(folder, name, layers, seed):
     with torch.device("cuda"):
         model = LlamaForCausalLM(LlamaConfig(tie_word_embeddings=False, dtype="bfloat16",
                                              eos_token_id=None, **shape))
-    model.save_pretrained(folder, max_shard_size="10GB")
+    model.save_pretrained(folder, max_shard_size="100GB")
 
 
 def model_of(options, name, seed=1):
@@ -189,8 +189,8 @@ def start(daemon, options, name, dedup):
                               "CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
 
 
-def rows_of(daemon, pids):
-    return [row for row in daemon.ctl("dedup").get("sessions", ()) if row["pid"] in pids]
+def rows_of(daemon, pids, *command):
+    return [row for row in daemon.ctl(*(command or ("dedup",))).get("sessions", ()) if row["pid"] in pids]
 
 
 def explain(daemon, children, what):
@@ -200,6 +200,21 @@ def explain(daemon, children, what):
         private = "; ".join(f"{part['bytes'] >> 20} {part['why']}" for part in row["unsealed"])
         say(f"{what}: {row['pid']}: MiB {states}; {row.get('refused_why') or '-'}; took "
             f"{row['seal_ms']} ms, held {row['held_ms']}; unsealed: {private or '-'}")
+    if children:
+        explain_private(daemon, children[0].process.pid, what)
+
+
+def explain_private(daemon, pid, what):
+    """What of one process stays private, by reason."""
+    reasons = {}
+    for row in rows_of(daemon, [pid], "dedup", str(pid)):
+        for one in row["candidates"]:
+            if one["state"] != "sealed":
+                key = (one["state"], one["refused_why"] or "-")
+                n, filled, size = reasons.get(key, (0, 0, 0))
+                reasons[key] = (n + 1, filled + one["filled_bytes"], size + one["bytes"])
+    for (state, why), (n, filled, size) in sorted(reasons.items(), key=lambda item: -item[1][1])[:8]:
+        say(f"{what}: {pid}: {state}: {n} allocations, {filled >> 20} of {size >> 20} MiB filled: {why}")
 
 
 def wait_until_sealed(daemon, children, n_bytes):

@@ -6,7 +6,7 @@
 
     raw       kernels of CuPy's that read, write, do both, and follow a pointer in device memory: what is learned of
               them has to be that
-    llama8b   transformers' Llama of Llama-3-8B's shapes, 2 layers, in bf16, loaded on the CPU and moved; generate()
+    llama8b   transformers' Llama of Llama-3-8B's shapes, of --layers layers, in bf16, loaded on the CPU and moved; generate()
               with batches of 1, 2 and 4, sdpa and eager attention, greedy and sampled; and a captured decoding step
     llama8b-map   the same, loaded onto the GPU: all weights in one allocation, so that nothing is beside it (not run
               unless it is named)
@@ -530,12 +530,14 @@ def main():
     parser.add_argument("--run-seconds", type=int, default=90)
     parser.add_argument("--runs", type=int, default=25)
     parser.add_argument("--folder", default=os.path.join(tempfile.gettempdir(), "glake-learn"))
+    parser.add_argument("--layers", type=int, default=2, help="of llama8b's model")
     parser.add_argument("--child", choices=PROGRAMS)
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     if options.child:
         run_child(options.child, options.folder)
     if options.write:
+        MODELS["two"]["num_hidden_layers"] = options.layers
         write(options.folder)
         return
     from run import ROOT, Daemon
@@ -546,7 +548,8 @@ def main():
     report = []
     if any(PROGRAMS[name][1] for name in names):
         begin = time.perf_counter()
-        subprocess.run([sys.executable, SELF, "--write", "--folder", options.folder], check=False,
+        subprocess.run([sys.executable, SELF, "--write", "--folder", options.folder, "--layers",
+                        str(options.layers)], check=False,
                        env={**os.environ, **ENVIRONMENT})
         print(f"# models written in {time.perf_counter() - begin:.0f} s", flush=True)
     daemon = Daemon()

@@ -19,9 +19,9 @@ from run import Daemon, expect, failures, row, spread
 from vllm_engines import plugin
 
 MIB = 1 << 20
-#: of a prompt and what follows it
+#: of a prompt and what follows it: so much that all requests are at it at the same time
 N_TOKENS = 1900
-N_OUT = 8
+N_OUT = 64
 VOCABULARY = 4000
 
 
@@ -33,6 +33,17 @@ def handovers(engine):
     """(MiB, ms) of each time that memory came."""
     found = re.findall(r"glake: (\d+) KV steps of (\d+) MiB came in ([\d.]+) ms", engine.log())
     return [(int(n) * int(mib), float(ms)) for n, mib, ms in found]
+
+
+def gibs(rows):
+    """Milliseconds that each GiB took, of what came in this order."""
+    whole, mib, ms = [], 0, 0.0
+    for more, took in rows:
+        mib, ms = mib + more, ms + took
+        if mib >= 1024:
+            whole.append(ms * 1024 / mib)
+            mib, ms = 0, 0.0
+    return whole
 
 
 def percentile(values, part):
@@ -73,6 +84,10 @@ def rounds(engines, is_busy, n):
         row(f"{name}: KV memory that came", f"{mib} MiB in {len(rows)} times, {sum(times) / mib * 1024:.2f} ms/GiB over all")
         row(f"{name}: one time", f"p50 {percentile(times, 0.5):.2f} ms, p99 {percentile(times, 0.99):.2f} ms")
         row(f"{name}: ms/GiB", f"p50 {percentile(per_gib, 0.5):.2f}, p99 {percentile(per_gib, 0.99):.2f}")
+        whole = gibs(rows)
+        if whole:
+            row(f"{name}: 1 GiB, of steps that followed each other", f"p50 {percentile(whole, 0.5):.2f} ms, "
+                f"p99 {percentile(whole, 0.99):.2f} ms, {len(whole)} times", "12, 25 ms")
 
 
 def main():
@@ -94,7 +109,7 @@ def main():
         given = {
             "model": kitlib.make_model(options.size), "dtype": "bfloat16", "max_model_len": 2048, "gpu_memory_utilization": 0.2,
             "kv_cache_memory_bytes": options.kv_mib * MIB, "seed": 0, "skip_tokenizer_init": True, "disable_log_stats": True,
-            "attention_backend": "FLASH_ATTN", "enable_flashinfer_autotune": False, "max_num_seqs": 256,
+            "attention_backend": "FLASH_ATTN", "enable_flashinfer_autotune": False, "max_num_seqs": 128,
             "enable_prefix_caching": True, "load_format": "glake",
             "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 8, 16]}}
         try:
@@ -110,6 +125,8 @@ def main():
             daemon.ctl("quota", "default", "--device", "0", "--bytes", str(limit))
             for is_busy in (False, True):
                 rounds(engines, is_busy, options.rounds)
+            waits = {one["name"]: one["value"] for one in daemon.ctl("stats")["metrics"] if "quota" in one["name"]}
+            print("#", waits, {one["name"]: one["value"] for one in daemon.ctl("stats")["metrics"] if "elastic" in one["name"]})
             for i, engine in enumerate(engines):
                 expect("Traceback" not in engine.log(), f"engine {i}: an exception:\n{engine.log()[-3000:]}")
                 print(f"# engine {i}:", "; ".join(engine.said()[:4]), flush=True)
