@@ -232,6 +232,57 @@ struct glake_elastic_stats {
 GLAKE_API int glake_elastic_stats(const struct glake_elastic *elastic,
                                   struct glake_elastic_stats *stats);
 
+/*
+ * A range of which another process keeps the books: an engine's scheduler for example, with a range in each of its workers. The
+ * library has the socket attended by a thread in the process with the range, which is so fast though that process does
+ * something else. The other one writes a request as one packet and reads one answer, in the byte order and layout of this machine:
+ * both have the same version of the library.
+ */
+enum glake_elastic_verb {
+	GLAKE_ELASTIC_LOOK =
+		1, /* the states of [first, first + n), up to GLAKE_ELASTIC_LOOK_STEPS of them; n = 0: numbers only */
+	GLAKE_ELASTIC_TAKE,
+	GLAKE_ELASTIC_LEND,
+	GLAKE_ELASTIC_AHEAD,
+	GLAKE_ELASTIC_COMMIT, /* may wait for memory, and what is asked behind it too: over a socket of its own */
+};
+
+#define GLAKE_ELASTIC_LOOK_STEPS 65536
+
+struct glake_elastic_request {
+	uint64_t number; /* any: the answer has it */
+	uint32_t verb;
+	uint32_t first;
+	uint32_t n;
+	uint32_t zero;
+};
+
+struct glake_elastic_reply {
+	uint64_t number; /* the request's */
+	int32_t result; /* 0, or the error of the call with that name; -EOPNOTSUPP: there is no such verb */
+	uint32_t
+		n; /* GLAKE_ELASTIC_TAKE and _COMMIT: so many are HELD, from first on; _LOOK: of the states that follow, a byte each */
+	uint64_t passed; /* the highest mark that has passed, see glake_elastic_mark(); 0: none */
+	struct glake_elastic_stats stats; /* when it was done */
+};
+
+/*
+ * Have a thread of the library do with the range what comes over the socket @fd: a connected SOCK_SEQPACKET socket of AF_UNIX, to a process of the
+ * same user, which may do all of the above with it from now on. A range may have several. The thread is as the one of GLAKE_ELASTIC_SERVE. It ends, and closes @fd,
+ * when the other end is closed, sends what is no request or does not read its answers; and with the range, which waits for a commit that
+ * it is at. What is held then stays. @fd is the library's when this has returned 0. Never blocks.
+ * Errors: session errors; -EINVAL (@elastic, @fd); -EPERM (of another user); -ENOMEM; -EAGAIN (no thread can be started).
+ */
+GLAKE_API int glake_elastic_attend(struct glake_elastic *elastic, int fd);
+
+/*
+ * Set a mark behind the work that is queued on @stream (CUstream of the current context; NULL: its default stream) by now; all marks of a range are set on one stream, which is
+ * not captured. It has passed when that work has ended. @number is higher than that of the last one, and not 0. Of more than 16 that have not passed the
+ * last ones pass together. The context lives as long as the range. Never blocks.
+ * Errors: session errors; -EINVAL (@elastic, @number); GLAKE_E_CUDA.
+ */
+GLAKE_API int glake_elastic_mark(struct glake_elastic *elastic, uint64_t number, void *stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "libclient/elastic/ahead.h"
+#include "libclient/elastic/attendant.h"
 #include "libclient/elastic/serve.h"
 #include "libclient/heap/elastic_calls.h"
 #include "libclient/heap/supply.h"
@@ -514,6 +515,7 @@ int glake_elastic_ahead(struct glake_elastic *elastic, uint32_t first, uint32_t 
 
 static void elastic_free(struct glake_elastic *elastic)
 {
+	glake__marks_deinit(&elastic->marks, &elastic->session->drv, elastic->session->is_forked);
 	free(elastic->origins);
 	free(elastic->n_shown);
 	free(elastic->sealed);
@@ -545,9 +547,13 @@ static void end_all(struct glake_session *session)
 	}
 }
 
-/* Both threads have ended when this returns, so none has a step in hand. */
+/* All threads have ended when this returns, so none has a step in hand. */
 static void stop(struct glake_session *session)
 {
+	struct glake_elastic *at = session->books.elastics;
+	for (; at; at = at->next) {
+		glake__attendants_end(&at->attendants, session->is_forked);
+	}
 	glake__ahead_stop(session);
 	glake__serve_stop(session);
 }
@@ -603,6 +609,7 @@ static int elastic_new(struct glake__device *device, const struct glake_elastic_
 		return glake__fail(-ENOMEM, "out of memory");
 	}
 	elastic->session = device->session;
+	glake__marks_init(&elastic->marks);
 	elastic->device = device;
 	elastic->desc = *desc;
 	elastic->desc.key = elastic->key;
@@ -737,6 +744,7 @@ int glake_elastic_close(struct glake_elastic *elastic)
 		return r;
 	}
 	cleanup_cancel int cancel = cancel_disable();
+	glake__attendants_end(&elastic->attendants, false);
 	unlist(elastic);
 	struct glake__chunk *dead = NULL;
 	uint32_t n_steps = elastic->n_held + elastic->n_lent;

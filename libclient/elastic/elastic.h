@@ -17,6 +17,7 @@
 #include <stdatomic.h>
 
 #include "glake_elastic.h"
+#include "libclient/elastic/marks.h"
 #include "libclient/link/session.h"
 #include "libclient/space/grant.h"
 #include "libclient/space/range.h"
@@ -53,6 +54,8 @@ struct glake_elastic {
 	_Atomic uint64_t n_ahead; /* of them */
 	_Atomic uint64_t n_takes;
 	_Atomic uint64_t n_returns;
+	struct glake__elastic_marks marks;
+	struct glake__attendant *attendants; /* owned list. The lock of the space */
 	uint32_t
 		n_users; /* of the library's own, that do not have the lock. The lock of the space */
 };

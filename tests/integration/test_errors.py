@@ -44,7 +44,7 @@ EXCUSES = {
     "-ENOBUFS": ("the kernel has no memory for a packet", EVERY),
     "-ENOSYS": ("a driver older than CUDA 12.0", ASYNC | {"glake_order_new", "glake_order_stream"}),
     "-EACCES": ("the tests run as root", {"glake_connect"}),
-    "-EAGAIN": ("the process can start no thread", {"glake_elastic_open", "glake_elastic_ahead"}),
+    "-EAGAIN": ("the process can start no thread", {"glake_elastic_open", "glake_elastic_ahead", "glake_elastic_attend"}),
     "-ENOTSUP": ("ids of chunks that do not count up, or an older glake", {"glake_share", "glake_list_candidates"}),
     "-ENODEV": ("a device that the process does not see", {"glake_share_open"}),
     "-ENOENT": ("a device that glaked does not own", ASYNC),
@@ -73,7 +73,7 @@ EXCUSES = {
     "GLAKE_E_READ": ("tests/integration/test_bad_files.c", OPEN),
     "GLAKE_E_MOVER": ("tests/integration/test_kills.c",
                       OPEN | SEALS | SLEEPS | {"glake_block_publish", "glake_weights_attach"}),
-    "-EPERM": ("GLAKE_DEDUP=off", SEALS),
+    "-EPERM": ("GLAKE_DEDUP=off, or a process of another user", SEALS | {"glake_elastic_attend"}),
     "-EMFILE": ("memory that is large enough to be cut", SEALS | {"glake_elastic_adopt"}),
     "GLAKE_E_OVER_QUOTA": ("memory that is large enough to be cut, or does not read zero, or a program under the shim",
                            SEALS | {"glake_sleep", "glake_sleep_session", "glake_elastic_adopt", "glake_elastic_read"}),
@@ -287,6 +287,12 @@ class World:
         self.ok(LIBRARY.glake_elastic_open(self.session, elastic_desc(floor), byref(elastic), out()))
         return elastic
 
+    def attended(self):
+        """With one end of a socket; the other one stays until the test is over."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.test.addCleanup(ours.close)
+        return self.elastic(), theirs.detach()
+
     def keyed(self):
         elastic = c_void_p()
         self.ok(LIBRARY.glake_elastic_open(self.session, keyed_desc(), byref(elastic), out()))
@@ -471,6 +477,8 @@ CALLS = {
     "glake_elastic_read": (World.others_sealed, lambda w, x: (x, 1, None, c_size_t(0), RECORD, byref(c_size_t()))),
     "glake_elastic_hide": (World.shown, lambda w, x: (x, 1, 1)),
     "glake_elastic_stats": (World.elastic, lambda w, x: (x, sized())),
+    "glake_elastic_attend": (World.attended, lambda w, x: x),
+    "glake_elastic_mark": (World.elastic, lambda w, x: (x, c_uint64(1), None)),
     "glake_session_info": (nothing, lambda w, x: (w.session, sized())),
     "glake_device_at": (nothing, lambda w, x: (w.session, 0, out())),
     "glake_device_index": (nothing, lambda w, x: (w.session, 0)),
@@ -585,6 +593,8 @@ WRONG = [
     ("glake_elastic_read", "-EBUSY", World.keyed, lambda w, x: (x, 0, None, c_size_t(0), RECORD, byref(c_size_t()))),
     ("glake_elastic_read", "-ENOENT", World.keyed, lambda w, x: (x, 1, None, c_size_t(0), RECORD, byref(c_size_t()))),
     ("glake_elastic_hide", "-EINVAL", World.elastic, lambda w, x: (x, 1, 2)),
+    ("glake_elastic_attend", "-EINVAL", World.elastic, lambda w, x: (x, -1)),
+    ("glake_elastic_mark", "-EINVAL", World.elastic, lambda w, x: (x, c_uint64(0), None)),
     ("glake_elastic_stats", "-EINVAL", World.elastic, lambda w, x: (x, sized(size=0))),
     ("glake_session_info", "-EINVAL", nothing, lambda w, x: (w.session, sized(size=0))),
     ("glake_device_at", "-ENOENT", nothing, lambda w, x: (w.session, 99, out())),

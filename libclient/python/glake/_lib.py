@@ -308,6 +308,14 @@ class ElasticStats(Structure):
                 ("n_returns", c_uint64), ("n_ahead", c_uint64), ("n_read", c_uint64)]
 
 
+class ElasticRequest(Structure):
+    _fields_ = [("number", c_uint64), ("verb", c_uint32), ("first", c_uint32), ("n", c_uint32), ("zero", c_uint32)]
+
+
+class ElasticReply(Structure):
+    _fields_ = [("number", c_uint64), ("result", c_int32), ("n", c_uint32), ("passed", c_uint64), ("stats", ElasticStats)]
+
+
 STATUS_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(Status))
 METRIC_ROW = CFUNCTYPE(c_int, c_void_p, c_char_p, c_uint64, c_char_p)
 SESSION_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(SessionRow))
@@ -389,6 +397,8 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("glake_elastic_hide", c_int, [c_void_p, c_uint32, c_uint32]),
     ("glake_elastic_states", POINTER(c_uint32), [c_void_p]),
     ("glake_elastic_stats", c_int, [c_void_p, POINTER(ElasticStats)]),
+    ("glake_elastic_attend", c_int, [c_void_p, c_int]),
+    ("glake_elastic_mark", c_int, [c_void_p, c_uint64, c_void_p]),
     ("glake_get_status", c_int, [c_void_p, STATUS_ROW, c_void_p]),
     ("glake_get_stats", c_int, [c_void_p, METRIC_ROW, c_void_p]),
     ("glake_list_sessions", c_int, [c_void_p, SESSION_ROW, c_void_p]),

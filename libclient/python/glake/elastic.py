@@ -152,6 +152,15 @@ class Elastic:
         _lib.check(_lib.library().glake_elastic_stats(self.handle, ctypes.byref(stats)))
         return {name: getattr(stats, name) for name, _ in stats._fields_ if name != "size"}
 
+    def attend(self, fd: int) -> None:
+        """Have a thread of the library do what the process at the other end of this socket asks for (struct glake_elastic_request). It is
+        the library's from now on."""
+        _lib.check(_lib.library().glake_elastic_attend(self.handle, fd))
+
+    def mark(self, number: int, stream: int = 0) -> None:
+        """The number has passed when what is queued on this stream by now has ended; who is attended sees it."""
+        _lib.check(_lib.library().glake_elastic_mark(self.handle, _lib.unsigned(number, "number"), stream or None))
+
     def close(self) -> None:
         """Give all of it back. Nothing on the GPU uses it any more. While another range shows some of it that is refused."""
         if not self._handle or not self._session._handle:
