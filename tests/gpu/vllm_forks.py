@@ -113,6 +113,10 @@ class Engine:
         self.llm.wake_up()
         return time.monotonic() - start
 
+    def shutdown(self):
+        """Its ranks have ended when this returns, if they are processes of their own."""
+        self.llm.llm_engine.engine_core.shutdown()
+
 
 def run_engine(place, log, environment):
     """In the fork. Answers are [True, what it returned] or [False, the error]."""
