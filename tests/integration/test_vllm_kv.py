@@ -662,15 +662,36 @@ class Names(unittest.TestCase):
                 yield source
 
     def test_sizes_of_ranks_are_in_the_configuration(self):
-        from glake._vllm_plan import _SIZES
+        from glake._vllm_plan import _EXECUTORS, _SIZES
         for source in self.each():
-            for name, _ in _SIZES:
+            for name in ("tensor_parallel_size", *(name for name, _ in _SIZES)):
                 source.find("config/parallel.py", f"ParallelConfig.{name}")
-            source.find("v1/executor/uniproc_executor.py", "UniProcExecutor")
+            for name, path in zip(_EXECUTORS, ("uniproc_executor", "multiproc_executor")):
+                source.find(f"v1/executor/{path}.py", name)
             # Of every executor; a subclass of several processes asks all ranks by it.
             source.find("v1/executor/abstract.py", "Executor.initialize_from_config")
             with self.assertRaises(KeyError):
                 source.find("v1/executor/multiproc_executor.py", "MultiprocExecutor.initialize_from_config")
+
+    def test_workers_run_what_they_are_asked_in_order(self):
+        for source in self.each():
+            path = "v1/executor/multiproc_executor.py"
+            parameters = source.parameters(path, "MultiprocExecutor.collective_rpc")
+            self.assertEqual([name for name in parameters if name in ("method", "args", "non_block", "unique_reply_rank")],
+                             ["method", "args", "non_block", "unique_reply_rank"])
+            asks = source.code(path, "MultiprocExecutor.collective_rpc")
+            self.assertIn("cloudpickle.dumps(method, protocol=pickle.HIGHEST_PROTOCOL)", asks)
+            self.assertIn("self.rpc_broadcast_mq.enqueue((send_method, args, kwargs, output_rank))", asks)
+            # A batch, and what is asked behind it, are asked in the same way.
+            self.assertIn("self.collective_rpc('execute_model'", source.code(path, "MultiprocExecutor.execute_model"))
+            code = source.text(path)
+            self.assertIn("func = partial(cloudpickle.loads(method), self.worker)", code)
+            self.assertIn("if output_rank is None or self.rank == output_rank:", code)
+            # Answers that nobody waits for are read before the next one that somebody does.
+            self.assertIn("self.futures_queue.pop()", source.code(path, "FutureWrapper.result"))
+            worker = source.code("v1/worker/worker_base.py", "WorkerWrapperBase")
+            self.assertIn("kv_cache_configs[self.global_rank]", worker)
+            self.assertIn("self.vllm_config = vllm_config", worker)
 
 
 # ---- doors, with PyTorch ----
@@ -868,10 +889,10 @@ def allocated(m):
 def refused(m):
     """With a word about why."""
     vllm = Vllm(m)
-    cases = [({"parallel_config__world_size": 2}, "several ranks (2)"),
-             ({"parallel_config__world_size": 2, "parallel_config__tensor_parallel_size": 2},
-              "tensor_parallel_size is 2: a step may go only when all ranks"),
+    cases = [({"parallel_config__world_size": 2}, "has 2 ranks, and it is not known how"),
+             ({"parallel_config__world_size": 2, "parallel_config__tensor_parallel_size": 2}, "has 2 ranks"),
              ({"parallel_config__world_size": 4, "parallel_config__pipeline_parallel_size": 4}, "pipeline_parallel_size is 4"),
+             ({"parallel_config__nnodes": 2}, "nnodes is 2: ranks are on other machines"),
              ({"parallel_config__data_parallel_size": 2}, "data_parallel_size is 2"),
              ({"parallel_config__decode_context_parallel_size": 2}, "decode_context_parallel_size is 2"),
              ({"kv_transfer_config": types.SimpleNamespace(kv_connector_extra_config={})}, "connector"),
@@ -888,9 +909,9 @@ def refused(m):
         views, engine = vllm.start("v2", **changes)
         assert len(vllm.lines) == 1 and "KV memory is plain" in vllm.lines[0] and why in vllm.lines[0], vllm.lines
         assert type(engine.pool).__name__ == "BlockPool" and all(view.abs().sum() == 0 for view in views.values())
-    # One rank, but in a process of its own.
-    views, engine = vllm.start("v2", executor="MultiprocExecutor")
-    assert "in another process (MultiprocExecutor)" in vllm.lines[0], vllm.lines
+    # One rank, but in a process that is asked in a way of its own.
+    views, engine = vllm.start("v2", executor="RayDistributedExecutor")
+    assert "in another process (RayDistributedExecutor)" in vllm.lines[0], vllm.lines
     # Groups that share one pool of blocks are no reason.
     views, engine = vllm.start("v2", groups=[group(["layer.0", "layer.1"], vllm.spec()),
                                              group(["layer.2", "layer.3"], small)])
@@ -917,11 +938,14 @@ def why_not_torch():
 
 
 class Case(unittest.TestCase):
+    #: the module whose Machine is used
+    module, devices = "test_vllm_kv", "1x128MiB"
+
     def setUp(self):
         self.folder = tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, self.folder)
         self.environment = {**os.environ, "GLAKE_SOCKET": os.path.join(self.folder, "socket"),
-                            "CUDASIM_DEVICES": "1x128MiB", "PYTHONHASHSEED": "0"}
+                            "CUDASIM_DEVICES": self.devices, "PYTHONHASHSEED": "0"}
         log = open(os.path.join(self.folder, "log"), "w", encoding="utf-8")
         self.addCleanup(log.close)
         self.daemon = subprocess.Popen([os.path.join(BUILD, "bin", "glaked"), "-s", self.environment["GLAKE_SOCKET"]],
@@ -944,7 +968,8 @@ class Case(unittest.TestCase):
                 continue
             for function in functions:
                 with self.subTest(version=version, function=function.__name__):
-                    code = f"from tests.integration import test_vllm_kv as t; t.{function.__name__}(t.Machine({version!r}))"
+                    code = (f"from tests.integration import {self.module} as t, {function.__module__.split('.')[-1]} as f; "
+                            f"f.{function.__name__}(t.Machine({version!r}))")
                     done = subprocess.run([sys.executable, "-X", "faulthandler", "-c", code], capture_output=True, text=True,
                                           timeout=300, cwd=ROOT, env=self.environment)
                     ends = -signal.SIGKILL if function.__name__.startswith("leave") else 0

@@ -3,8 +3,8 @@
 
 vLLM plans a cache of so many blocks as ever; that is the most it can have. What it gets in place of torch.zeros() are
 the addresses of a range with a lane for each layer, and memory for the first blocks only. All else comes and goes as its
-scheduler needs blocks (_vllm_pool). That works where the scheduler and the only worker are one process; with all
-else the cache is a plain one, and the log says why.
+scheduler needs blocks (_vllm_pool). That works where the scheduler and the only worker are one process, and with ranks that are
+processes of their own and have all layers (_vllm_workers); with all else the cache is a plain one, and the log says why.
 """
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from vllm.logger import init_logger
 from . import _vllm_key as keys
 from . import _vllm_places as places
 from ._torch_devices import check_number, start_cuda
-from ._vllm_plan import Plan, Unfit, check_engine, n_ahead_blocks, n_warm_blocks
-from ._vllm_pool import attach
+from ._vllm_plan import Plan, Unfit, check_engine, has_processes, n_ahead_blocks, n_warm_blocks
+from ._vllm_pool import Cache, attach
 from ._vllm_steps import Steps
 from .elastic import Elastic
 from .errors import Error
@@ -139,17 +139,27 @@ class Arena:
 
     # ---- afterwards ----
 
-    def is_elastic(self) -> bool:
-        """Or else a plain cache: it has all of its memory, or vLLM has another one."""
+    def why_plain(self) -> str:
+        """Empty: vLLM has this memory, and its blocks are where they should be."""
         if self.n_given == 0:
-            logger.warning("glake: this vLLM allocates KV memory at no place that is known: it is a plain cache")
-            self.elastic.close()
-            return False
+            return "this vLLM allocates KV memory at no place that is known"
         if self.n_given == len(self.plan.tensor_bytes()) and self.is_fit:
-            return True
-        logger.warning("glake: blocks of this vLLM lie elsewhere than planned: all KV memory is committed")
-        self.elastic.commit(0, self.plan.layout.n_steps)
-        return False
+            return ""
+        return "blocks of this vLLM lie elsewhere than planned"
+
+    def make_plain(self) -> None:
+        """It has all of its memory, or vLLM has another one."""
+        if self.n_given == 0:
+            self.elastic.close()
+        else:
+            self.elastic.commit(0, self.plan.layout.n_steps)
+
+    def is_elastic(self) -> bool:
+        why = self.why_plain()
+        if why:
+            logger.warning("glake: %s: all KV memory is committed", why)
+            self.make_plain()
+        return not why
 
     def _mark(self) -> Callable[[], bool]:
         event = torch.cuda.Event()
@@ -163,10 +173,7 @@ class Arena:
 
     def adopt(self, scheduler: Any) -> None:
         self._steps = Steps(self.elastic)
-        n_ahead = n_ahead_blocks(scheduler.vllm_config, self.plan)
-        cache = attach(scheduler, self.plan.layout, _FLOOR, n_ahead, self._steps, self._mark)
-        step_mib = self.plan.n_lanes * self.plan.layout.chunk_bytes // _MIB
-        logger.info("glake: KV memory is elastic: at most %d steps of %d MiB", self.elastic.steps, step_mib)
+        cache = adopt(scheduler, self.plan, self._steps, self._mark)
         if self._is_kept:
             cache.keep(self.elastic, self._where.digest()[:8])
 
@@ -179,11 +186,19 @@ class Arena:
         return True
 
 
+def adopt(scheduler: Any, plan: Plan, steps: Steps, mark: Callable[[], Callable[[], bool]], where: str = "") -> Cache:
+    """The scheduler has its blocks in these steps from now on."""
+    cache = attach(scheduler, plan.layout, _FLOOR, n_ahead_blocks(scheduler.vllm_config, plan), steps, mark)
+    logger.info("glake: KV memory is elastic: at most %d steps of %d MiB%s", plan.layout.n_steps,
+                plan.n_lanes * plan.layout.chunk_bytes // _MIB, where)
+    return cache
+
+
 # ---- doors ----
 
-#: of this process: those that a scheduler is yet to adopt are last
-_arenas: List[Arena] = []
-_unadopted: List[Arena] = []
+#: of schedulers of this process: an Arena, or the Workers that have them; and those that a scheduler is yet to adopt
+_arenas: List[Any] = []
+_unadopted: List[Any] = []
 
 
 def _weights(vllm_config: Any) -> Dict[str, Any]:
@@ -207,18 +222,48 @@ def _range_key(vllm_config: Any, plan: Plan) -> bytes:
     return keys.range_key(_weights(vllm_config), vllm_config, plan.config, layout)
 
 
-def _arena_for(executor: Any, configs: List[Any]) -> Optional[Arena]:
+def open_arena(vllm_config: Any, plan: Plan, key: bytes = b"") -> Arena:
+    """On the current GPU of this process."""
+    ordinal = torch.cuda.current_device()
+    start_cuda(ordinal)
+    check_number(default_session(), ordinal)
+    return Arena(plan, ordinal, n_warm_blocks(vllm_config, plan), key)
+
+
+#: Why a cache is plain
+PLAIN = (Unfit, Error, OSError, RuntimeError, ValueError)
+
+
+def _arena_for(executor: Any, plan: Plan) -> Optional[Arena]:
     try:
-        check_engine(executor)
-        plan = Plan(configs[0])
-        ordinal = torch.cuda.current_device()
-        start_cuda(ordinal)
-        check_number(default_session(), ordinal)
-        _arenas[:] = [arena for arena in _arenas if not arena.close_dead()]
-        return Arena(plan, ordinal, n_warm_blocks(executor.vllm_config, plan), _range_key(executor.vllm_config, plan))
-    except (Unfit, Error, OSError, RuntimeError, ValueError) as error:
+        return open_arena(executor.vllm_config, plan, _range_key(executor.vllm_config, plan))
+    except PLAIN as error:
         logger.warning("glake: KV memory is plain: %s", error)
         return None
+
+
+def _allocate_here(executor: Any, plan: Plan, allocate: Callable[[], Any]) -> Any:
+    arena = _arena_for(executor, plan)
+    if arena is None:
+        return allocate()
+    with arena.doors():
+        result = allocate()
+    if arena.is_elastic():
+        _unadopted.append(arena)
+    return result
+
+
+def _allocate_in_ranks(executor: Any, plan: Plan, configs: List[Any], allocate: Callable[[], Any]) -> Any:
+    from ._vllm_workers import Workers
+    if os.environ.get("GLAKE_VLLM_KV") == "kept":
+        logger.warning("glake: KV blocks are not kept for the next engine: the ranks are processes of their own")
+    workers = Workers(executor, plan)
+    if not workers.open(configs):
+        return allocate()
+    result = allocate()
+    if workers.attend():
+        _unadopted.append(workers)
+    return result
 
 
 def _wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -231,14 +276,18 @@ def _wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[.
 
 def _initialize(original: Callable[..., Any]) -> Callable[..., Any]:
     def initialize_from_config(self: Any, kv_cache_configs: List[Any]) -> Any:
-        arena = _arena_for(self, kv_cache_configs)
-        if arena is None:
+        def allocate() -> Any:
             return original(self, kv_cache_configs)
-        with arena.doors():
-            result = original(self, kv_cache_configs)
-        if arena.is_elastic():
-            _unadopted.append(arena)
-        return result
+        _arenas[:] = [arena for arena in _arenas if not arena.close_dead()]
+        try:
+            check_engine(self)
+            plan = Plan(kv_cache_configs[0])
+        except PLAIN as error:
+            logger.warning("glake: KV memory is plain: %s", error)
+            return allocate()
+        if has_processes(self):
+            return _allocate_in_ranks(self, plan, kv_cache_configs, allocate)
+        return _allocate_here(self, plan, allocate)
     return initialize_from_config
 
 

@@ -20,15 +20,16 @@ _SPECS = frozenset({"FullAttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec"
                     "ChunkedLocalAttentionSpec"})
 _SCHEDULERS = ("vllm.v1.core.sched.scheduler.Scheduler", "vllm.v1.core.sched.async_scheduler.AsyncScheduler")
 
-#: What makes several ranks of an engine, and why their memory cannot come and go yet (docs/decisions/090)
+#: What makes ranks of an engine whose memory cannot come and go together yet (docs/decisions/090)
 _SIZES = (
-    ("tensor_parallel_size", "a step may go only when all ranks are done with it, and a block be used when all have its memory; "
-                             "the scheduler cannot ask other processes for that yet"),
     ("pipeline_parallel_size", "ranks have other layers, and are done at other times"),
     ("prefill_context_parallel_size", "ranks have other parts of a block"),
     ("decode_context_parallel_size", "ranks have other parts of a block"),
     ("data_parallel_size", "ranks run dummy batches that their scheduler does not know of"),
+    ("nnodes", "ranks are on other machines"),
 )
+#: Whether its ranks are processes of their own
+_EXECUTORS = {"UniProcExecutor": False, "MultiprocExecutor": True}
 
 
 class Unfit(Exception):
@@ -36,6 +37,11 @@ class Unfit(Exception):
 
 
 # ---- whether ----
+
+def has_processes(executor: Any) -> bool:
+    """Its ranks are processes of their own, on this machine."""
+    return _EXECUTORS.get(type(executor).__name__, False)
+
 
 def check_engine(executor: Any) -> None:
     config = executor.vllm_config
@@ -45,9 +51,10 @@ def check_engine(executor: Any) -> None:
         n = getattr(parallel, sizes, 1) or 1
         if n > 1:
             raise Unfit(f"{sizes} is {n}: {why}")
-    if parallel.world_size > 1:
-        raise Unfit(f"the engine has several ranks ({parallel.world_size}): {_SIZES[0][1]}")
-    if type(executor).__name__ != "UniProcExecutor":
+    n_ranks = getattr(parallel, "tensor_parallel_size", 1) or 1
+    if parallel.world_size != n_ranks or (n_ranks > 1 and not has_processes(executor)):
+        raise Unfit(f"the engine has {parallel.world_size} ranks, and it is not known how")
+    if type(executor).__name__ not in _EXECUTORS:
         raise Unfit(f"its worker is in another process ({type(executor).__name__}), and its scheduler cannot lend that one's memory")
     if config.kv_transfer_config is not None:
         raise Unfit("a KV connector uses blocks when the scheduler does not know")

@@ -11,8 +11,9 @@ import collections
 import logging
 import threading
 import time
-from typing import Callable, Deque, Dict, Iterable, List, Optional, Set, Tuple
+from typing import Callable, Deque, Dict, Iterable, List, Optional, Set, Tuple, Union
 
+from ._vllm_ranks import Ranks
 from .elastic import COMING, HELD, HOLE, LENT, Elastic, runs_of
 from .errors import Error
 
@@ -29,7 +30,7 @@ _AT_ONCE = 4
 class Steps:
     """Its threads are daemons: they end with close(), or with the process."""
 
-    def __init__(self, elastic: Elastic) -> None:
+    def __init__(self, elastic: Union[Elastic, Ranks]) -> None:
         self._elastic = elastic
         self._changed = threading.Condition()
         self._is_closed = False
