@@ -68,8 +68,8 @@ def patched():
     workers.Plan = RankPlan
     workers.torch = types.SimpleNamespace(cuda=types.SimpleNamespace(
         current_stream=lambda ordinal: types.SimpleNamespace(cuda_stream=0)))
+    glake_kv.Plan = RankPlan
     glake_kv.n_ahead_blocks = lambda config, plan: 8
-    return workers
 
 
 def serve(version, rank, fd):
@@ -113,7 +113,12 @@ def give_back(worker, first, n):
 
 class MultiprocExecutor:
     def __init__(self, version):
-        self.vllm_config = types.SimpleNamespace(parallel_config=types.SimpleNamespace(world_size=N_RANKS))
+        kept = types.SimpleNamespace
+        self.vllm_config = kept(
+            parallel_config=kept(world_size=N_RANKS, tensor_parallel_size=N_RANKS, data_parallel_size=1), kv_transfer_config=None,
+            scheduler_config=kept(get_scheduler_cls=lambda: kept(
+                __module__="vllm.v1.core.sched.scheduler", __qualname__="Scheduler")),
+            model_config=kept(is_encoder_decoder=False, enable_sleep_mode=False))
         self.processes, self.connections = [], []
         #: what is queued, by rank, while that is behind
         self.behind = [None] * N_RANKS
@@ -162,6 +167,9 @@ class MultiprocExecutor:
         for function, arguments in behind:
             self.ask(rank, function, *arguments)
 
+    def initialize_from_config(self, configs):
+        """What glake wraps. vLLM would allocate."""
+
     def collective_rpc(self, function, args=(), non_block=False, unique_reply_rank=None):
         # By its name, as vLLM does.
         function = pickle.loads(pickle.dumps(function))
@@ -187,8 +195,17 @@ class RanksGpu:
 class Machine(kv.Machine):
     def __init__(self, version):
         super().__init__(version)
-        self.workers, self.executor = patched(), None
-        self.lines = []
+        patched()
+        import glake._vllm_kv as glake_kv
+        machine = self
+
+        class Scheduler(self.cache.Engine):
+            def __init__(self, **options):
+                super().__init__(None, machine.layout, LANES, **options)
+                self.vllm_config = None
+                self.gpu = machine.executor.gpu = RanksGpu(machine.executor)
+        glake_kv.enable(MultiprocExecutor, Scheduler)
+        self.kv, self.scheduler, self.executor, self.lines = glake_kv, Scheduler, None, []
         handler = logging.Handler()
         handler.emit = lambda record: self.lines.append(record.getMessage())
         logging.getLogger("vllm.glake").addHandler(handler)
@@ -203,20 +220,17 @@ class Machine(kv.Machine):
         if self.executor:
             self.executor.shutdown()
         self.executor = MultiprocExecutor(self.version)
-        self.all = self.workers.Workers(self.executor, RankPlan(configs[0]))
-        return self.all.open(configs) and self.all.attend()
+        self.executor.initialize_from_config(configs)
+        return bool(self.kv._unadopted)
 
     def engine(self, n_blocks=64, block_bytes=CHUNK // 4, warm=1, **options):
         assert self.start(self.configs(n_blocks, block_bytes, warm)), self.lines
-        self.elastic, self.layout = self.all._ranks, self.all._plan.layout
-        self.one = engine = self.cache.Engine(None, self.layout, LANES, **options)
-        engine.vllm_config = None
-        engine.gpu = self.executor.gpu = RanksGpu(self.executor)
-        self.all.adopt(engine)
-        engine.glake, self.steps = engine.pool.glake_cache, self.all._steps
+        workers = self.kv._unadopted[-1]
+        self.elastic, self.layout = workers._ranks, workers._plan.layout
+        self.one = self.scheduler(**options)
+        self.one.glake, self.steps = self.one.pool.glake_cache, workers._steps
         self.elastic.give_back = lambda first, n: sum(self.executor.each(give_back, first, n))
-        self.elastic.close = lambda: self.executor.collective_rpc(self.workers.close_range)
-        return engine
+        return self.one
 
     def rank_held(self, rank):
         from glake.elastic import HELD
@@ -240,6 +254,13 @@ def both(m):
     """It says what it is; and all that one GPU has to prove."""
     kv.growth(m)
     assert "glake: KV memory is elastic: at most 16 steps of 4 MiB, in each of 2 ranks" in m.lines, m.lines
+
+
+def not_kept(m):
+    """What the ranks leave is of no use if one of them leaves nothing."""
+    os.environ["GLAKE_VLLM_KV"] = "kept"
+    engine = m.engine()
+    assert "KV blocks are not kept for the next engine" in m.lines[0] and engine.glake.kept is None, m.lines
 
 
 def one_lags(m):
@@ -423,7 +444,6 @@ def one_is_killed(m):
 
 def plain(m):
     """If one rank cannot, none does, with a word about why."""
-    from glake.elastic import HELD
     for changes, why in (
             ({"why": ("", "it has no cache")}, "KV memory is plain: rank 1: it has no cache"),
             ({"elsewhere": ("", "blocks lie elsewhere")}, "rank 1: blocks lie elsewhere: all KV memory is committed")):
@@ -454,6 +474,9 @@ class Ranks(kv.Case):
 
     def test_nothing_goes_that_is_still_to_be_queued(self):
         self.each(kv.deferred)
+
+    def test_nothing_is_kept(self):
+        self.each(not_kept)
 
     def test_a_rank_lags(self):
         self.each(one_lags)
