@@ -30,6 +30,8 @@ _KEPT = 1
 #: So long does the scheduler wait: for memory that is free, while it could evict cached blocks instead, and for memory of others,
 #: while it would have to queue or preempt a request
 _FREE_WAIT_S, _WAIT_S = 0.01, 0.03
+#: So many steps of others are asked for at once when requests queue: a handover of two takes little longer than one of one
+_AT_ONCE = 2
 #: Between two looks at what came ahead; when nothing has come after so long, there is no free memory, and it is asked for later
 _LOOK_S, _PATIENCE_S, _NONE_FREE_S = 0.005, 0.003, 0.1
 
@@ -57,6 +59,7 @@ class Cache:
         self._next_adopt = self._last_adopt = math.inf
         self._low = max(1, layout.n_blocks // layout.n_steps // 4)
         self._n_ahead = n_ahead + self._low
+        self._n_at_once = layout.n_blocks // layout.n_steps * _AT_ONCE
         #: steps that were asked for ahead, and when; and before when none are any more
         self._asked: Set[int] = set()
         self._asked_at = self._looked_at = self._next_look = 0.0
@@ -179,15 +182,17 @@ class Cache:
         holes = self._holes(self.steps.states(), n_blocks)
         return self.steps.want(holes)
 
-    def _grow(self, n: int) -> None:
-        """Until n blocks are free, but not long; not at all for what has been waited for in vain."""
+    def _grow(self, n: int, n_behind: int) -> None:
+        """Until n blocks are free, but not long; not at all for what has been waited for in vain. Asked for with it is as much for
+        each request that waits behind this one, up to what one handover is good for."""
         self._is_late = self._is_late and self.steps.is_waiting
         end = time.monotonic() + (0.0 if self._is_late else _WAIT_S)
         while True:
             was_waiting = self.steps.is_waiting
             self._arrive()
             n_missing = n - self.queue.num_free_blocks
-            if n_missing <= 0 or not (was_waiting or self._want(n_missing)):
+            n_wanted = max(n_missing, min(n_missing * (1 + n_behind), self._n_at_once))
+            if n_missing <= 0 or not (was_waiting or self._want(n_wanted)):
                 return
             left_s = end - time.monotonic()
             if left_s <= 0.0:
@@ -195,9 +200,9 @@ class Cache:
                 return
             self._arrive(left_s)
 
-    def reserve(self, n: int, n_cached: int = 0, spare: int = 0) -> None:
+    def reserve(self, n: int, n_cached: int = 0, spare: int = 0, n_behind: int = 0) -> None:
         """vLLM is about to look whether n blocks are free, of which it has found some by their hash, and perhaps others to
-        spare."""
+        spare; behind that it will for n_behind other requests."""
         if self.steps.has_news:
             self._arrive()
         queue = self.queue
@@ -211,7 +216,7 @@ class Cache:
                 self._wait_ahead(n_empty)
         if n > queue.num_free_blocks:
             self._take_lent(lambda: queue.num_free_blocks >= n, True)
-            self._grow(n)
+            self._grow(n, n_behind)
 
     # ---- steps that go ----
 
@@ -380,7 +385,8 @@ def attach(scheduler: Any, layout: Layout, floor: int, n_ahead: int, steps: Step
         n = count(*arguments, **options)
         if n > 0:
             found = options.get("new_computed_blocks", ())
-            cache.reserve(n, sum(not block.ref_cnt and not block.is_null for blocks in found for block in blocks), watermark)
+            cache.reserve(n, sum(not block.ref_cnt and not block.is_null for blocks in found for block in blocks), watermark,
+                          len(scheduler.waiting))
         return n
 
     def glake_schedule(*arguments: Any, **options: Any) -> Any:
