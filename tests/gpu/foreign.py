@@ -4,7 +4,7 @@
     python3 tests/gpu/foreign.py --from FOLDER [--only NAME,...] [--out FILE.json]
 
 FOLDER has what is not a Python package, unpacked: cupy-VERSION and kvcached-VERSION (PyPI's source archives, for their
-tests), tinygrad-VERSION (likewise), llama.cpp (llama-simple, and a vocabulary in GGUF that a small random model is
+tests), tinygrad-VERSION (likewise), pytorch-VERSION (its tests on two GPUs), llama.cpp (llama-simple, and a vocabulary in GGUF that a small random model is
 made with). What is missing is skipped. Each row runs alone, because some read how much of the GPU is in use: first
 without the shim, then with `glake run`. A row is a test of the project, or a finding that one of the programs below
 prints. Exit 1 when a row differs that DIFFERENT does not name, a program hangs, or glaked does not have all back.
@@ -278,6 +278,18 @@ def find_rows(folder):
     rows["tinygrad"] = tinygrad and (
         Project(tinygrad, ["test/test_tiny.py"], {"DEV": "CUDA", "CUDA": "1"}),
         os.path.basename(tinygrad))
+    pytorch = unpacked("pytorch")
+    alone = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+    for name, arguments in (("torch_two_gpus", ["test_cuda_multigpu.py"]),
+                            ("torch_symmetric", ["distributed/test_symmetric_memory.py", "-k", "not multimem"])):
+        rows[name] = pytorch and (Project(os.path.join(pytorch, "test"), arguments, alone),
+                                  os.path.basename(pytorch))
+    # Each wants a process in which no context has been made.
+    rows["torch_contexts"] = pytorch and (
+        Script(os.path.join(pytorch, "test"),
+               ["sh", "-c", 'for name in test_str_repr test_copy test_pin_memory; do "$@" -k $name >&2; '
+                            'echo "finding $name: $?"; done', "sh", sys.executable, "-m", "pytest", "-q",
+                "-p", "no:cacheprovider", "test_cuda_primary_ctx.py"]), os.path.basename(pytorch))
     kvcached = unpacked("kvcached")
     rows["kvcached"] = kvcached and (
         Script(kvcached, [sys.executable, "tests/test_paged_allocator_aliasing.py"],

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """glaked is killed again and again under glake-keeper, while processes compute with its memory.
 
-    python3 tests/gpu/restart.py [--kills 20] [--layers 32] [--steps 24] [--every 1.5]
+    python3 tests/gpu/restart.py [--kills 20] [--layers 32] [--every 1.5] [--devices 1]
 
 Nine processes: two read a model file of Llama-3-8B's shapes (16 GB with 32 layers) through the store; one
 allocates alone, for the time that an allocation takes; the others have a net of 24 square matrices each, under
 `glake run`: two with PyTorch's own allocator, one with its cudaMallocAsync backend, one with --alloc=stitch, and
 two whose weights are equal and sealed. All compute on and allocate memory of changing sizes. Each result has to
-have the bits of the first. Meanwhile glaked is killed with SIGKILL.
+have the bits of the first. Meanwhile glaked is killed with SIGKILL. With --devices 2 all of this is on each of two
+GPUs at once.
 
 Printed are the times until glaked answers again, the longest time that an allocation took with and without
 kills, bytes before and after, and what glaked said when it took longest. Exit 1 when a process fails, when bits
@@ -146,16 +147,24 @@ def write_model(path, layers):
                for name, shape in shapes(layers)}, path)
 
 
-def start(daemon, path):
+def start(daemon, path, device):
+    where = f" on GPU {device}" if device else ""
+
     def child(name, what, shim, environment, options):
-        return Child(daemon, name, [os.path.abspath(__file__), "--child", what, "--file", path],
-                     shim, environment, options)
+        return Child(daemon, name + where, [os.path.abspath(__file__), "--child", what, "--file", path],
+                     shim, {**environment, "CUDA_VISIBLE_DEVICES": str(device)}, options)
     children = [child(f"reader {i}", "reader", False, {}, ()) for i in (1, 2)]
     children.append(child("allocator", "allocator", True, {}, ()))
     for name, (configuration, options) in KINDS.items():
         environment = {"PYTORCH_CUDA_ALLOC_CONF": configuration} if configuration else {}
         children.append(child(name, name, True, environment, options))
     return children
+
+
+def totals(daemon, fields):
+    """Of all GPUs, each field's list."""
+    devices = daemon.ctl("status")["devices"]
+    return {field: [device[field] for device in devices] for field in fields}
 
 
 def glaked_pid(keeper):
@@ -197,6 +206,7 @@ def kill(daemon):
 
 
 STORE = ("block_bytes", "used_block_bytes", "logical_block_bytes")
+FIELDS = ("physical_bytes", "private_bytes", *STORE)
 
 
 def until(condition):
@@ -213,11 +223,11 @@ def check(answers_of, names):
 
 
 def measure(daemon, path, options):
-    children = start(daemon, path)
+    children = [child for device in range(options.devices) for child in start(daemon, path, device)]
     names = [child.name for child in children]
     quiet = ask_all(children, "compute", 3)
     check(quiet, names)
-    before = daemon.device()
+    before = totals(daemon, FIELDS)
     pids = [child.process.pid for child in children]
     seconds = options.kills * options.every + 2
     for child in children:
@@ -229,13 +239,13 @@ def measure(daemon, path, options):
         begin = stamp()
         times.append(kill(daemon))
         slowest = max(slowest, (times[-1], begin, stamp()))
-        now = daemon.device()
+        now = totals(daemon, FIELDS)
         for field in STORE[:1]:
             expect(now[field] == before[field], f"{field}: {before[field]} became {now[field]}")
     got = [child.hear("compute") for child in children]
     check(got, names)
     check(ask_all(children, "compute", 1), names)
-    after = daemon.device()
+    after = totals(daemon, FIELDS)
     for field in STORE:
         expect(after[field] == before[field], f"{field}: {before[field]} became {after[field]}")
     expect(pids == [child.process.pid for child in children], "a process was restarted")
@@ -244,17 +254,14 @@ def measure(daemon, path, options):
     print(f"\nkills {len(times)}; answers again after {spread(times, 0)} ms  [<= 500 ms]")
     print(f"the longest allocation {late:.0f} ms, without kills {calm:.0f} ms  [<= 1000 ms more]")
     print(f"steps {[answer.get('steps') for answer in got]}")
-    print("bytes before " + ", ".join(f"{field} {before[field]}" for field in
-                                      ("physical_bytes", "private_bytes", *STORE)))
-    print("bytes after  " + ", ".join(f"{field} {after[field]}" for field in
-                                      ("physical_bytes", "private_bytes", *STORE)))
+    print("bytes before " + ", ".join(f"{field} {before[field]}" for field in FIELDS))
+    print("bytes after  " + ", ".join(f"{field} {after[field]}" for field in FIELDS))
     for child in children:
         child.end()
-    expect(until(lambda: daemon.device()["private_bytes"] == 0 and
-                 daemon.device()["used_block_bytes"] == 0),
-           f"memory is left: {daemon.device()}")
+    used = ("private_bytes", "used_block_bytes")
+    expect(until(lambda: not any(map(any, totals(daemon, used).values()))), f"memory is left: {totals(daemon, used)}")
     daemon.ctl("evict", "--all")
-    expect(until(lambda: daemon.device()["block_bytes"] == 0), "blocks are left")
+    expect(until(lambda: not any(totals(daemon, STORE[:1])["block_bytes"])), "blocks are left")
     return slowest
 
 
@@ -263,6 +270,7 @@ def main():
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--every", type=float, default=1.5)
+    parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--child")
     parser.add_argument("--file")
     options = parser.parse_args()
@@ -279,7 +287,7 @@ def main():
         print(f"what glaked said meanwhile, the slowest time ({begin}, {slowest:.0f} ms):")
         print("\n".join(line for line in log.splitlines() if begin <= line[:23] <= end))
         n_loads = sum(" loaded '" in line for line in log.splitlines())
-        expect(n_loads == 1, f"the model was loaded {n_loads} times")
+        expect(n_loads == options.devices, f"the model was loaded {n_loads} times")
         expect(until(lambda: gpu_used_mib() <= before_mib + 64),
                f"{gpu_used_mib() - before_mib} MiB are left on the GPU")
     finally:
