@@ -3,12 +3,14 @@
 
     python3 tests/gpu/two.py [--only PART,...] [--seconds 8] [--mib 16]
 
-Parts, of which the first five call the driver themselves and run on cudasim as well (CUDASIM_DEVICES=2x4GiB):
+Parts, of which the first seven call the driver themselves and run on cudasim as well (CUDASIM_DEVICES=2x4GiB):
     copies     both ways between the GPUs, with and without peer access, while sources and destinations are
                sealed, written by API (which unseals) and put to sleep
+    kills      the same while glaked is killed, 20 times
     wake       one wake brings back the memory of both GPUs; it waits while either GPU is full, and hurts nobody
     quota      a limit of a tenant is one for each GPU
     crowd      programs that allocate on both GPUs under a limit, of which some are killed
+    places     memory made for one GPU while the other one's context is current, by all kinds of calls
     page       the map page has both GPUs, and who is on them
     kernels    PyTorch: kernels that read the other GPU's memory meanwhile
     stitch     PyTorch on both GPUs under --alloc=stitch, with copies between them
@@ -234,8 +236,9 @@ class Copies:
         while time.monotonic() < end:
             try:
                 self.counts["sealed"] += glake.seal(chance.sample(spans, 4)).sealed_bytes > 0
-            except OSError as error:
-                if error.errno != errno.EBUSY:
+            except Exception as error:
+                # Memory from before a restart of glaked stays private.
+                if getattr(error, "errno", 0) != errno.EBUSY and "since glaked was restarted" not in str(error):
                     raise
                 self.counts["busy"] += 1
             time.sleep(chance.random() * 0.02)
@@ -261,6 +264,91 @@ class Copies:
                 for ptr in made[device]:
                     self.compare(ptr, self.plain[ptr.value])
         return {**self.counts, "errors": self.errors}
+
+
+class Location(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
+
+
+class Prop(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int), ("handle_types", ctypes.c_int), ("location", Location),
+                ("win32", ctypes.c_void_p), ("flags", ctypes.c_ubyte * 8)]
+
+
+class Access(ctypes.Structure):
+    _fields_ = [("location", Location), ("flags", ctypes.c_int)]
+
+
+class Places:
+    """Memory of each GPU that was made while the other one's context was current."""
+
+    KINDS = ("created", "in_order", "from_pool")
+
+    def __init__(self, mib):
+        self.cuda, self.n_bytes, self.memory = Driver(), mib * MIB, []
+        self.streams = [self.cuda.stream(device) for device in range(2)]
+        for device in range(2):
+            self.cuda.use(device)
+            self.cuda.cuCtxEnablePeerAccess(self.cuda.contexts[1 - device], 0)
+
+    def make(self, kind, device):
+        self.cuda.use(1 - device)
+        ptr = getattr(self, kind)(device)
+        content = some_bytes(len(self.memory), self.n_bytes)
+        self.cuda.write(ptr, content)
+        self.memory.append((ptr, content))
+        where = ctypes.c_int()
+        self.cuda.cuPointerGetAttribute(ctypes.byref(where), 9, ptr)
+        return where.value
+
+    def created(self, device):
+        prop = Prop(1, 1, Location(1, device))
+        handle, ptr, size = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_size_t(self.n_bytes)
+        self.cuda.cuMemCreate(ctypes.byref(handle), size, ctypes.byref(prop), ctypes.c_uint64(0))
+        self.cuda.cuMemAddressReserve(ctypes.byref(ptr), size, ctypes.c_size_t(0), ctypes.c_uint64(0), ctypes.c_uint64(0))
+        self.cuda.cuMemMap(ptr, size, ctypes.c_size_t(0), handle, ctypes.c_uint64(0))
+        self.cuda.cuMemRelease(handle)
+        access = (Access * 2)(*[Access(Location(1, i), 3) for i in range(2)])
+        self.cuda.cuMemSetAccess(ptr, size, access, ctypes.c_size_t(2))
+        return ptr
+
+    def in_order(self, device):
+        ptr = ctypes.c_uint64()
+        self.cuda.cuMemAllocAsync(ctypes.byref(ptr), ctypes.c_size_t(self.n_bytes), self.streams[device])
+        self.cuda.cuStreamSynchronize(self.streams[device])
+        return ptr
+
+    def from_pool(self, device):
+        """In the order of the other GPU's stream."""
+        pool, ptr = ctypes.c_void_p(), ctypes.c_uint64()
+        self.cuda.cuDeviceGetDefaultMemPool(ctypes.byref(pool), device)
+        access = Access(Location(1, 1 - device), 3)
+        self.cuda.cuMemPoolSetAccess(pool, ctypes.byref(access), ctypes.c_size_t(1))
+        self.cuda.cuMemAllocFromPoolAsync(ctypes.byref(ptr), ctypes.c_size_t(self.n_bytes), pool, self.streams[1 - device])
+        self.cuda.cuStreamSynchronize(self.streams[1 - device])
+        return ptr
+
+    def seal(self):
+        """What is glaked's: a pool's memory, for another GPU's stream, is the driver's."""
+        import glake
+        return vars(glake.seal([(ptr.value, self.n_bytes) for ptr, _ in self.memory[:4]]))
+
+    def same(self):
+        """By both contexts."""
+        right = True
+        for device in range(2):
+            self.cuda.use(device)
+            right = right and all(self.cuda.read(ptr, len(content)) == content for ptr, content in self.memory)
+        return right
+
+    def write(self):
+        """By the context of the other GPU, by a set, which makes sealed memory private."""
+        for i, (ptr, content) in enumerate(self.memory):
+            self.cuda.use(i % 2)
+            self.cuda.cuMemsetD8_v2(ptr, i, ctypes.c_size_t(self.n_bytes))
+            self.cuda.cuCtxSynchronize()
+            self.memory[i] = (ptr, bytes([i]) * self.n_bytes)
+        return True
 
 
 class Churn:
@@ -502,6 +590,23 @@ def copies(options):
         end_well(daemon, [child])
 
 
+def kills(options):
+    from restart import kill
+    daemon = Daemon(READY.format(4), keeper=True)
+    child = program(daemon, "Copies", options.mib, 1)
+    child.tell("work", options.seconds)
+    chance, times, slept, end = random.Random(2), [], 0, time.monotonic() + options.seconds
+    while len(times) < 20 and time.monotonic() < end:
+        # One that was awake meanwhile does not sleep any more.
+        slept += not times and until(lambda: order(daemon, "sleep", child.process.pid)[0])
+        time.sleep(chance.random() * options.pause / 3)
+        times.append(kill(daemon))
+    result = child.hear("work") or {"errors": ["no answer"]}
+    judge("copies, glaked killed", {**result, "kills": len(times), "sleeps": slept}, "copies", "writes", "kills")
+    expect(child.ask("work", 1).get("wrong") == 0, "kills: other bytes afterwards")
+    end_well(daemon, [child])
+
+
 def wake(options):
     daemon = Daemon(READY.format(8) + 'tenants = ( { name = "default"; max_sessions = 100; } );\n')
     child, other = (program(daemon, "Holder", options.mib) for _ in range(2))
@@ -566,6 +671,33 @@ def crowd(options):
     expect(max(most) <= limit, f"crowd: {most} of {limit}")
     judge("crowd of six, two killed", {**sums, "MiB at most": max(most) >> 20}, "steps")
     end_well(daemon, children)
+
+
+def places(options):
+    daemon = Daemon(READY.format(4))
+    child = program(daemon, "Places", options.mib)
+    for kind in Places.KINDS:
+        for device in range(2):
+            before = reserved(daemon, child)
+            where = child.ask("make", kind, device)
+            expect(where == device, f"places: {kind}: made for GPU {device}, and it is on {where}")
+            after = reserved(daemon, child)
+            expect(after[1 - device] == before[1 - device], f"places: {kind}: for GPU {device}: {before} became {after}")
+            expect(kind == "from_pool" or after[device] == before[device] + options.mib * MIB,
+                   f"places: {kind}: for GPU {device}: {before} became {after}")
+    expect(child.ask("same") is True, "places: other bytes")
+    for step in ("seal", "sleep", "same", "write", "same", "seal", "write", "sleep", "same"):
+        if step == "sleep":
+            done, text = order(daemon, "sleep", child.process.pid)
+            expect(done, f"places: it does not sleep: {text}")
+            expect(not any(reserved(daemon, child)), f"places: asleep it has {reserved(daemon, child)}")
+        elif step == "seal":
+            sealed = child.ask("seal")
+            expect(sealed.get("sealed_bytes", 0) == 4 * options.mib * MIB, f"places: {sealed}")
+        else:
+            expect(child.ask(step) is True, f"places: {step}: other bytes")
+    print(f"places                   {', '.join(Places.KINDS)}: on their GPU, sealed, asleep, written, same bytes", flush=True)
+    end_well(daemon, [child])
 
 
 def page(options):
@@ -667,7 +799,7 @@ def model(options):
     daemon.stop()
 
 
-PARTS = {part.__name__: part for part in (copies, wake, quota, crowd, page, kernels, stitch, model)}
+PARTS = {part.__name__: part for part in (copies, kills, wake, quota, crowd, places, page, kernels, stitch, model)}
 
 
 def main():
