@@ -8,6 +8,7 @@ safetensors and transformers; fastsafetensors and runai-model-streamer are measu
 there. Starts its own glaked on a temporary socket. Exit 1 when something is wrong; no time decides.
 """
 import argparse
+import ctypes
 import json
 import os
 import signal
@@ -50,6 +51,15 @@ def expect(condition, what):
 def spread(values, digits=2):
     return (f"{statistics.median(values):.{digits}f} "
             f"({min(values):.{digits}f}..{max(values):.{digits}f})")
+
+
+def n_gpus():
+    """As the driver says; 0 without one."""
+    try:
+        cuda, count = ctypes.CDLL(os.environ.get("GLAKE_LIBCUDA") or "libcuda.so.1"), ctypes.c_int()
+    except OSError:
+        return 0
+    return count.value if cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
 
 
 class Daemon:
