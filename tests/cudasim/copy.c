@@ -71,7 +71,8 @@ static bool is_side_good(const struct copy *copy, const struct copy_side *side,
 	for (uint64_t z = 0; z < copy->depth; z++) {
 		for (uint64_t y = 0; y < copy->height; y++) {
 			if (!space_check(row_of(side, y, z), copy->width, want, SPACE_BY_API,
-			                 device)) {
+			                 device) ||
+			    (!copy->is_peer && !space_is_open_to(row_of(side, y, z), device, false))) {
 				return false;
 			}
 		}
@@ -247,6 +248,7 @@ CUresult cuMemcpyPeer(CUdeviceptr dst, CUcontext dst_ctx, CUdeviceptr src, CUcon
 		return CUDA_ERROR_INVALID_CONTEXT;
 	}
 	struct copy copy = row(device(dst), device(src), bytes);
+	copy.is_peer = true;
 	return copy_sync(&copy);
 }
 
@@ -258,5 +260,6 @@ CUresult cuMemcpyPeerAsync(CUdeviceptr dst, CUcontext dst_ctx, CUdeviceptr src, 
 		return CUDA_ERROR_INVALID_CONTEXT;
 	}
 	struct copy copy = row(device(dst), device(src), bytes);
+	copy.is_peer = true;
 	return copy_async(&copy, stream);
 }

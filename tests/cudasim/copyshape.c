@@ -138,19 +138,21 @@ static CUDA_MEMCPY3D from_peers(const CUDA_MEMCPY3D_PEER *peers)
 	};
 }
 
-static CUresult shape_sync(const CUDA_MEMCPY3D *shape)
+static CUresult shape_sync(const CUDA_MEMCPY3D *shape, bool is_peer)
 {
 	struct copy copy;
 	CUresult err = copy_from_shape(shape, &copy);
 
+	copy.is_peer = is_peer;
 	return err == CUDA_SUCCESS ? copy_sync(&copy) : err;
 }
 
-static CUresult shape_async(const CUDA_MEMCPY3D *shape, CUstream stream)
+static CUresult shape_async(const CUDA_MEMCPY3D *shape, CUstream stream, bool is_peer)
 {
 	struct copy copy;
 	CUresult err = copy_from_shape(shape, &copy);
 
+	copy.is_peer = is_peer;
 	return err == CUDA_SUCCESS ? copy_async(&copy, stream) : err;
 }
 
@@ -160,7 +162,7 @@ static CUresult plane_sync(const CUDA_MEMCPY2D *plane)
 		return CUDA_ERROR_INVALID_VALUE;
 	}
 	CUDA_MEMCPY3D shape = from_plane(plane);
-	return shape_sync(&shape);
+	return shape_sync(&shape, false);
 }
 
 CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D *plane)
@@ -182,19 +184,19 @@ CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *plane, CUstream stream)
 		return CUDA_ERROR_INVALID_VALUE;
 	}
 	CUDA_MEMCPY3D shape = from_plane(plane);
-	return shape_async(&shape, stream);
+	return shape_async(&shape, stream, false);
 }
 
 CUresult cuMemcpy3D_v2(const CUDA_MEMCPY3D *shape)
 {
 	ENTER(cuMemcpy3D_v2);
-	return shape_sync(shape);
+	return shape_sync(shape, false);
 }
 
 CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *shape, CUstream stream)
 {
 	ENTER(cuMemcpy3DAsync_v2);
-	return shape_async(shape, stream);
+	return shape_async(shape, stream, false);
 }
 
 static bool has_contexts(const CUDA_MEMCPY3D_PEER *peers)
@@ -209,7 +211,7 @@ CUresult cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER *peers)
 		return peers ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_INVALID_VALUE;
 	}
 	CUDA_MEMCPY3D shape = from_peers(peers);
-	return shape_sync(&shape);
+	return shape_sync(&shape, true);
 }
 
 CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER *peers, CUstream stream)
@@ -219,7 +221,7 @@ CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER *peers, CUstream stream)
 		return peers ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_INVALID_VALUE;
 	}
 	CUDA_MEMCPY3D shape = from_peers(peers);
-	return shape_async(&shape, stream);
+	return shape_async(&shape, stream, true);
 }
 
 /* A batch may not be on the legacy default stream, and each copy must have attributes, which count from an index on. */

@@ -57,7 +57,8 @@ static CUresult check(const struct set *set, enum space_access access, unsigned 
 	for (uint64_t row = 0; row < set->n_rows; row++) {
 		uint64_t dst = set->dst + row * set->pitch;
 		if (!space_is_known(dst) ||
-		    !space_check(dst, set->row_bytes, access, SPACE_BY_API, device)) {
+		    !space_check(dst, set->row_bytes, access, SPACE_BY_API, device) ||
+		    !space_is_open_to(dst, device, true)) {
 			return CUDA_ERROR_INVALID_VALUE;
 		}
 	}

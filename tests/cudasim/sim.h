@@ -366,6 +366,11 @@ enum space_view {
  */
 bool space_resolve(uint64_t addr, uint64_t bytes, enum space_access want, enum space_view view,
                    unsigned device, uint8_t **host_out, uint64_t *n_out);
+/*
+ * Do copies (or sets) of a context of @device take the address, as the driver 580.159 does on two H200s without peer access?
+ * Not memory that is mapped and not opened to @device; and sets nothing that another device allocated. Takes the lock itself.
+ */
+bool space_is_open_to(uint64_t addr, unsigned device, bool is_set);
 /* Is the whole range reachable? Takes the lock itself. */
 bool space_check(uint64_t addr, uint64_t bytes, enum space_access want, enum space_view view,
                  unsigned device);

@@ -258,6 +258,21 @@ bool space_check(uint64_t addr, uint64_t bytes, enum space_access want, enum spa
 	return ok;
 }
 
+bool space_is_open_to(uint64_t addr, unsigned device, bool is_set)
+{
+	bool is_open = true;
+
+	space_lock_read();
+	struct mapping *m = space_find(addr);
+	if (m && m->kind == SPACE_VMM && !m->on_host) {
+		is_open = m->access[device] != SPACE_NONE;
+	} else if (m && m->kind == SPACE_ALLOC && is_set) {
+		is_open = m->device == device || is_peer(m, device) || m->access[device] != SPACE_NONE;
+	}
+	space_unlock();
+	return is_open;
+}
+
 bool space_is_known(uint64_t addr)
 {
 	space_lock_read();

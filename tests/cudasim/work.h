@@ -63,6 +63,7 @@ struct copy {
 	uint64_t width; /* bytes of a row */
 	uint64_t height;
 	uint64_t depth;
+	bool is_peer; /* its call names the contexts of both sides */
 };
 
 /* Can the copy be submitted in a context of @device? Fills in is_pageable. */

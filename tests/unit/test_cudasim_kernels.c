@@ -315,6 +315,44 @@ START_TEST(sets_meet_addresses_that_are_gone)
 }
 END_TEST
 
+/* As the driver 580.159 does on two H200s. */
+START_TEST(copies_reach_what_other_devices_allocate_but_not_what_they_map)
+{
+	CUcontext first = driver_begin("2x64MiB"), second;
+	CUmemGenericAllocationHandle handle;
+	CUdeviceptr mapped;
+	CUmemAccessDesc desc = {
+		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 1},
+		.flags = READ_WRITE,
+	};
+	uint32_t word = 7;
+
+	ck_ok(cu.DevicePrimaryCtxRetain(&second, 1));
+	ck_ok(chunk_try(1, GRANULE, &handle));
+	ck_ok(cu.MemAddressReserve(&mapped, GRANULE, 0, 0, 0));
+	ck_ok(cu.MemMap(mapped, GRANULE, 0, handle, 0));
+	ck_ok(cu.MemSetAccess(mapped, GRANULE, &desc, 1));
+	ck_ok(cu.CtxSetCurrent(second));
+	CUdeviceptr there = alloc(64);
+	ck_ok(cu.MemsetD8_v2(mapped, 3, 64));
+	ck_ok(cu.CtxSetCurrent(first));
+	CUdeviceptr here = alloc(64);
+	ck_ok(cu.MemcpyHtoD_v2(there, &word, 4));
+	ck_ok(cu.MemcpyDtoH_v2(&word, there, 4));
+	ck_cu(cu.MemsetD8_v2(there, 1, 4), CUDA_ERROR_INVALID_VALUE);
+	ck_cu(cu.MemcpyHtoD_v2(mapped, &word, 4), CUDA_ERROR_INVALID_VALUE);
+	ck_cu(cu.MemcpyDtoH_v2(&word, mapped, 4), CUDA_ERROR_INVALID_VALUE);
+	ck_cu(cu.MemcpyDtoD_v2(here, mapped, 4), CUDA_ERROR_INVALID_VALUE);
+	ck_cu(cu.MemsetD8_v2(mapped, 1, 4), CUDA_ERROR_INVALID_VALUE);
+	ck_ok(cu.MemcpyPeer(here, first, mapped, second, 64));
+	ck_assert_uint_eq(read_u32(here), 0x03030303);
+	desc.location.id = 0;
+	ck_ok(cu.MemSetAccess(mapped, GRANULE, &desc, 1));
+	ck_ok(cu.MemsetD8_v2(mapped, 1, 4));
+	ck_assert_uint_eq(read_u32(mapped), 0x01010101);
+}
+END_TEST
+
 START_TEST(devices_reach_what_they_may)
 {
 	CUcontext first = driver_begin("2x64MiB"), second;
