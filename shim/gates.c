@@ -16,6 +16,7 @@
 #include "shim/kernels.h"
 #include "shim/learn.h"
 #include "shim/order.h"
+#include "shim/reach.h"
 #include "shim/writes.h"
 
 /* @flags, here and below: not 0 if the default stream is the thread's. */
@@ -200,21 +201,24 @@ static inline void look_at_stream(CUstream stream, bool is_per_thread)
 		struct writes_span sealed_ = {.n_bytes = 0}; \
 		ENTER \
 		note; \
-		while (writes_are_watched() && (sealed_ = writes_##find where).n_bytes > 0 && \
-		       writes_give_copies(&thread_, sealed_, stream, flags, &result)) { \
-		} \
-		if (result == CUDA_SUCCESS) { \
-			look_at_stream(stream, flags); \
-			fills_##find(capture_may_have(stream, (flags) ? GLAKE_PER_THREAD : 0), \
-			             LIST where); \
-			result = real_##symbol arguments; \
-			if (__builtin_expect(result == CUDA_ERROR_INVALID_VALUE, 0) && \
-			    sealed_.n_bytes > 0) { \
-				result = writes_refused(result, sealed_, stream, flags); \
+		do { \
+			while (writes_are_watched() && (sealed_ = writes_##find where).n_bytes > 0 && \
+			       writes_give_copies(&thread_, sealed_, stream, flags, &result)) { \
 			} \
-		} else if (!thread_) { \
-			return result; \
-		} \
+			if (result == CUDA_SUCCESS) { \
+				look_at_stream(stream, flags); \
+				fills_##find(capture_may_have(stream, (flags) ? GLAKE_PER_THREAD : 0), \
+				             LIST where); \
+				result = real_##symbol arguments; \
+				if (__builtin_expect(result == CUDA_ERROR_INVALID_VALUE, 0) && \
+				    sealed_.n_bytes > 0) { \
+					result = writes_refused(result, sealed_, stream, flags); \
+				} \
+			} else if (!thread_) { \
+				return result; \
+			} \
+		} while (__builtin_expect(result == CUDA_ERROR_INVALID_VALUE, 0) && \
+		         reach_others(&thread_, &result)); \
 		gate_leave(thread_); \
 		return fault_look(result); \
 	}

@@ -291,3 +291,9 @@ CUresult heap_add_peer(CUdevice device, CUdevice reader)
 	return glake__space_add_reader(device, reader) == 0 ? CUDA_SUCCESS
 	                                                    : CUDA_ERROR_OUT_OF_MEMORY;
 }
+
+bool heap_is_closed_to(CUdevice device, CUdevice reader)
+{
+	return device >= 0 && device < SHIM_MAX_DEVICES && reader >= 0 && reader < SHIM_MAX_DEVICES &&
+	       glake__space_is_closed_to(device, reader);
+}

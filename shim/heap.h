@@ -97,4 +97,7 @@ void heap_release_ctx(CUcontext ctx, uint64_t generation);
  */
 CUresult heap_add_peer(CUdevice device, CUdevice reader);
 
+/* Is there memory of glaked on @device that @reader may not access? */
+bool heap_is_closed_to(CUdevice device, CUdevice reader);
+
 #endif

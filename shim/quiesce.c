@@ -13,6 +13,7 @@ struct pair {
 	CUcontext maker;
 	CUcontext reader;
 	uint64_t generation; /* of maker and reader */
+	unsigned n;          /* access was given so often */
 	struct pair *next;   /* link: pairs */
 };
 
@@ -103,11 +104,12 @@ bool quiesce_add_reader(CUcontext maker, CUcontext reader)
 	if (!pair) {
 		return false;
 	}
-	*pair = (struct pair){.maker = maker, .reader = reader, .generation = context_generation()};
+	*pair = (struct pair){.maker = maker, .reader = reader, .generation = context_generation(), .n = 1};
 	pthread_mutex_lock(&lock);
 	struct pair **link = link_of(maker, reader);
 	if (*link) {
-		/* The older pair is of contexts that have ended, or access was given twice. */
+		/* Access was given twice; or the older pair is of contexts that have ended: then a wait too many is made. */
+		pair->n += (*link)->n;
 		drop(link);
 	}
 	pair->next = pairs;
@@ -121,7 +123,7 @@ void quiesce_drop_reader(CUcontext maker, CUcontext reader)
 {
 	pthread_mutex_lock(&lock);
 	struct pair **link = link_of(maker, reader);
-	if (*link) {
+	if (*link && --(*link)->n == 0) {
 		drop(link);
 	}
 	pthread_mutex_unlock(&lock);

@@ -21,7 +21,7 @@ CUresult quiesce_ctx(CUcontext ctx);
 
 /* Context @reader may access the memory of context @maker. False: no host memory to note it. */
 bool quiesce_add_reader(CUcontext maker, CUcontext reader);
-/* @reader may no longer access it. */
+/* Access that was given once is taken away. */
 void quiesce_drop_reader(CUcontext maker, CUcontext reader);
 /* Context @ctx has ended: forget its pairs from before @generation (context.h). */
 void quiesce_drop_ctx(CUcontext ctx, uint64_t generation);

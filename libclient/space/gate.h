@@ -68,4 +68,7 @@ int glake__space_start(const char *libcuda, const struct glake__gate *gate);
  */
 int glake__space_add_reader(int device, int reader);
 
+/* Is there private memory of @device that @reader may not access? */
+bool glake__space_is_closed_to(int device, int reader);
+
 #endif

@@ -931,3 +931,14 @@ int glake__space_add_reader(int device, int reader)
 	glake__unlock();
 	return r;
 }
+
+bool glake__space_is_closed_to(int device, int reader)
+{
+	glake__lock();
+	const struct glake__range *at = glake__space.ranges;
+	while (at && !(at->use->is_private && at->device == device && !(at->readers >> reader & 1))) {
+		at = at->next;
+	}
+	glake__unlock();
+	return at != NULL;
+}
