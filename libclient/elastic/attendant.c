@@ -55,8 +55,7 @@ static void *run(void *user)
 	bool goes_on = true;
 	while (goes_on && !attendant->thread.is_over) {
 		struct glake_elastic_request request;
-		poll(ready, 2, -1);
-		if (ready[1].revents && !attendant->thread.is_over) {
+		if (poll(ready, 2, -1) > 0 && ready[1].revents && !attendant->thread.is_over) {
 			goes_on = hear(attendant, &request) && answer(attendant, &request);
 		}
 	}
