@@ -446,7 +446,7 @@ def plain(m):
     """If one rank cannot, none does, with a word about why."""
     for changes, why in (
             ({"why": ("", "it has no cache")}, "KV memory is plain: rank 1: it has no cache"),
-            ({"elsewhere": ("", "blocks lie elsewhere")}, "rank 1: blocks lie elsewhere: all KV memory is committed")):
+            ({"elsewhere": ("", "blocks lie elsewhere")}, "KV memory is plain: rank 1: blocks lie elsewhere")):
         assert not m.start(m.configs(**changes))
         assert why in m.lines[-1], m.lines
     assert all(len(m.rank_held(rank)) == 16 for rank in range(N_RANKS))

@@ -157,7 +157,7 @@ class Arena:
     def is_elastic(self) -> bool:
         why = self.why_plain()
         if why:
-            logger.warning("glake: %s: all KV memory is committed", why)
+            logger.warning("glake: KV memory is plain: %s", why)
             self.make_plain()
         return not why
 

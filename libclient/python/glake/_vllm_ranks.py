@@ -42,7 +42,7 @@ class Answer(NamedTuple):
     n: int
     passed: int
     states: bytes
-    stats: Dict[str, int]
+    stats: _lib.ElasticStats
 
 
 class Line:
@@ -77,8 +77,7 @@ class Line:
         reply = _lib.ElasticReply.from_buffer_copy(data)
         if reply.number != self._number:
             raise Gone("a rank answers what it was not asked")
-        stats = {name: getattr(reply.stats, name) for name, _ in reply.stats._fields_ if name != "size"}
-        return Answer(reply.result, reply.n, reply.passed, data[ctypes.sizeof(reply):], stats)
+        return Answer(reply.result, reply.n, reply.passed, data[ctypes.sizeof(reply):], reply.stats)
 
     def close(self) -> None:
         self._socket.close()
@@ -308,7 +307,8 @@ class Ranks:
         with self._lock:
             answers = self._all(LOOK, 0, 0) or [None]
             known = [answer.stats for answer in answers if answer]
-            total = {name: sum(stats[name] for stats in known) for name in known[0]} if known else {}
+            total = {name: sum(getattr(stats, name) for stats in known)
+                     for name, _ in _lib.ElasticStats._fields_ if name != "size"}
             if len(known) < len(answers):
                 self._n_unknown -= 1
                 total["n_ahead"] = self._n_unknown

@@ -183,7 +183,7 @@ class Workers:
         except (Gone, OSError, KeyError) as error:
             why = str(error)
         if why:
-            logger.warning("glake: %s: all KV memory is committed", why)
+            logger.warning("glake: KV memory is plain: %s", why)
             self._run(make_plain)
         return not why
 
