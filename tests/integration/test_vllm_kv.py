@@ -814,6 +814,7 @@ class Vllm:
         import ctypes
 
         import glake._vllm_kv as kv
+        import glake._vllm_workers as workers
         vllm, machine, torch = self, self.machine, self.torch
         self.modules()
 
@@ -824,10 +825,15 @@ class Vllm:
             def initialize_from_config(self, configs):
                 self.views = vllm.allocate(runner, configs[0])
 
+            def collective_rpc(self, function, args=(), non_block=False, unique_reply_rank=None):
+                """Of several processes: the only worker is this one."""
+                return [function(types.SimpleNamespace(global_rank=0, vllm_config=self.vllm_config), *args)]
+
         class Scheduler(machine.cache.Engine):
             def __init__(self, config):
                 from glake._vllm_blocks import Layout
                 arena = kv._unadopted[-1] if kv._unadopted else None
+                arena = arena if hasattr(arena, "elastic") else workers._range.arena
                 elastic = arena.elastic if arena else None
                 layout = arena.plan.layout if arena else Layout(64, MIB // 2, CHUNK)
                 machine.layout, machine.elastic, machine.one, self.vllm_config = layout, elastic, self, config
@@ -848,7 +854,7 @@ class Vllm:
             return tensor
 
         log = mock.MagicMock()
-        with mock.patch.multiple(kv, tensor_at=tensor_at, start_cuda=lambda ordinal: None, logger=log,
+        with mock.patch.object(workers, "logger", log), mock.patch.multiple(kv, tensor_at=tensor_at, start_cuda=lambda ordinal: None, logger=log,
                                  check_number=lambda session, ordinal: None), \
                 mock.patch.object(torch.cuda, "current_device", return_value=0), \
                 mock.patch.object(torch.cuda, "synchronize"), \
@@ -856,6 +862,9 @@ class Vllm:
             executor = UniProcExecutor(config)
             executor.initialize_from_config([planned])
             scheduler = Scheduler(config)
+        if type(executor).__name__ == "MultiprocExecutor":
+            # The engine asks it still.
+            scheduler.executor = executor
         self.lines = [call.args[0] % call.args[1:] for call in log.method_calls]
         if hasattr(scheduler, "kv_cache_manager") and kv._arenas:
             machine.steps = kv._arenas[-1]._steps
@@ -884,6 +893,31 @@ def allocated(m):
         Vllm(m).start(runner)
         assert not old._handle and len(kv._arenas) == 1
         kv._arenas.clear()
+
+
+def allocated_by_worker(m):
+    """The same where the worker could be another process."""
+    import torch
+
+    from glake._vllm_ranks import Ranks
+    stream = types.SimpleNamespace(cuda_stream=0)
+    for runner in ("v1", "v2"):
+        with mock.patch.object(torch.cuda, "current_stream", lambda ordinal: stream):
+            vllm = Vllm(m)
+            views, engine = vllm.start(runner, executor="MultiprocExecutor")
+            assert vllm.lines == ["glake: KV memory is elastic: at most 16 steps of 4 MiB, in each of 1 ranks"], vllm.lines
+            assert [views[name].data_ptr() for name in vllm.layers] == [m.elastic.ptr(0, lane) for lane in range(LANES)]
+            engine.glake = engine.pool.glake_cache
+            assert isinstance(m.steps._elastic, Ranks)
+            engine.add(prompt(1, 100), [7] * 8)
+            m.finish()
+            m.check()
+            assert engine.n_done == 1 and m.held() == [0]
+    # A worker that finds its blocks elsewhere.
+    if vllm.is_old:
+        Backend.keys_first = True
+        views, engine = vllm.start("v2", executor="MultiprocExecutor")
+        assert "plain: rank 0: blocks of this vLLM lie elsewhere" in vllm.lines[0] and type(engine.pool).__name__ == "BlockPool", vllm.lines
 
 
 def refused(m):
@@ -1176,6 +1210,9 @@ class Doors(unittest.TestCase):
 class Allocation(Case):
     def test_the_cache_is_the_range(self):
         self.each(allocated)
+
+    def test_the_cache_is_the_range_of_a_worker(self):
+        self.each(allocated_by_worker)
 
     def test_what_is_not_served_is_plain(self):
         self.each(refused)
