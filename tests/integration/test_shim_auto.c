@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Programs whose equal memory becomes one copy without anybody asking (tests/shim/auto.c), and that nothing is lost by it.
- *
- * $GLAKE_RANDOM_SEED (printed) and $GLAKE_RANDOM_SECONDS.
  */
 #include <grp.h>
 #include <stdlib.h>
 #include <time.h>
 
 #include "tests/check_glake.h"
+#include "tests/harness/churn.h"
 #include "tests/harness/readers.h"
 #include "tests/harness/run.h"
 #include "tests/harness/world.h"
@@ -422,30 +421,15 @@ START_TEST(tables_are_checked)
 }
 END_TEST
 
-static unsigned number_of(const char *name, unsigned otherwise)
-{
-	const char *value = getenv(name);
-	return value && *value ? (unsigned)strtoul(value, NULL, 10) : otherwise;
-}
-
 START_TEST_WITH(no_byte_is_lost_at_random, .timeout_s = 300)
 {
-	unsigned seed = number_of("GLAKE_RANDOM_SEED", (unsigned)time(NULL));
-	char seconds[16];
-	snprintf(seconds, sizeof(seconds), "%u", number_of("GLAKE_RANDOM_SECONDS", 5));
+	unsigned seed = churn_seed();
 	struct run runs[2];
 	setenv("GLAKE_DEDUP_QUIET_MS", "20", 1);
-	printf("GLAKE_RANDOM_SEED=%u\n", seed);
-	fflush(stdout);
 	for (unsigned i = 0; i < 2; i++) {
-		char text[16];
-		snprintf(text, sizeof(text), "%u", seed + i);
-		run_start(&runs[i], "GLAKE_DEDUP=auto", run_in_build("tests/shim/auto"), "random",
-		          text, seconds, NULL);
+		churn_start(&runs[i], "GLAKE_DEDUP=auto", "tests/shim/auto", seed + i,
+		            churn_seconds(5));
 	}
-	for (unsigned i = 0; i < 2; i++) {
-		run_end_well(&runs[i]);
-		printf("%s", runs[i].text);
-	}
+	churn_end(runs, 2);
 }
 END_TEST

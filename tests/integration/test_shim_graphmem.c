@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include "tests/check_glake.h"
+#include "tests/harness/churn.h"
 #include "tests/harness/run.h"
 #include "tests/harness/world.h"
 
@@ -100,18 +101,9 @@ END_TEST
 START_TEST_WITH(random_graphs_keep_every_byte, .timeout_s = 300)
 {
 	struct run run;
-	char words[16];
-	const char *wanted = getenv("GLAKE_RANDOM_SEED");
-	unsigned seed = wanted && *wanted ? (unsigned)strtoul(wanted, NULL, 10)
-	                                  : (unsigned)time(NULL);
-	snprintf(words, sizeof(words), "%u", seed);
-	printf("GLAKE_RANDOM_SEED=%u\n", seed);
-	fflush(stdout);
 	world_begin(.config = "tenants = ({ name = \"default\"; device_bytes = \"20MiB\"; });",
 	            .devices = "1x1GiB");
-	run_start(&run, "GLAKE_ALLOC=stitch", run_in_build("tests/shim/graphmem_random"), words,
-	          "3000", NULL);
-	run_end_well(&run);
-	printf("%s", run.text);
+	churn_start(&run, "GLAKE_ALLOC=stitch", "tests/shim/graphmem_random", churn_seed(), 3000);
+	churn_end(&run, 1);
 }
 END_TEST

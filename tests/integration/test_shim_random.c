@@ -6,15 +6,12 @@
  * its own memory: reservations, chunks it has made, mapped (also twice), exported and imported, and
  * allocations. It does random things and compares results and bytes with the model. Meanwhile a thread
  * seals their allocations, and replaces the chunks of all of them at the same addresses. No program may notice.
- *
- * $GLAKE_RANDOM_SEED (printed; threads make each run different all the same) and $GLAKE_RANDOM_SECONDS.
  */
 #include <cuda.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "libclient/space/owner.h"
@@ -30,6 +27,7 @@
 #include "proto/fdlist.h"
 #include "shim/connection.h"
 #include "tests/check_glake.h"
+#include "tests/harness/churn.h"
 #include "tests/harness/harness.h"
 #include "tests/spin.h"
 
@@ -104,15 +102,11 @@ struct program {
 	uint32_t words[PAGE_WORDS];
 };
 
-static unsigned pick(struct program *program, unsigned n)
-{
-	return (unsigned)rand_r(&program->seed) % n;
-}
-
 static uint32_t new_value(struct program *program)
 {
 	/* Some are equal, for sealing to find. */
-	return pick(program, 2) ? pick(program, 4) : pick(program, 1u << 30);
+	return churn_pick(&program->seed, 2) ? churn_pick(&program->seed, 4)
+	                                     : churn_pick(&program->seed, 1u << 30);
 }
 
 /* ---- bytes ------------------------------------------------------------------------------------ */
@@ -121,15 +115,11 @@ static void expect_words(struct program *program, CUdeviceptr ptr, size_t n_byte
 {
 	for (size_t at = 0; at < n_bytes; at += PAGE) {
 		size_t n = n_bytes - at < PAGE ? n_bytes - at : PAGE;
-		size_t n_equal = 0;
 		ck_ok(cuMemcpyDtoHAsync(program->words, ptr + at, n, program->stream));
 		ck_ok(cuStreamSynchronize(program->stream));
-		while (n_equal < n / 4 && program->words[n_equal] == value) {
-			n_equal++;
-		}
-		ck_assert_msg(n_equal == n / 4, "0x%llx + 0x%zx: 0x%x, not 0x%x",
-		              (unsigned long long)ptr, at + n_equal * 4, program->words[n_equal],
-		              value);
+		size_t wrong = churn_wrong_at(program->words, n, value);
+		ck_assert_msg(wrong == n, "0x%llx + 0x%zx: 0x%x, not 0x%x", (unsigned long long)ptr,
+		              at + wrong, program->words[wrong / 4], value);
 	}
 }
 
@@ -194,9 +184,7 @@ static void copy_words(struct program *program, CUdeviceptr ptr, size_t n_bytes,
 {
 	for (size_t at = 0; at < n_bytes; at += PAGE) {
 		size_t n = n_bytes - at < PAGE ? n_bytes - at : PAGE;
-		for (size_t i = 0; i < n / 4; i++) {
-			program->words[i] = value;
-		}
+		churn_fill(program->words, n, value);
 		while (!is_done(cuMemcpyHtoD(ptr + at, program->words, n))) {
 		}
 	}
@@ -210,9 +198,9 @@ static void write_words(struct program *program, CUdeviceptr ptr, size_t n_bytes
                         bool may_launch)
 {
 	uint64_t n_words = n_bytes / 4;
-	uint32_t by = 1 + pick(program, 9);
+	uint32_t by = 1 + churn_pick(&program->seed, 9);
 	void *params[] = {&ptr, &n_words, &by};
-	unsigned how = pick(program, may_launch ? 3 : 2);
+	unsigned how = churn_pick(&program->seed, may_launch ? 3 : 2);
 	*value = how == 2 ? *value + by : new_value(program);
 	if (how == 0) {
 		set_words(program, ptr, n_bytes, *value);
@@ -229,12 +217,12 @@ static void write_words(struct program *program, CUdeviceptr ptr, size_t n_bytes
 
 static struct object *pick_object(struct program *program)
 {
-	return &program->objects[pick(program, N_OBJECTS)];
+	return &program->objects[churn_pick(&program->seed, N_OBJECTS)];
 }
 
 static struct reservation *pick_reservation(struct program *program)
 {
-	return &program->reservations[pick(program, N_RANGES)];
+	return &program->reservations[churn_pick(&program->seed, N_RANGES)];
 }
 
 /* Nobody has it any more. */
@@ -256,7 +244,8 @@ static void step_create(struct program *program)
 		.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
 		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = program->device},
 	};
-	*object = (struct object){.n_pages = 1 + pick(program, MAX_OBJECT_PAGES), .n_handles = 1};
+	*object = (struct object){.n_pages = 1 + churn_pick(&program->seed, MAX_OBJECT_PAGES),
+	                          .n_handles = 1};
 	ck_ok(cuMemCreate(&object->handles[0], object->n_pages * PAGE, &properties, 0));
 }
 
@@ -290,7 +279,7 @@ static void step_import(struct program *program)
 static void step_reserve(struct program *program)
 {
 	struct reservation *reservation = pick_reservation(program);
-	size_t alignment = pick(program, 2) ? 0 : 64 * MIB;
+	size_t alignment = churn_pick(&program->seed, 2) ? 0 : 64 * MIB;
 	bool is_empty = true;
 	if (!reservation->ptr) {
 		ck_ok(cuMemAddressReserve(&reservation->ptr, N_PAGES * PAGE, alignment, 0, 0));
@@ -320,7 +309,7 @@ static void set_access(struct program *program, CUdeviceptr ptr, unsigned n_page
 		access[i].location.type = CU_MEM_LOCATION_TYPE_DEVICE;
 		access[i].location.id = i == 0 ? program->device : 1 - program->device;
 	}
-	if (pick(program, 2)) {
+	if (churn_pick(&program->seed, 2)) {
 		ck_ok(cuMemSetAccess(ptr, n_pages * PAGE, access, 2));
 	} else {
 		if (!is_fresh || page->has_peer) {
@@ -347,16 +336,17 @@ static void step_map(struct program *program)
 	if (object->n_handles == 0 || !reservation->ptr) {
 		return;
 	}
-	unsigned first = pick(program, N_PAGES - object->n_pages + 1);
+	unsigned first = churn_pick(&program->seed, N_PAGES - object->n_pages + 1);
 	CUdeviceptr ptr = reservation->ptr + first * PAGE;
-	CUmemGenericAllocationHandle handle = object->handles[pick(program, object->n_handles)];
+	CUmemGenericAllocationHandle handle =
+		object->handles[churn_pick(&program->seed, object->n_handles)];
 	if (!is_free(reservation, first, object->n_pages)) {
 		ck_refused(cuMemMap(ptr, object->n_pages * PAGE, 0, handle, 0));
 		return;
 	}
 	ck_ok(cuMemMap(ptr, object->n_pages * PAGE, 0, handle, 0));
-	struct page page = {.object = object, .has_peer = pick(program, 2)};
-	page.may_write = pick(program, 4) > 0;
+	struct page page = {.object = object, .has_peer = churn_pick(&program->seed, 2)};
+	page.may_write = churn_pick(&program->seed, 4) > 0;
 	set_access(program, ptr, object->n_pages, &page, true);
 	object->n_mappings++;
 	for (; page.index < object->n_pages; page.index++) {
@@ -364,7 +354,7 @@ static void step_map(struct program *program)
 	}
 	/* Fresh memory is of zeroes, and so it stays until it is written. */
 	expect_page(program, reservation, first);
-	if (object->n_handles == 1 && pick(program, 3) > 0) {
+	if (object->n_handles == 1 && churn_pick(&program->seed, 3) > 0) {
 		ck_ok(cuMemRelease(object->handles[--object->n_handles]));
 	}
 }
@@ -374,7 +364,7 @@ static bool pick_mapping(struct program *program, struct reservation **reservati
                          unsigned *first_out)
 {
 	struct reservation *reservation = pick_reservation(program);
-	unsigned i = pick(program, N_PAGES);
+	unsigned i = churn_pick(&program->seed, N_PAGES);
 	const struct page *page = &reservation->pages[i];
 	if (!page->object) {
 		return false;
@@ -409,8 +399,8 @@ static void step_access(struct program *program)
 	}
 	struct page page = reservation->pages[first];
 	CUdeviceptr ptr = reservation->ptr + first * PAGE;
-	page.may_write = pick(program, 3) > 0;
-	page.has_peer = pick(program, 2);
+	page.may_write = churn_pick(&program->seed, 3) > 0;
+	page.has_peer = churn_pick(&program->seed, 2);
 	set_access(program, ptr, page.object->n_pages, &page, false);
 	for (; page.index < page.object->n_pages; page.index++) {
 		reservation->pages[first + page.index] = page;
@@ -442,7 +432,7 @@ static void step_write(struct program *program)
 		return;
 	}
 	struct object *object = reservation->pages[first].object;
-	unsigned i = pick(program, object->n_pages);
+	unsigned i = churn_pick(&program->seed, object->n_pages);
 	write_words(program, reservation->ptr + (first + i) * PAGE, PAGE, &object->values[i],
 	            !seals_mappings);
 	expect_page(program, reservation, first + i);
@@ -453,7 +443,7 @@ static void step_write(struct program *program)
 static void step_alloc(struct program *program)
 {
 	static const size_t sizes[] = {4096, MIB, 2 * MIB, 3 * MIB, 6 * MIB};
-	struct buffer *buffer = &program->buffers[pick(program, N_BUFFERS)];
+	struct buffer *buffer = &program->buffers[churn_pick(&program->seed, N_BUFFERS)];
 	if (buffer->ptr) {
 		expect_words(program, buffer->ptr, buffer->n_bytes, buffer->value);
 		ck_ok(buffer->is_async ? cuMemFreeAsync(buffer->ptr, program->stream)
@@ -461,8 +451,8 @@ static void step_alloc(struct program *program)
 		buffer->ptr = 0;
 		return;
 	}
-	buffer->n_bytes = sizes[pick(program, 5)];
-	buffer->is_async = pick(program, 2);
+	buffer->n_bytes = sizes[churn_pick(&program->seed, 5)];
+	buffer->is_async = churn_pick(&program->seed, 2);
 	ck_ok(buffer->is_async ? cuMemAllocAsync(&buffer->ptr, buffer->n_bytes, program->stream)
 	                       : cuMemAlloc(&buffer->ptr, buffer->n_bytes));
 	buffer->value = new_value(program);
@@ -472,7 +462,7 @@ static void step_alloc(struct program *program)
 
 static void step_use(struct program *program)
 {
-	struct buffer *buffer = &program->buffers[pick(program, N_BUFFERS)];
+	struct buffer *buffer = &program->buffers[churn_pick(&program->seed, N_BUFFERS)];
 	if (buffer->ptr) {
 		/* It may be sealed: a kernel would fault. */
 		write_words(program, buffer->ptr, buffer->n_bytes, &buffer->value, false);
@@ -483,9 +473,9 @@ static void step_use(struct program *program)
 /* Another process may have it from now on. */
 static void step_share(struct program *program)
 {
-	struct buffer *buffer = &program->buffers[pick(program, N_BUFFERS)];
+	struct buffer *buffer = &program->buffers[churn_pick(&program->seed, N_BUFFERS)];
 	CUipcMemHandle name;
-	if (buffer->ptr && !buffer->is_async && pick(program, 4) == 0) {
+	if (buffer->ptr && !buffer->is_async && churn_pick(&program->seed, 4) == 0) {
 		ck_ok(cuIpcGetMemHandle(&name, buffer->ptr));
 	}
 }
@@ -546,7 +536,7 @@ static void *run_program(void *argument)
 	struct program *program = argument;
 	enter_context(program);
 	for (unsigned i = 0; !is_over; i++) {
-		steps[pick(program, sizeof(steps) / sizeof(steps[0]))](program);
+		steps[churn_pick(&program->seed, sizeof(steps) / sizeof(steps[0]))](program);
 		ck_assert(glake__space_is_valid());
 		if (i % 64 == 0) {
 			expect_all(program);
@@ -786,9 +776,9 @@ static void replace_on_and_on(unsigned seed, uint64_t end_ns, struct sums *sums)
 	struct connection *connection = connection_get(&is_refused);
 	ck_assert_ptr_nonnull(connection);
 	while (clock_now_ns() < end_ns || n_steps < 500 || n_replaced < 50) {
-		glake_ptr ptr = nth_piece((unsigned)rand_r(&seed) % 40);
+		glake_ptr ptr = nth_piece(churn_pick(&seed, 40));
 		bool is_mapping = ptr && glake__space_look(ptr).kind == GLAKE__PROGRAMS;
-		if (ptr && rand_r(&seed) % 4 == 0 && (seals_mappings || !is_mapping)) {
+		if (ptr && churn_pick(&seed, 4) == 0 && (seals_mappings || !is_mapping)) {
 			seal(ptr, sums);
 		} else if (ptr) {
 			replace_at(connection->session, ptr);
@@ -799,12 +789,6 @@ static void replace_on_and_on(unsigned seed, uint64_t end_ns, struct sums *sums)
 }
 
 /* ---- */
-
-static unsigned number_of(const char *variable, unsigned otherwise)
-{
-	const char *text = getenv(variable);
-	return text ? (unsigned)strtoul(text, NULL, 0) : otherwise;
-}
 
 /* All that programs gave back is given back, in stream order too, whatever has taken its place. */
 static void expect_nothing_left(void)
@@ -828,11 +812,9 @@ START_TEST_WITH(programs_do_not_notice_that_their_memory_is_replaced, .timeout_s
 	static struct program programs[N_PROGRAMS];
 	struct harness harness;
 	struct sums sums = {0};
-	unsigned seed = number_of("GLAKE_RANDOM_SEED", (unsigned)time(NULL));
-	uint64_t n_ns = number_of("GLAKE_RANDOM_SECONDS", SECONDS) * 1000000000ull;
-	printf("GLAKE_RANDOM_SEED=%u\n", seed);
+	unsigned seed = churn_seed();
+	uint64_t n_ns = churn_seconds(SECONDS) * 1000000000ull;
 	seals_mappings = seed % 2;
-	fflush(stdout);
 	harness_start(&harness, &(struct harness_options){
 					.devices = DEVICES,
 					.config = "drain_ms = 100; warm_bytes = \"4MiB\";"});

@@ -4,12 +4,11 @@
  * two operators put them to sleep, wake them and seal their memory, policy puts them to sleep as well, and programs,
  * glake-mover and glaked are killed. The device and the host tier have less than all of them want. Each program compares
  * all its bytes; in the end glaked has everything back.
- *
- * $GLAKE_RANDOM_SEED (printed; timing makes each run different all the same) and $GLAKE_RANDOM_SECONDS.
  */
 #include <stdlib.h>
 #include <time.h>
 
+#include "tests/harness/churn.h"
 #include "tests/harness/run.h"
 #include "tests/harness/world.h"
 
@@ -23,17 +22,6 @@
 	"tenants = ({ name = \"default\"; idle_ms = 500; on_pressure = \"sleep\"; });"
 
 static unsigned seed;
-
-static unsigned pick(unsigned n)
-{
-	return (unsigned)rand_r(&seed) % n;
-}
-
-static unsigned number_of(const char *name, unsigned otherwise)
-{
-	const char *value = getenv(name);
-	return value && *value ? (unsigned)strtoul(value, NULL, 10) : otherwise;
-}
 
 /* ---- operators: processes of their own ---------------------------------------------------------- */
 
@@ -80,7 +68,7 @@ static int operate_on(struct glake_session *session, uint64_t id)
 	struct glake_sleep_options options = {.size = sizeof(options)};
 	struct glake_seal_report sealed = {.size = sizeof(sealed)};
 	bool is_asleep;
-	switch (pick(8)) {
+	switch (churn_pick(&seed, 8)) {
 	case 0:
 	case 1:
 		return glake_seal_session(session, id, NULL, &sealed);
@@ -102,10 +90,10 @@ static void operate(void *user)
 		struct found found = {.n = 0};
 		int r = glake_list_sessions(session, find_program, &found);
 		if (r == 0 && found.n > 0) {
-			r = operate_on(session, found.ids[pick(found.n)]);
+			r = operate_on(session, found.ids[churn_pick(&seed, found.n)]);
 		}
 		ck_assert_msg(r == 0 || is_refusal(r), "%d: %s", r, glake_error());
-		harness_sleep_ms(pick(200));
+		harness_sleep_ms(churn_pick(&seed, 200));
 	}
 	world_disconnect(session);
 }
@@ -114,19 +102,8 @@ static void operate(void *user)
 
 static void start(struct run *run, unsigned seconds)
 {
-	char words[2][16];
-	snprintf(words[0], sizeof(words[0]), "%u", pick(1000000));
-	snprintf(words[1], sizeof(words[1]), "%u", seconds);
-	run_start(run, pick(2) ? "GLAKE_ALLOC=stitch" : NULL,
-	          run_in_build("tests/shim/sleep_random"), words[0], words[1], NULL);
-}
-
-static void kill_it(struct run *run)
-{
-	kill(run->pid, SIGKILL);
-	int status = run_end(run);
-	ck_assert_msg(status == SIGKILL || status == 0, "status 0x%x, after:\n%s", status,
-	              run->text);
+	churn_start(run, churn_pick(&seed, 2) ? "GLAKE_ALLOC=stitch" : NULL,
+	            "tests/shim/sleep_random", churn_pick(&seed, 1000000), seconds);
 }
 
 /* One whose time is over has ended well, and the next one comes. */
@@ -136,10 +113,10 @@ static void look_after(struct run *run)
 	ck_assert_int_eq(waitid(P_PID, (id_t)run->pid, &info, WEXITED | WNOHANG | WNOWAIT), 0);
 	if (info.si_pid != 0) {
 		run_end_well(run);
-		start(run, 1 + pick(4));
-	} else if (pick(100) == 0) {
-		kill_it(run);
-		start(run, 1 + pick(4));
+		start(run, 1 + churn_pick(&seed, 4));
+	} else if (churn_pick(&seed, 100) == 0) {
+		churn_kill(run);
+		start(run, 1 + churn_pick(&seed, 4));
 	}
 }
 
@@ -166,7 +143,7 @@ static void kill_mover(void)
 
 static void disturb(void)
 {
-	switch (pick(100)) {
+	switch (churn_pick(&seed, 100)) {
 	case 0:
 		count();
 		harness_kill(&harness);
@@ -185,10 +162,8 @@ START_TEST_WITH(no_byte_is_lost, .timeout_s = 1200)
 {
 	static struct run runs[N_PROGRAMS];
 	pid_t operators[N_OPERATORS];
-	seed = number_of("GLAKE_RANDOM_SEED", (unsigned)time(NULL));
-	time_t end = time(NULL) + (time_t)number_of("GLAKE_RANDOM_SECONDS", SECONDS);
-	printf("GLAKE_RANDOM_SEED=%u\n", seed);
-	fflush(stdout);
+	seed = churn_seed();
+	time_t end = time(NULL) + (time_t)churn_seconds(SECONDS);
 	world_begin(.config = CONFIG, .devices = "1x72MiB", .has_keeper = true);
 	for (unsigned i = 0; i < N_PROGRAMS; i++) {
 		start(&runs[i], 2 + i);
@@ -208,10 +183,7 @@ START_TEST_WITH(no_byte_is_lost, .timeout_s = 1200)
 	for (unsigned i = 0; i < N_OPERATORS; i++) {
 		world_join(operators[i]);
 	}
-	for (unsigned i = 0; i < N_PROGRAMS; i++) {
-		run_end_well(&runs[i]);
-		printf("%s", runs[i].text);
-	}
+	churn_end(runs, N_PROGRAMS);
 	count();
 	for (size_t i = 0; i < N_METRICS; i++) {
 		printf("%s %llu%s", metrics[i], (unsigned long long)counts[i],

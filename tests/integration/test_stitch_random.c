@@ -3,8 +3,6 @@
  * Threads with a stream each allocate and free memory of one pool at random (libclient/stitch/pool.h): their own
  * and each other's, in the order of events and of the host, while memory is given back and another session takes it.
  * Each allocation has a value of its own, at its start, its end and places between.
- *
- * $GLAKE_RANDOM_SEED (printed; timing makes each run different all the same) and $GLAKE_RANDOM_SECONDS.
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -12,6 +10,7 @@
 
 #include "libclient/order/order.h"
 #include "libclient/stitch/pool_parts.h"
+#include "tests/harness/churn.h"
 #include "tests/integration/stitching.h"
 
 #define N_THREADS 16u
@@ -47,11 +46,6 @@ struct worker {
 	uint32_t words[(MOST_BYTES / STRIDE + 2) * PLACE_BYTES / 4];
 };
 
-static unsigned pick(struct worker *worker, unsigned n)
-{
-	return (unsigned)rand_r(&worker->seed) % n;
-}
-
 /* A lack of memory is no failure: the others have it. */
 static bool is_lack(int r)
 {
@@ -61,7 +55,7 @@ static bool is_lack(int r)
 static uint64_t pick_bytes(struct worker *worker)
 {
 	static const uint64_t most[] = {256 * KIB, MIB, MOST_BYTES / 3, MOST_BYTES};
-	return 4 * (1 + (uint64_t)rand_r(&worker->seed) % (most[pick(worker, 4)] / 4));
+	return 4 * (1 + (uint64_t)rand_r(&worker->seed) % (most[churn_pick(&worker->seed, 4)] / 4));
 }
 
 /* ---- what a thread does to a slot, whose lock it holds ------------------------------------------ */
@@ -132,14 +126,14 @@ static void look(struct worker *worker, struct slot *slot)
 		n_bytes += place.n_bytes;
 	}
 	must(drv.cuStreamSynchronize(worker->stream));
-	ck_assert_msg(words[0] == slot->value && memcmp(words, words + 1, n_bytes - 4) == 0,
+	ck_assert_msg(churn_wrong_at(words, n_bytes, slot->value) == n_bytes,
 	              "%llu bytes at 0x%llx are not %u", (unsigned long long)slot->n_bytes,
 	              (unsigned long long)slot->ptr, slot->value);
 }
 
 static void empty(struct worker *worker, struct slot *slot)
 {
-	switch (pick(worker, 4)) {
+	switch (churn_pick(&worker->seed, 4)) {
 	case 0:
 		must(drv.cuEventSynchronize(slot->used));
 		assert_ok(glake_free(session, slot->ptr));
@@ -159,9 +153,9 @@ static void change(struct worker *worker, struct slot *slot)
 {
 	if (!slot->ptr) {
 		fill(worker, slot);
-	} else if (pick(worker, 4) == 0) {
+	} else if (churn_pick(&worker->seed, 4) == 0) {
 		look(worker, slot);
-	} else if (pick(worker, 4) == 0) {
+	} else if (churn_pick(&worker->seed, 4) == 0) {
 		follow(worker, slot);
 		write_value(worker, slot);
 	} else {
@@ -176,9 +170,9 @@ static void bother(struct worker *worker)
 	struct glake_pool_stats now = {.size = sizeof(now)};
 	struct glake_pool_range *ranges = NULL;
 	size_t n;
-	switch (pick(worker, 200)) {
+	switch (churn_pick(&worker->seed, 200)) {
 	case 0:
-		assert_ok(glake_trim(session, 0, pick(worker, 64) * MIB));
+		assert_ok(glake_trim(session, 0, churn_pick(&worker->seed, 64) * MIB));
 		break;
 	case 1:
 	case 2:
@@ -219,7 +213,7 @@ static void *work(void *user)
 	worker->stream = stream_new();
 	while (!is_over) {
 		for (unsigned i = 0; i < STEPS; i++) {
-			struct slot *slot = &slots[pick(worker, N_SLOTS)];
+			struct slot *slot = &slots[churn_pick(&worker->seed, N_SLOTS)];
 			pthread_mutex_lock(&slot->lock);
 			change(worker, slot);
 			pthread_mutex_unlock(&slot->lock);
@@ -243,12 +237,6 @@ static void hog(struct worker *worker)
 		assert_ok(glake_free(other, ptr));
 		assert_ok(glake_trim(other, 0, 0));
 	}
-}
-
-static unsigned number_of(const char *name, unsigned otherwise)
-{
-	const char *value = getenv(name);
-	return value && *value ? (unsigned)strtoul(value, NULL, 10) : otherwise;
 }
 
 static void begin_slots(void)
@@ -292,10 +280,8 @@ START_TEST_WITH(threads_keep_every_byte, .timeout_s = 600)
 {
 	static struct worker workers[N_THREADS + 1];
 	struct worker *self = &workers[N_THREADS];
-	unsigned seed = number_of("GLAKE_RANDOM_SEED", (unsigned)time(NULL));
-	time_t end = time(NULL) + (time_t)number_of("GLAKE_RANDOM_SECONDS", SECONDS);
-	printf("GLAKE_RANDOM_SEED=%u\n", seed);
-	fflush(stdout);
+	unsigned seed = churn_seed();
+	time_t end = time(NULL) + (time_t)churn_seconds(SECONDS);
 	connect_both();
 	begin_slots();
 	pthread_barrier_init(&quiet, NULL, N_THREADS + 1);
@@ -307,7 +293,7 @@ START_TEST_WITH(threads_keep_every_byte, .timeout_s = 600)
 	}
 	self->stream = stream_new();
 	while (!is_over) {
-		if (pick(self, 4) == 0) {
+		if (churn_pick(&self->seed, 4) == 0) {
 			hog(self);
 		}
 		if (TEST_SANITIZED) {

@@ -3,7 +3,8 @@
  * A program that knows nothing of sealing, run with GLAKE_DEDUP=auto. It says a line for what the test waits for.
  *
  *   auto table FILE       write the table of readers that is true for this program, and end
- *   auto SCENARIO [SEED SECONDS]
+ *   auto SCENARIO
+ *   auto SEED SECONDS     all of it, at random
  */
 #include <cuda.h>
 #include <dlfcn.h>
@@ -18,6 +19,7 @@
 #include <unistd.h>
 
 #include "tests/cudasim/kernel_image.h"
+#include "tests/harness/churn.h"
 #include "tests/own_image.h"
 #include "tests/shim/must.h"
 
@@ -1046,17 +1048,12 @@ static void takes_long(void)
 static _Thread_local struct weights all[N_WEIGHTS];
 static _Thread_local unsigned seed;
 
-static unsigned pick(unsigned n)
-{
-	return (unsigned)rand_r(&seed) % n;
-}
-
 static void random_write(struct weights *weights)
 {
 	static const char *const names[] = {"write", "same", "write"};
-	size_t at = pick(W_BYTES / 16) * 16ull;
-	uint32_t value = pick(1000);
-	switch (pick(8)) {
+	size_t at = churn_pick(&seed, W_BYTES / 16) * 16ull;
+	uint32_t value = churn_pick(&seed, 1000);
+	switch (churn_pick(&seed, 8)) {
 	case 0:
 		add_by(weights, at, value);
 		break;
@@ -1076,7 +1073,7 @@ static void random_write(struct weights *weights)
 		write_itself(weights);
 		break;
 	default:
-		write_by(names[pick(3)], weights, at, value);
+		write_by(names[churn_pick(&seed, 3)], weights, at, value);
 	}
 }
 
@@ -1087,7 +1084,7 @@ static void replace(struct weights *weights)
 	*model_of(weights->model) = NULL;
 	pthread_mutex_unlock(&models_lock);
 	free(weights->model);
-	*weights = load(pick(2));
+	*weights = load(churn_pick(&seed, 2));
 }
 
 /* Functions of the same names, at handles that may have been others'. */
@@ -1113,13 +1110,13 @@ static void random_steps(const struct steps *steps)
 	unsigned n = 0;
 	seed = steps->seed;
 	for (unsigned i = 0; i < N_WEIGHTS; i++) {
-		all[i] = load(pick(2));
+		all[i] = load(churn_pick(&seed, 2));
 	}
 	old_exec = graph_of("write", small + 1024, 1, &old_node, &old_graph);
 	while (time(NULL) < steps->end ||
 	       (count_of("sealed_alone") == 0 && count_of("looked_at") == 0)) {
-		struct weights *weights = &all[pick(N_WEIGHTS)];
-		unsigned what = pick(1000);
+		struct weights *weights = &all[churn_pick(&seed, N_WEIGHTS)];
+		unsigned what = churn_pick(&seed, 1000);
 		if (what < 4) {
 			random_write(weights);
 		} else if (what < 6) {
@@ -1233,10 +1230,9 @@ int main(int argc, char **argv)
 		graph_of("hidden", 0, 1, &old_node, &old_graph);
 	}
 	start();
-	if (strcmp(what, "random") == 0) {
-		must(argc == 4);
-		random_threads((unsigned)strtoul(argv[2], NULL, 10),
-		               (unsigned)strtoul(argv[3], NULL, 10));
+	if (argc == 3) {
+		random_threads((unsigned)strtoul(what, NULL, 10),
+		               (unsigned)strtoul(argv[2], NULL, 10));
 	} else {
 		run(what);
 	}

@@ -12,6 +12,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
+#include "tests/harness/churn.h"
 #include "tests/shim/must.h"
 
 #define MIB (1ull << 20)
@@ -52,14 +53,9 @@ static unsigned seed;
 static unsigned step;
 static unsigned n_captures, n_launches, n_lost, n_refused;
 
-static unsigned pick(unsigned n)
-{
-	return (unsigned)rand_r(&seed) % n;
-}
-
 static size_t pick_size(void)
 {
-	size_t most = pick(2) ? 40000 : MAX_BYTES;
+	size_t most = churn_pick(&seed, 2) ? 40000 : MAX_BYTES;
 	return 1 + (size_t)rand_r(&seed) % most;
 }
 
@@ -85,7 +81,7 @@ BYTE_LOOP static void expect(CUdeviceptr ptr, size_t n_bytes, unsigned char valu
 static bool make(struct buffer *buffer, CUstream stream)
 {
 	buffer->n_bytes = pick_size();
-	buffer->value = (unsigned char)(1 + pick(255));
+	buffer->value = (unsigned char)(1 + churn_pick(&seed, 255));
 	buffer->stream = stream;
 	if (!has(cuMemAllocAsync(&buffer->ptr, buffer->n_bytes, stream))) {
 		buffer->ptr = 0;
@@ -103,7 +99,8 @@ static void look(const struct buffer *buffer)
 
 static void drop(struct buffer *buffer)
 {
-	must_ok(pick(4) ? cuMemFreeAsync(buffer->ptr, buffer->stream) : cuMemFree(buffer->ptr));
+	must_ok(churn_pick(&seed, 4) ? cuMemFreeAsync(buffer->ptr, buffer->stream)
+	                             : cuMemFree(buffer->ptr));
 	buffer->ptr = 0;
 }
 
@@ -135,14 +132,14 @@ static void capture_work(struct graph *graph)
 	join(origin, side);
 	while (graph->n < N_NODES) {
 		struct buffer *made = &graph->left[graph->n];
-		if (!make(made, pick(3) ? origin : side)) {
+		if (!make(made, churn_pick(&seed, 3) ? origin : side)) {
 			break;
 		}
 		graph->values[graph->n] = made->value;
 		graph->sizes[graph->n++] = made->n_bytes;
 		here[n_here++] = made;
-		while (n_here > 0 && pick(2)) {
-			unsigned at = pick(n_here);
+		while (n_here > 0 && churn_pick(&seed, 2)) {
+			unsigned at = churn_pick(&seed, n_here);
 			struct buffer *gone = here[at];
 			note(graph, (unsigned)(gone - graph->left), gone);
 			must_ok(cuMemFreeAsync(gone->ptr, gone->stream));
@@ -165,13 +162,13 @@ static void capture(struct graph *graph)
 	graph->is_launched = false;
 	must_ok(cuStreamBeginCapture(origin, CU_STREAM_CAPTURE_MODE_RELAXED));
 	capture_work(graph);
-	struct buffer *beside = &buffers[pick(N_BUFFERS)];
+	struct buffer *beside = &buffers[churn_pick(&seed, N_BUFFERS)];
 	if (beside->ptr) {
 		must_ok(cuMemFreeAsync(beside->ptr, beside->stream));
 		beside->ptr = 0;
 	}
 	n_captures++;
-	if (pick(6) == 0) {
+	if (churn_pick(&seed, 6) == 0) {
 		n_lost++;
 		must(cuStreamSynchronize(origin) != CUDA_SUCCESS);
 		must(cuStreamEndCapture(origin, &made) != CUDA_SUCCESS);
@@ -183,7 +180,7 @@ static void capture(struct graph *graph)
 		must_ok(cuGraphDestroy(clone));
 	}
 	for (unsigned i = 0; i < graph->n; i++) {
-		if (graph->left[i].ptr && (!graph->exec || pick(3) == 0)) {
+		if (graph->left[i].ptr && (!graph->exec || churn_pick(&seed, 3) == 0)) {
 			drop(&graph->left[i]);
 		}
 	}
@@ -191,7 +188,7 @@ static void capture(struct graph *graph)
 
 static void launch(struct graph *graph)
 {
-	CUstream stream = streams[pick(N_STREAMS)];
+	CUstream stream = streams[churn_pick(&seed, N_STREAMS)];
 	/* What it writes to is looked at on the stream of the last launch. */
 	must_ok(cuStreamSynchronize(graph->stream ? graph->stream : stream));
 	must_ok(cuMemsetD8Async(graph->checked, 0, N_NODES * N_COPIED, stream));
@@ -227,12 +224,12 @@ static void destroy(struct graph *graph)
 {
 	must_ok(cuGraphExecDestroy(graph->exec));
 	graph->exec = NULL;
-	if (graph->is_launched && pick(2)) {
+	if (graph->is_launched && churn_pick(&seed, 2)) {
 		look_at_graph(graph);
 	}
 	for (unsigned i = 0; i < graph->n; i++) {
 		struct buffer *left = &graph->left[i];
-		struct buffer *free_one = &buffers[pick(N_BUFFERS)];
+		struct buffer *free_one = &buffers[churn_pick(&seed, N_BUFFERS)];
 		if (left->ptr && graph->is_launched && !free_one->ptr) {
 			*free_one = *left;
 			left->ptr = 0;
@@ -247,8 +244,8 @@ static void destroy(struct graph *graph)
 static void change_buffer(struct buffer *buffer)
 {
 	if (!buffer->ptr) {
-		make(buffer, streams[pick(N_STREAMS)]);
-	} else if (pick(3)) {
+		make(buffer, streams[churn_pick(&seed, N_STREAMS)]);
+	} else if (churn_pick(&seed, 3)) {
 		drop(buffer);
 	} else {
 		look(buffer);
@@ -257,12 +254,12 @@ static void change_buffer(struct buffer *buffer)
 
 static void change_graph(struct graph *graph)
 {
-	struct buffer *left = &graph->left[pick(N_NODES)];
+	struct buffer *left = &graph->left[churn_pick(&seed, N_NODES)];
 	if (!graph->exec) {
 		capture(graph);
 		return;
 	}
-	switch (pick(8)) {
+	switch (churn_pick(&seed, 8)) {
 	case 0:
 		destroy(graph);
 		break;
@@ -319,13 +316,13 @@ int main(int argc, char **argv)
 		must_ok(cuMemAlloc(&graphs[i].checked, N_NODES * N_COPIED));
 	}
 	for (step = 0; step < n_steps; step++) {
-		if (pick(3)) {
-			change_buffer(&buffers[pick(N_BUFFERS)]);
+		if (churn_pick(&seed, 3)) {
+			change_buffer(&buffers[churn_pick(&seed, N_BUFFERS)]);
 		} else {
-			change_graph(&graphs[pick(N_GRAPHS)]);
+			change_graph(&graphs[churn_pick(&seed, N_GRAPHS)]);
 		}
-		if (pick(100) == 0) {
-			must_ok(cuMemPoolTrimTo(pool, pick(40) * MIB));
+		if (churn_pick(&seed, 100) == 0) {
+			must_ok(cuMemPoolTrimTo(pool, churn_pick(&seed, 40) * MIB));
 		}
 	}
 	end_all(pool);

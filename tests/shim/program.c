@@ -27,6 +27,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "tests/harness/churn.h"
 #include "tests/shim/must.h"
 
 #define MIB (1ull << 20)
@@ -145,6 +146,20 @@ static CUdeviceptr alloc(size_t n_bytes)
 	CUdeviceptr ptr = 0;
 	must_ok(cu(cuMemAlloc_v2)(&ptr, n_bytes));
 	must(ptr % 512 == 0);
+	return ptr;
+}
+
+static CUstream new_stream(void)
+{
+	CUstream stream;
+	must_ok(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+	return stream;
+}
+
+static CUdeviceptr alloc_on(CUstream stream, size_t n_bytes)
+{
+	CUdeviceptr ptr = 0;
+	must_ok(cu(cuMemAllocAsync)(&ptr, n_bytes, stream));
 	return ptr;
 }
 
@@ -315,56 +330,101 @@ static void errors(const char *argument)
 	print_counts();
 }
 
-static void *churn_thread(void *argument)
+/* A piece of memory of a thread; its first and last byte are looked at before it goes. */
+struct piece {
+	CUdeviceptr ptr; /* 0: there is none */
+	size_t n_bytes;
+	uint8_t mark;
+};
+
+static void fill_piece(struct piece *piece, unsigned *seed, bool is_ordered, CUstream stream)
 {
-	enum { N_LIVE = 24 };
-	uint64_t random = (uintptr_t)argument * 0x9e3779b97f4a7c15ull + 1;
-	CUdeviceptr ptrs[N_LIVE] = {0};
-	uint8_t marks[N_LIVE];
-	size_t n_bytes[N_LIVE];
+	piece->n_bytes = churn_pick(seed, 16) ? 1 + churn_pick(seed, 60000)
+	                                      : 2 * MIB + churn_pick(seed, 2 * MIB);
+	piece->mark = (uint8_t)churn_pick(seed, 256);
+	piece->ptr = is_ordered ? alloc_on(stream, piece->n_bytes) : alloc(piece->n_bytes);
+	must_ok(cu(cuMemsetD8Async)(piece->ptr, piece->mark, piece->n_bytes, stream));
+	if (is_ordered) {
+		/* And what is gone before its work has begun. */
+		CUdeviceptr brief = alloc_on(stream, piece->n_bytes);
+		must_ok(cu(cuMemsetD8Async)(brief, (uint8_t)~piece->mark, piece->n_bytes, stream));
+		must_ok(cu(cuMemFreeAsync)(brief, stream));
+	} else {
+		must_ok(cu(cuStreamSynchronize)(stream));
+	}
+}
+
+static void empty_piece(struct piece *piece, bool is_ordered, CUstream stream)
+{
+	uint8_t ends[2];
+	must_ok(cu(cuMemcpyDtoHAsync_v2)(&ends[0], piece->ptr, 1, stream));
+	must_ok(cu(cuMemcpyDtoHAsync_v2)(&ends[1], piece->ptr + piece->n_bytes - 1, 1, stream));
+	if (is_ordered) {
+		must_ok(cu(cuMemFreeAsync)(piece->ptr, stream));
+	}
+	must_ok(cu(cuStreamSynchronize)(stream));
+	must(ends[0] == piece->mark && ends[1] == piece->mark);
+	if (!is_ordered) {
+		must_ok(cu(cuMemFree_v2)(piece->ptr));
+	}
+	piece->ptr = 0;
+}
+
+static void churn(unsigned seed, bool is_ordered)
+{
+	struct piece pieces[24] = {{0}};
 	CUcontext ctx = NULL;
-	CUstream stream;
 	must_ok(cu(cuDevicePrimaryCtxRetain)(&ctx, 0));
 	must_ok(cu(cuCtxSetCurrent)(ctx));
-	must_ok(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+	CUstream stream = new_stream();
 	for (int round = 0; round < 300; round++) {
-		random = random * 6364136223846793005ull + 1442695040888963407ull;
-		unsigned at = (unsigned)(random >> 33) % N_LIVE;
-		if (ptrs[at]) {
-			uint8_t ends[2];
-			must_ok(cu(cuMemcpyDtoHAsync_v2)(&ends[0], ptrs[at], 1, stream));
-			must_ok(cu(cuMemcpyDtoHAsync_v2)(&ends[1], ptrs[at] + n_bytes[at] - 1, 1,
-			                                 stream));
-			must_ok(cu(cuStreamSynchronize)(stream));
-			must(ends[0] == marks[at] && ends[1] == marks[at]);
-			must_ok(cu(cuMemFree_v2)(ptrs[at]));
-			ptrs[at] = 0;
+		struct piece *piece = &pieces[churn_pick(&seed, 24)];
+		if (piece->ptr) {
+			empty_piece(piece, is_ordered, stream);
 		} else {
-			n_bytes[at] = random >> 60 ? 1 + (random >> 20) % 60000
-			                           : 2 * MIB + (random >> 20) % (2 * MIB);
-			marks[at] = (uint8_t)(random >> 50);
-			must_ok(cu(cuMemAlloc_v2)(&ptrs[at], n_bytes[at]));
-			must_ok(cu(cuMemsetD8Async)(ptrs[at], marks[at], n_bytes[at], stream));
-			must_ok(cu(cuStreamSynchronize)(stream));
+			fill_piece(piece, &seed, is_ordered, stream);
 		}
 	}
-	for (int at = 0; at < N_LIVE; at++) {
-		must_ok(cu(cuMemFree_v2)(ptrs[at]));
+	for (int i = 0; i < 24; i++) {
+		must_ok(is_ordered ? cu(cuMemFreeAsync)(pieces[i].ptr, stream)
+		                   : cu(cuMemFree_v2)(pieces[i].ptr));
 	}
+	must_ok(cu(cuStreamDestroy_v2)(stream));
+}
+
+static void *churn_thread(void *argument)
+{
+	churn((unsigned)(uintptr_t)argument, false);
 	return NULL;
+}
+
+static void *ordered_thread(void *argument)
+{
+	churn((unsigned)(uintptr_t)argument, true);
+	return NULL;
+}
+
+static void run_threads(void *(*thread)(void *), unsigned n)
+{
+	pthread_t ids[12];
+	start();
+	for (uintptr_t i = 0; i < n; i++) {
+		must(pthread_create(&ids[i], NULL, thread, (void *)i) == 0);
+	}
+	for (unsigned i = 0; i < n; i++) {
+		pthread_join(ids[i], NULL);
+	}
+	print_counts();
 }
 
 static void threads(const char *argument)
 {
-	pthread_t ids[12];
-	start();
-	for (uintptr_t i = 0; i < 12; i++) {
-		must(pthread_create(&ids[i], NULL, churn_thread, (void *)i) == 0);
-	}
-	for (int i = 0; i < 12; i++) {
-		pthread_join(ids[i], NULL);
-	}
-	print_counts();
+	run_threads(churn_thread, 12);
+}
+
+static void async_threads(const char *argument)
+{
+	run_threads(ordered_thread, 8);
 }
 
 /* 20 MiB of the device at a time until it says no. Prints what it got and what it was told. */
@@ -778,20 +838,6 @@ static void captures(const char *argument)
 
 /* ---- in stream order ---- */
 
-static CUstream new_stream(void)
-{
-	CUstream stream;
-	must_ok(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
-	return stream;
-}
-
-static CUdeviceptr alloc_on(CUstream stream, size_t n_bytes)
-{
-	CUdeviceptr ptr = 0;
-	must_ok(cu(cuMemAllocAsync)(&ptr, n_bytes, stream));
-	return ptr;
-}
-
 static int gate_is_open;
 
 static void CUDA_CB wait_at_gate(void *user)
@@ -1102,62 +1148,6 @@ static void async_greedy(const char *argument)
 	ptr = alloc_on(two, 2 * step);
 	must(__atomic_load_n(&slow_ran, __ATOMIC_SEQ_CST));
 	must_ok(cu(cuMemFreeAsync)(ptr, two));
-	print_counts();
-}
-
-static void *async_thread(void *argument)
-{
-	enum { N_LIVE = 16 };
-	uint64_t random = (uintptr_t)argument * 0x9e3779b97f4a7c15ull + 1;
-	CUdeviceptr ptrs[N_LIVE] = {0};
-	uint8_t marks[N_LIVE];
-	size_t n_bytes[N_LIVE];
-	CUcontext ctx = NULL;
-	must_ok(cu(cuDevicePrimaryCtxRetain)(&ctx, 0));
-	must_ok(cu(cuCtxSetCurrent)(ctx));
-	CUstream stream = new_stream();
-	for (int round = 0; round < 300; round++) {
-		random = random * 6364136223846793005ull + 1442695040888963407ull;
-		unsigned at = (unsigned)(random >> 33) % N_LIVE;
-		if (ptrs[at]) {
-			uint8_t ends[2];
-			must_ok(cu(cuMemcpyDtoHAsync_v2)(&ends[0], ptrs[at], 1, stream));
-			must_ok(cu(cuMemcpyDtoHAsync_v2)(&ends[1], ptrs[at] + n_bytes[at] - 1, 1,
-			                                 stream));
-			must_ok(cu(cuMemFreeAsync)(ptrs[at], stream));
-			must_ok(cu(cuStreamSynchronize)(stream));
-			must(ends[0] == marks[at] && ends[1] == marks[at]);
-			ptrs[at] = 0;
-		} else {
-			n_bytes[at] = random >> 60 ? 1 + (random >> 20) % 60000
-			                           : 2 * MIB + (random >> 20) % (2 * MIB);
-			marks[at] = (uint8_t)(random >> 50);
-			ptrs[at] = alloc_on(stream, n_bytes[at]);
-			must_ok(cu(cuMemsetD8Async)(ptrs[at], marks[at], n_bytes[at], stream));
-			/* And what is gone before its work has begun. */
-			CUdeviceptr brief = alloc_on(stream, n_bytes[at]);
-			must_ok(cu(cuMemsetD8Async)(brief, (uint8_t)~marks[at], n_bytes[at],
-			                            stream));
-			must_ok(cu(cuMemFreeAsync)(brief, stream));
-		}
-	}
-	for (int at = 0; at < N_LIVE; at++) {
-		must_ok(cu(cuMemFreeAsync)(ptrs[at], stream));
-	}
-	must_ok(cu(cuStreamDestroy_v2)(stream));
-	return NULL;
-}
-
-static void async_threads(const char *argument)
-{
-	pthread_t ids[8];
-	start();
-	for (uintptr_t i = 0; i < 8; i++) {
-		must(pthread_create(&ids[i], NULL, async_thread, (void *)i) == 0);
-	}
-	for (int i = 0; i < 8; i++) {
-		pthread_join(ids[i], NULL);
-	}
 	print_counts();
 }
 

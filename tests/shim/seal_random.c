@@ -25,6 +25,7 @@
 #include <unistd.h>
 
 #include "libclient/glake.h"
+#include "tests/harness/churn.h"
 #include "tests/shim/must.h"
 
 #define MIB (1ull << 20)
@@ -51,11 +52,6 @@ static atomic_uint n_sealed, n_shared, n_seals_failed;
 static unsigned n_steps, n_failed;
 static unsigned seed;
 
-static unsigned pick(unsigned *state, unsigned n)
-{
-	return (unsigned)rand_r(state) % n;
-}
-
 /* The same in all programs. */
 BYTE_LOOP static void make_contents(void)
 {
@@ -70,16 +66,16 @@ BYTE_LOOP static void make_contents(void)
 
 static struct buffer *pick_buffer(void)
 {
-	return &buffers[pick(&seed, N_BUFFERS)];
+	return &buffers[churn_pick(&seed, N_BUFFERS)];
 }
 
 /* Some bytes of a buffer; often whole pages. */
 static void pick_part(const struct buffer *buffer, size_t *offset_out, size_t *n_out)
 {
 	size_t n_words = buffer->n_bytes / 16;
-	size_t begin = pick(&seed, (unsigned)n_words) * 16ull;
-	size_t n = (1 + pick(&seed, (unsigned)n_words)) * 16ull;
-	if (pick(&seed, 3) == 0) {
+	size_t begin = churn_pick(&seed, (unsigned)n_words) * 16ull;
+	size_t n = (1 + churn_pick(&seed, (unsigned)n_words)) * 16ull;
+	if (churn_pick(&seed, 3) == 0) {
 		begin = 0;
 		n = buffer->n_bytes;
 	}
@@ -101,12 +97,12 @@ static bool did(CUresult result, const char *what)
 static void allocate(struct buffer *buffer)
 {
 	CUdeviceptr ptr = 0;
-	size_t n_bytes = (1 + pick(&seed, (unsigned)(MAX_BYTES / 4096))) * 4096ull;
-	if (pick(&seed, 2) == 0) {
-		n_bytes = (1 + pick(&seed, MAX_BYTES / PAGE)) * PAGE;
+	size_t n_bytes = (1 + churn_pick(&seed, (unsigned)(MAX_BYTES / 4096))) * 4096ull;
+	if (churn_pick(&seed, 2) == 0) {
+		n_bytes = (1 + churn_pick(&seed, MAX_BYTES / PAGE)) * PAGE;
 	}
-	CUresult result = pick(&seed, 2) ? cuMemAlloc(&ptr, n_bytes)
-	                                 : cuMemAllocAsync(&ptr, n_bytes, stream);
+	CUresult result = churn_pick(&seed, 2) ? cuMemAlloc(&ptr, n_bytes)
+	                                       : cuMemAllocAsync(&ptr, n_bytes, stream);
 	if (!did(result, "allocate")) {
 		return;
 	}
@@ -121,7 +117,7 @@ static void release(struct buffer *buffer)
 {
 	CUdeviceptr ptr = buffer->ptr;
 	buffer->ptr = 0;
-	if (pick(&seed, 2)) {
+	if (churn_pick(&seed, 2)) {
 		must_ok(cuMemFree(ptr));
 	} else {
 		must_ok(cuMemFreeAsync(ptr, stream));
@@ -132,7 +128,7 @@ static void write_content(struct buffer *buffer)
 {
 	size_t at;
 	size_t n;
-	unsigned content = pick(&seed, N_CONTENTS);
+	unsigned content = churn_pick(&seed, N_CONTENTS);
 	pick_part(buffer, &at, &n);
 	const uint8_t *bytes = contents[content] + at;
 	CUdeviceptr to = buffer->ptr + at;
@@ -147,12 +143,12 @@ static void write_value(struct buffer *buffer)
 {
 	size_t at;
 	size_t n;
-	uint8_t value = (uint8_t)pick(&seed, 256);
+	uint8_t value = (uint8_t)churn_pick(&seed, 256);
 	uint32_t word = value * 0x01010101u;
 	pick_part(buffer, &at, &n);
 	CUdeviceptr to = buffer->ptr + at;
 	CUresult result;
-	switch (pick(&seed, 4)) {
+	switch (churn_pick(&seed, 4)) {
 	case 0:
 		result = cuMemsetD8(to, value, n);
 		break;
@@ -176,8 +172,8 @@ static void write_value(struct buffer *buffer)
 static void write_rows(struct buffer *buffer)
 {
 	const size_t pitch = 65536;
-	size_t width = 16 * (1 + pick(&seed, 256));
-	size_t height = 1 + pick(&seed, (unsigned)(buffer->n_bytes / pitch + 1));
+	size_t width = 16 * (1 + churn_pick(&seed, 256));
+	size_t height = 1 + churn_pick(&seed, (unsigned)(buffer->n_bytes / pitch + 1));
 	if (height * pitch > buffer->n_bytes || width * height > MAX_BYTES) {
 		return;
 	}
@@ -206,7 +202,7 @@ static void write_by_kernel(struct buffer *buffer)
 	pick_part(buffer, &at, &n);
 	CUdeviceptr to = buffer->ptr + at;
 	uint64_t n_bytes = n;
-	uint32_t value = pick(&seed, 256);
+	uint32_t value = churn_pick(&seed, 256);
 	void *params[] = {&to, &n_bytes, &value};
 	pthread_mutex_lock(&no_seal);
 	if (glake_unseal(to, n) == 0) {
@@ -227,9 +223,9 @@ static void seal_some(unsigned *state)
 	for (unsigned i = 0; i < N_BUFFERS; i++) {
 		CUdeviceptr ptr = buffers[i].ptr;
 		size_t n_bytes = buffers[i].n_bytes;
-		if (ptr && pick(state, 2)) {
-			size_t at = pick(state, 2) * pick(state, (unsigned)(n_bytes / PAGE + 1)) *
-			            PAGE;
+		if (ptr && churn_pick(state, 2)) {
+			size_t at = churn_pick(state, 2) *
+			            churn_pick(state, (unsigned)(n_bytes / PAGE + 1)) * PAGE;
 			if (at < n_bytes) {
 				spans[n_spans++] = (struct glake_span){ptr + at, n_bytes - at};
 			}
@@ -261,7 +257,7 @@ static void *seal_on_and_on(void *user)
 	must_ok(cuCtxSetCurrent(ctx));
 	while (!is_over) {
 		seal_some(&state);
-		usleep(pick(&state, 5000));
+		usleep(churn_pick(&state, 5000));
 	}
 	return NULL;
 }
@@ -303,11 +299,11 @@ static void step(void)
 	n_steps++;
 	if (!buffer->ptr) {
 		allocate(buffer);
-	} else if (pick(&seed, 4) == 0) {
+	} else if (churn_pick(&seed, 4) == 0) {
 		what = "seal";
 		seal_some(&seed);
 	} else {
-		unsigned i = pick(&seed, N_ACTS);
+		unsigned i = churn_pick(&seed, N_ACTS);
 		what = acts[i].name;
 		acts[i].act(buffer);
 	}

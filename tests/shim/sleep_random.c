@@ -22,6 +22,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "tests/harness/churn.h"
 #include "tests/shim/must.h"
 #include "tests/spin.h"
 
@@ -75,11 +76,6 @@ static time_t end;
 static atomic_uint n_lacks;
 static atomic_uint n_to_rest;
 
-static unsigned pick(struct thread *thread, unsigned n)
-{
-	return (unsigned)rand_r(&thread->state) % n;
-}
-
 /* True: it has happened. False: there was no memory for it. */
 static bool did(const struct thread *thread, CUresult result, const char *what)
 {
@@ -121,9 +117,9 @@ static struct run whole(const struct range *range)
 static struct run pick_run(struct thread *thread, const struct range *range)
 {
 	struct run run = whole(range);
-	if (pick(thread, 2)) {
-		run.first = pick(thread, (unsigned)run.n);
-		run.n = 1 + pick(thread, (unsigned)(run.n - run.first));
+	if (churn_pick(&thread->state, 2)) {
+		run.first = churn_pick(&thread->state, (unsigned)run.n);
+		run.n = 1 + churn_pick(&thread->state, (unsigned)(run.n - run.first));
 		run.offset = run.first * TILE;
 		run.n_bytes = 0;
 		for (size_t i = 0; i < run.n; i++) {
@@ -136,7 +132,7 @@ static struct run pick_run(struct thread *thread, const struct range *range)
 /* Either place of what has two. */
 static CUdeviceptr pick_place(struct thread *thread, const struct range *range)
 {
-	return range->second && pick(thread, 2) ? range->second : range->ptr;
+	return range->second && churn_pick(&thread->state, 2) ? range->second : range->ptr;
 }
 
 /* What is filled from the host is often what others have as well: one of N_CONTENTS. */
@@ -146,13 +142,6 @@ static uint32_t pick_value(struct thread *thread, unsigned content, size_t tile)
 	                            : (uint32_t)rand_r(&thread->state);
 }
 
-BYTE_LOOP static void fill_words(uint32_t *words, size_t n_bytes, uint32_t value)
-{
-	for (size_t i = 0; i < n_bytes / 4; i++) {
-		words[i] = value;
-	}
-}
-
 static void compare(struct thread *thread, const struct range *range, const char *what)
 {
 	CUdeviceptr ptr = pick_place(thread, range);
@@ -160,13 +149,13 @@ static void compare(struct thread *thread, const struct range *range, const char
 	must_ok(cuStreamSynchronize(thread->stream));
 	for (size_t i = 0; i < n_tiles(range); i++) {
 		const uint32_t *words = thread->words + i * TILE / 4;
-		if (words[0] != range->values[i] ||
-		    memcmp(words, words + 1, tile_bytes(range, i) - 4) != 0) {
+		size_t wrong = churn_wrong_at(words, tile_bytes(range, i), range->values[i]);
+		if (wrong < tile_bytes(range, i)) {
 			fprintf(stderr,
 			        "after %s, thread %u, step %u: tile %zu of %zu bytes at 0x%llx "
 			        "(kind %d) has 0x%x, not 0x%x\n",
 			        what, thread->number, thread->n_steps, i, range->n_bytes,
-			        (unsigned long long)ptr, (int)range->kind, words[0],
+			        (unsigned long long)ptr, (int)range->kind, words[wrong / 4],
 			        range->values[i]);
 			_exit(1);
 		}
@@ -188,7 +177,7 @@ static void compare_all(struct thread *thread, const char *what)
 static bool set_run(struct thread *thread, struct range *range, struct run run)
 {
 	/* Memory that reads zero is not copied. */
-	uint32_t value = pick(thread, 3) ? (uint32_t)rand_r(&thread->state) : 0;
+	uint32_t value = churn_pick(&thread->state, 3) ? (uint32_t)rand_r(&thread->state) : 0;
 	CUdeviceptr to = pick_place(thread, range) + run.offset;
 	if (!did(thread, cuMemsetD32Async(to, value, run.n_bytes / 4, thread->stream), "set")) {
 		return false;
@@ -202,16 +191,17 @@ static bool set_run(struct thread *thread, struct range *range, struct run run)
 static bool copy_run(struct thread *thread, struct range *range, struct run run)
 {
 	uint32_t values[MAX_TILES];
-	unsigned content = pick(thread, N_CONTENTS + 1);
+	unsigned content = churn_pick(&thread->state, N_CONTENTS + 1);
 	for (size_t i = 0; i < run.n; i++) {
 		values[i] = pick_value(thread, content, run.first + i);
-		fill_words(thread->words + i * TILE / 4, tile_bytes(range, run.first + i),
+		churn_fill(thread->words + i * TILE / 4, tile_bytes(range, run.first + i),
 		           values[i]);
 	}
 	CUdeviceptr to = pick_place(thread, range) + run.offset;
-	CUresult result = pick(thread, 2) ? cuMemcpyHtoD(to, thread->words, run.n_bytes)
-	                                  : cuMemcpyHtoDAsync(to, thread->words, run.n_bytes,
-	                                                      thread->stream);
+	CUresult result = churn_pick(&thread->state, 2)
+	                          ? cuMemcpyHtoD(to, thread->words, run.n_bytes)
+	                          : cuMemcpyHtoDAsync(to, thread->words, run.n_bytes,
+	                                              thread->stream);
 	must_ok(cuStreamSynchronize(thread->stream));
 	if (!did(thread, result, "copy")) {
 		return false;
@@ -235,7 +225,7 @@ static void copy_in(struct thread *thread, struct range *range)
 /* From the same place of another range. */
 static void copy_across(struct thread *thread, struct range *range)
 {
-	struct range *from = &thread->ranges[pick(thread, N_RANGES)];
+	struct range *from = &thread->ranges[churn_pick(&thread->state, N_RANGES)];
 	struct run run = pick_run(thread, range);
 	if (!from->ptr || from == range || from->n_bytes < run.offset + run.n_bytes) {
 		return;
@@ -359,15 +349,15 @@ static bool allocate(struct thread *thread, struct range *range)
 static size_t pick_bytes(struct thread *thread, enum kind kind)
 {
 	if (kind >= MAPPED) {
-		return (1 + pick(thread, 2)) * PAGE;
+		return (1 + churn_pick(&thread->state, 2)) * PAGE;
 	}
-	switch (pick(thread, 3)) {
+	switch (churn_pick(&thread->state, 3)) {
 	case 0:
-		return 16 * (1 + pick(thread, 64 * KIB / 16));
+		return 16 * (1 + churn_pick(&thread->state, 64 * KIB / 16));
 	case 1:
-		return 4 * KIB * (1 + pick(thread, MIB / (4 * KIB)));
+		return 4 * KIB * (1 + churn_pick(&thread->state, MIB / (4 * KIB)));
 	default:
-		return 4 * KIB * (1 + pick(thread, MAX_BYTES / (4 * KIB)));
+		return 4 * KIB * (1 + churn_pick(&thread->state, MAX_BYTES / (4 * KIB)));
 	}
 }
 
@@ -379,7 +369,7 @@ static void drop(struct thread *thread, struct range *range)
 	if (range->kind >= MAPPED) {
 		must_ok(cuStreamSynchronize(thread->stream));
 		unmap(range);
-	} else if (range->kind == POOLED && pick(thread, 2)) {
+	} else if (range->kind == POOLED && churn_pick(&thread->state, 2)) {
 		must_ok(cuMemFreeAsync(range->ptr, thread->stream));
 	} else {
 		must_ok(cuStreamSynchronize(thread->stream));
@@ -391,14 +381,14 @@ static void drop(struct thread *thread, struct range *range)
 /* All of it has a known value from now on. */
 static void make(struct thread *thread, struct range *range)
 {
-	*range = (struct range){.kind = (enum kind)pick(thread, N_KINDS), .fd = -1};
+	*range = (struct range){.kind = (enum kind)churn_pick(&thread->state, N_KINDS), .fd = -1};
 	range->n_bytes = pick_bytes(thread, range->kind);
 	/* Small ones are in a page with others. */
-	range->is_for_kernels = range->n_bytes >= PAGE && pick(thread, 2);
+	range->is_for_kernels = range->n_bytes >= PAGE && churn_pick(&thread->state, 2);
 	bool is_made = range->kind < MAPPED ? allocate(thread, range)
 	                                    : create(thread, range) && map(range);
 	if (is_made) {
-		is_made = range->is_for_kernels || pick(thread, 2)
+		is_made = range->is_for_kernels || churn_pick(&thread->state, 2)
 		                  ? set_run(thread, range, whole(range))
 		                  : copy_run(thread, range, whole(range));
 	}
@@ -434,14 +424,14 @@ static void ask(struct thread *thread, struct range *range)
 static void rest(struct thread *thread, struct range *range)
 {
 	(void)range;
-	usleep(pick(thread, 20000));
+	usleep(churn_pick(&thread->state, 20000));
 }
 
 /* All threads: for policy to find the program idle. */
 static void rest_all(struct thread *thread, struct range *range)
 {
 	(void)range;
-	if (pick(thread, 16) == 0) {
+	if (churn_pick(&thread->state, 16) == 0) {
 		n_to_rest = N_THREADS;
 	}
 }
@@ -470,17 +460,17 @@ static const struct {
 
 static void step(struct thread *thread)
 {
-	struct range *range = &thread->ranges[pick(thread, N_RANGES)];
+	struct range *range = &thread->ranges[churn_pick(&thread->state, N_RANGES)];
 	const char *what = "make";
 	thread->n_steps++;
 	if (!range->ptr) {
 		make(thread, range);
 	} else {
-		unsigned i = pick(thread, N_ACTS);
+		unsigned i = churn_pick(&thread->state, N_ACTS);
 		what = acts[i].name;
 		acts[i].act(thread, range);
 	}
-	if (pick(thread, 8) == 0) {
+	if (churn_pick(&thread->state, 8) == 0) {
 		compare_all(thread, what);
 	} else if (range->ptr) {
 		compare(thread, range, what);

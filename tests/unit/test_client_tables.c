@@ -16,6 +16,7 @@
 #include "proto/cleanup.h"
 #include "proto/dtype.h"
 #include "proto/glake.pb-c.h"
+#include "tests/harness/churn.h"
 #include "tests/check_glake.h"
 
 #define MIB (1024ull * 1024)
@@ -391,18 +392,17 @@ START_TEST(slabs_hold_under_churn)
 	struct glake__slab_bins bins = {0};
 	struct glake__slab *slabs[N_SLABS];
 	struct glake__slab_block *live[N_LIVE] = {0};
-	uint64_t random = 1;
+	unsigned seed = 1;
 	for (int i = 0; i < N_SLABS; i++) {
 		slabs[i] = glake__slab_new(&bins, (uint64_t)(i + 1) * 0x10000000);
 	}
 	for (int round = 0; round < 20000; round++) {
-		random = random * 6364136223846793005ull + 1442695040888963407ull;
-		struct glake__slab_block **at = &live[(random >> 33) % N_LIVE];
+		struct glake__slab_block **at = &live[churn_pick(&seed, N_LIVE)];
 		if (*at) {
 			glake__slab_give(&bins, *at);
 			*at = NULL;
 		} else {
-			uint64_t n_bytes = 1 + (random >> 20) % (1u << ((random >> 50) % 20));
+			uint64_t n_bytes = 1 + churn_pick(&seed, 1u << churn_pick(&seed, 20));
 			*at = glake__slab_take(&bins, n_bytes);
 			ck_assert(!*at || (uint64_t)(*at)->n_units * SLAB_UNIT_BYTES >= n_bytes);
 		}

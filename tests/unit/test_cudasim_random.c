@@ -4,6 +4,7 @@
  * model that does it at once. Beside it, other memory is mapped, changed and unmapped.
  */
 #include "tests/cudasim/test_given.h"
+#include "tests/harness/churn.h"
 
 #define N_CELLS 24
 #define N_STREAMS 5
@@ -46,13 +47,7 @@ static struct cell cells[N_CELLS];
 static CUstream streams[N_STREAMS];
 static CUdeviceptr base;
 static CUfunction add;
-static uint64_t seed;
-
-static unsigned random_below(unsigned n)
-{
-	seed = seed * 6364136223846793005ULL + 1442695040888963407ULL;
-	return (unsigned)(seed >> 33) % n;
-}
+static unsigned seed;
 
 static CUdeviceptr at(unsigned cell)
 {
@@ -91,11 +86,11 @@ struct step {
 static struct step random_step(void)
 {
 	return (struct step){
-		.kind = random_below(6),
-		.to = random_below(N_CELLS),
-		.a = random_below(N_CELLS),
-		.b = random_below(N_CELLS),
-		.value = random_below(1u << 30),
+		.kind = churn_pick(&seed, 6),
+		.to = churn_pick(&seed, N_CELLS),
+		.a = churn_pick(&seed, N_CELLS),
+		.b = churn_pick(&seed, N_CELLS),
+		.value = churn_pick(&seed, 1u << 30),
 	};
 }
 
@@ -123,7 +118,7 @@ static void submit(const struct step *step, CUstream stream)
 		ck_ok(cu.MemcpyDtoDAsync_v2(at(step->to), at(step->a), 4, stream));
 		break;
 	case 4:
-		ck_ok(cu.MemAllocAsync(&scratch, 4096 << random_below(12), stream));
+		ck_ok(cu.MemAllocAsync(&scratch, 4096 << churn_pick(&seed, 12), stream));
 		ck_ok(cu.MemcpyDtoDAsync_v2(scratch + 64, at(step->a), 4, stream));
 		ck_ok(cu.MemcpyDtoDAsync_v2(at(step->to), scratch + 64, 4, stream));
 		ck_ok(cu.MemFreeAsync(scratch, stream));
@@ -169,7 +164,7 @@ static void note(const struct step *steps, unsigned n, CUevent event)
 static void do_steps(unsigned n, bool is_captured)
 {
 	struct step steps[MAX_CAPTURED];
-	CUstream stream = streams[random_below(N_STREAMS)];
+	CUstream stream = streams[churn_pick(&seed, N_STREAMS)];
 	CUgraphExec exec = NULL;
 	CUgraph graph;
 	CUevent event;
@@ -227,13 +222,13 @@ static void begin(void)
 START_TEST_WITH(random_work_is_as_in_the_model, .n = 12)
 {
 	begin();
-	seed = (uint64_t)_i * 7919 + 1;
+	seed = (unsigned)_i * 7919 + 1;
 	for (unsigned i = 0; i < N_STEPS; i++) {
-		unsigned kind = random_below(8);
+		unsigned kind = churn_pick(&seed, 8);
 		if (kind == 0) {
 			disturb();
 		} else if (kind < 3) {
-			do_steps(1 + random_below(MAX_CAPTURED), true);
+			do_steps(1 + churn_pick(&seed, MAX_CAPTURED), true);
 		} else {
 			do_steps(1, false);
 		}

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "proto/limits.h"
+#include "tests/harness/churn.h"
 #include "tests/check_glake.h"
 
 #define MIB (1024ull * 1024)
@@ -1361,12 +1362,6 @@ END_TEST
 
 static unsigned seed;
 
-static unsigned random_below(unsigned n)
-{
-	seed = seed * 1103515245u + 12345u;
-	return (seed >> 8) % n;
-}
-
 static void check_books(void)
 {
 	uint64_t n_fds = 0;
@@ -1419,20 +1414,21 @@ static void do_anything_with(struct want *want)
 			.request =
 				{
 					.ops = &ops,
-					.at = &places[random_below(N_PLACES)],
-					.tenant = tenants[random_below(2)],
-					.fds = random_below(3),
-					.bytes = (1 + random_below(55)) * 2 * MIB,
-					.n_chunks = 1 + random_below(6),
-					.waited_ms = random_below(4) ? 0 : random_below(300),
-					.keeps_place = random_below(4) == 0,
-					.is_spare = random_below(4) == 0,
+					.at = &places[churn_pick(&seed, N_PLACES)],
+					.tenant = tenants[churn_pick(&seed, 2)],
+					.fds = churn_pick(&seed, 3),
+					.bytes = (1 + churn_pick(&seed, 55)) * 2 * MIB,
+					.n_chunks = 1 + churn_pick(&seed, 6),
+					.waited_ms = churn_pick(&seed, 4) ? 0
+		                                                          : churn_pick(&seed, 300),
+					.keeps_place = churn_pick(&seed, 4) == 0,
+					.is_spare = churn_pick(&seed, 4) == 0,
 				},
 		};
 		start(want);
 	} else if (want->is_over) {
 		release(want);
-	} else if (want->request.state != PRESSURE_CANCELLED && random_below(4) == 0) {
+	} else if (want->request.state != PRESSURE_CANCELLED && churn_pick(&seed, 4) == 0) {
 		cancel(want);
 	}
 }
@@ -1440,40 +1436,40 @@ static void do_anything_with(struct want *want)
 static void do_anything_with_client(unsigned i)
 {
 	struct client *client = &clients[i];
-	client->is_deaf = random_below(5) == 0;
-	client->has_unread = random_below(5) == 0;
+	client->is_deaf = churn_pick(&seed, 5) == 0;
+	client->has_unread = churn_pick(&seed, 5) == 0;
 	if (!client->base.ops) {
-		struct location *at = &places[random_below(N_PLACES)];
-		uint64_t bytes = (1 + random_below(20)) * 2 * MIB;
-		unsigned t = random_below(2);
+		struct location *at = &places[churn_pick(&seed, N_PLACES)];
+		uint64_t bytes = (1 + churn_pick(&seed, 20)) * 2 * MIB;
+		unsigned t = churn_pick(&seed, 2);
 		enter(i, t, 0);
 		if (books.n_fds < MAX_FDS && location_has_room(at, bytes) &&
 		    tenant_charge(tenants[t], at->slot, bytes, 1, &client->thing.charge) == 0) {
 			put(&client->thing, at, CHUNK_PRIVATE, bytes, 1);
 		}
-	} else if (random_below(4) == 0) {
+	} else if (churn_pick(&seed, 4) == 0) {
 		pressure_client_leave(&client->base);
 		drop(&client->thing);
 	} else {
-		answer(client, random_below(2));
+		answer(client, churn_pick(&seed, 2));
 	}
 }
 
 static void do_anything(void)
 {
-	switch (random_below(8)) {
+	switch (churn_pick(&seed, 8)) {
 	case 0:
 	case 1:
 	case 2:
-		do_anything_with(&wants[random_below(N_WANTS)]);
+		do_anything_with(&wants[churn_pick(&seed, N_WANTS)]);
 		break;
 	case 3:
-		do_anything_with_client(random_below(N_CLIENTS));
+		do_anything_with_client(churn_pick(&seed, N_CLIENTS));
 		break;
 	case 4: {
-		unsigned round = random_below(N_PRESSURE_ROUNDS);
-		uint64_t bytes = (1 + random_below(10)) * 2 * MIB;
-		sources[round].is_lying = random_below(4) == 0;
+		unsigned round = churn_pick(&seed, N_PRESSURE_ROUNDS);
+		uint64_t bytes = (1 + churn_pick(&seed, 10)) * 2 * MIB;
+		sources[round].is_lying = churn_pick(&seed, 4) == 0;
 		if (!sources[round].thing.at && books.n_fds < MAX_FDS &&
 		    location_has_room(&places[0], bytes)) {
 			cache_in(round, bytes);
@@ -1481,16 +1477,16 @@ static void do_anything(void)
 		break;
 	}
 	case 5:
-		driver.is_full = random_below(6) == 0;
-		driver.is_broken = random_below(20) == 0;
-		sleepers.is_coming = random_below(4) == 0;
+		driver.is_full = churn_pick(&seed, 6) == 0;
+		driver.is_broken = churn_pick(&seed, 20) == 0;
+		sleepers.is_coming = churn_pick(&seed, 4) == 0;
 		break;
 	case 6:
-		tenant_set_quota(tenants[random_below(2)], random_below(N_PLACES),
-		                 random_below(4) * 40 * MIB);
+		tenant_set_quota(tenants[churn_pick(&seed, 2)], churn_pick(&seed, N_PLACES),
+		                 churn_pick(&seed, 4) * 40 * MIB);
 		break;
 	default:
-		pass(random_below(60));
+		pass(churn_pick(&seed, 60));
 	}
 }
 

@@ -8,6 +8,7 @@
 #include <pthread.h>
 
 #include "libclient/space/sealed.h"
+#include "tests/harness/churn.h"
 #include "tests/unit/ranges.h"
 
 /* ---- the window ------------------------------------------------------------------------------- */
@@ -648,11 +649,6 @@ struct plain {
 static struct plain plains[N_RANGES];
 static unsigned seed;
 
-static unsigned pick(unsigned n)
-{
-	return (unsigned)rand_r(&seed) % n;
-}
-
 /* Does [first, first + n) cut no chunk in two? */
 static bool is_whole(const struct plain *plain, unsigned first, unsigned n)
 {
@@ -683,14 +679,17 @@ static void step_reback(struct plain *plain, unsigned first, unsigned n)
 	unsigned sizes[3];
 	size_t n_parts = 0;
 	for (unsigned at = 0; at < n; n_parts++) {
-		sizes[n_parts] = n_parts == 2 ? n - at : 1 + pick(n - at);
-		parts[n_parts] = pick(3) ? make_part(sizes[n_parts] * 2) : hole(sizes[n_parts] * 2);
-		parts[n_parts].access = pick(4) ? GLAKE__ACCESS_WRITE : GLAKE__ACCESS_READ;
+		sizes[n_parts] = n_parts == 2 ? n - at : 1 + churn_pick(&seed, n - at);
+		parts[n_parts] = churn_pick(&seed, 3) ? make_part(sizes[n_parts] * 2)
+		                                      : hole(sizes[n_parts] * 2);
+		parts[n_parts].access = churn_pick(&seed, 4) ? GLAKE__ACCESS_WRITE
+		                                             : GLAKE__ACCESS_READ;
 		at += sizes[n_parts];
 	}
 	char rule[100] = "";
-	if (pick(4) == 0) {
-		snprintf(rule, sizeof(rule), faults[pick(4)], 1 + pick(3));
+	if (churn_pick(&seed, 4) == 0) {
+		snprintf(rule, sizeof(rule), faults[churn_pick(&seed, 4)],
+		         1 + churn_pick(&seed, 3));
 		set_faults(rule);
 	}
 	bool is_lost = false;
@@ -724,7 +723,7 @@ static void step_clear(struct plain *plain, unsigned first, unsigned n)
 
 static void step_access(struct plain *plain, unsigned first, unsigned n)
 {
-	enum glake__access access = pick(2) ? GLAKE__ACCESS_READ : GLAKE__ACCESS_WRITE;
+	enum glake__access access = churn_pick(&seed, 2) ? GLAKE__ACCESS_READ : GLAKE__ACCESS_WRITE;
 	int r = glake__range_access(plain->range, first * GRANULE, n * GRANULE, access);
 	ck_assert_int_eq(r, is_whole(plain, first, n) ? 0 : -EINVAL);
 	for (unsigned i = 0; r == 0 && i < n; i++) {
@@ -777,10 +776,10 @@ START_TEST_WITH(the_map_does_what_a_plain_table_does, .n = 3)
 		plains[i].range = reserve_range(N_PAGES * 2);
 	}
 	for (int step = 0; step < N_STEPS; step++) {
-		struct plain *plain = &plains[pick(N_RANGES)];
-		unsigned first = pick(N_PAGES);
-		unsigned n = 1 + pick(N_PAGES - first);
-		unsigned what = pick(16);
+		struct plain *plain = &plains[churn_pick(&seed, N_RANGES)];
+		unsigned first = churn_pick(&seed, N_PAGES);
+		unsigned n = 1 + churn_pick(&seed, N_PAGES - first);
+		unsigned what = churn_pick(&seed, 16);
 		if (what < 9) {
 			step_reback(plain, first, n);
 		} else if (what < 12) {

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "shim/gate.h"
+#include "tests/harness/churn.h"
 #include "tests/check_glake.h"
 #include "tests/unit/own_process.h"
 
@@ -18,16 +19,6 @@
 #define N_ACTORS 6
 #define N_ROUNDS (TEST_SANITIZED ? 2000 : 20000)
 #define N_ENDS 30
-
-struct random {
-	uint64_t state;
-};
-
-static unsigned pick(struct random *random, unsigned n)
-{
-	random->state = random->state * 6364136223846793005u + 1442695040888963407u;
-	return (unsigned)(random->state >> 33) % n;
-}
 
 /* Nobody wakes it while somebody looks whether it sleeps. */
 static pthread_mutex_t bed = PTHREAD_MUTEX_INITIALIZER;
@@ -63,20 +54,20 @@ static void nobody_may_be_inside(void)
 	}
 }
 
-static void close_sometimes(struct random *random)
+static void close_sometimes(unsigned *seed)
 {
-	if (gate_close(pick(random, 2) ? LONG_NS : SOON_NS) == 0) {
+	if (gate_close(churn_pick(seed, 2) ? LONG_NS : SOON_NS) == 0) {
 		nobody_may_be_inside();
 		n_closed++;
 		gate_open();
 	}
 }
 
-static void sleep_sometimes(struct random *random)
+static void sleep_sometimes(unsigned *seed)
 {
 	pthread_mutex_lock(&bed);
-	bool is_closer = pick(random, 2) && gate_close(SOON_NS) == 0;
-	if (gate_sleep(pick(random, 2) ? LONG_NS : SOON_NS) == 0) {
+	bool is_closer = churn_pick(seed, 2) && gate_close(SOON_NS) == 0;
+	if (gate_sleep(churn_pick(seed, 2) ? LONG_NS : SOON_NS) == 0) {
 		nobody_may_be_inside();
 		n_slept++;
 	}
@@ -106,14 +97,14 @@ static void *pass_until_cancelled(void *argument)
 /* ThreadSanitizer wants each thread that has ended joined, whenever the process ends. */
 static bool keeps_threads;
 
-static void cancel_somebody(struct random *random)
+static void cancel_somebody(unsigned *seed)
 {
 	pthread_t thread;
 	if (keeps_threads) {
 		return;
 	}
 	must(pthread_create(&thread, NULL, pass_until_cancelled, NULL) == 0);
-	usleep(pick(random, 200));
+	usleep(churn_pick(seed, 200));
 	pthread_cancel(thread);
 	pthread_join(thread, NULL);
 	n_cancelled++;
@@ -135,19 +126,19 @@ static void fork_somebody(void)
 
 static void *act(void *argument)
 {
-	struct random random = {.state = (uintptr_t)argument};
+	unsigned seed = (unsigned)(uintptr_t)argument;
 	while (!is_over) {
-		unsigned what = pick(&random, 100);
+		unsigned what = churn_pick(&seed, 100);
 		if (what < 50) {
 			pass();
 		} else if (what < 70) {
-			close_sometimes(&random);
+			close_sometimes(&seed);
 		} else if (what < 85) {
-			sleep_sometimes(&random);
+			sleep_sometimes(&seed);
 		} else if (what < 94) {
 			wake_sometimes();
 		} else if (what < 98) {
-			cancel_somebody(&random);
+			cancel_somebody(&seed);
 		} else {
 			fork_somebody();
 		}
@@ -199,12 +190,12 @@ static void submit_at_the_end(void)
 static void act_and_exit(void)
 {
 	pthread_t actors[N_ACTORS];
-	struct random random = {.state = a_seed};
+	unsigned seed = a_seed;
 	keeps_threads = TEST_SANITIZED;
 	atexit(submit_at_the_end);
 	gate_sleep(LONG_NS);
 	start_actors(actors, a_seed);
-	usleep(pick(&random, 5000));
+	usleep(churn_pick(&seed, 5000));
 	exit(7);
 }
 
