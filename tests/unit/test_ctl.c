@@ -18,6 +18,7 @@
 #include "ctl/table.h"
 #include "ctl/text.h"
 #include "glake_admin.h"
+#include "tests/harness/golden.h"
 
 #define GIB (1024ull * 1024 * 1024)
 
@@ -227,7 +228,7 @@ int glake_list_sessions(struct glake_session *session, glake_session_fn row, voi
 		{
 			.session = 1,
 			.pid = 100,
-			.uid = 1000,
+			.uid = 12345678,
 			.program = fake.name,
 			.tenant = "default",
 			.realm = "uid:1000",
@@ -507,7 +508,7 @@ int glake_list_mistakes(struct glake_session *session, glake_mistake_fn row, voi
 {
 	const struct glake_mistake_row mistake = {
 		.id = 7,
-		.uid = 1000,
+		.uid = 12345678,
 		.program = "python3",
 		.script = "serve.py",
 		.executable = "build-id 00ff",
@@ -675,6 +676,66 @@ static void assert_narrow(const char *text)
 	for (const char *line = text; *line; line += strcspn(line, "\n") + 1) {
 		ck_assert_msg(strcspn(line, "\n") <= 80, "too wide: %s", line);
 	}
+}
+
+/* ---- a session on a terminal, for tests/golden ------------------------------------------------ */
+
+static char *told;
+static size_t n_told;
+static FILE *telling;
+
+/* An object of JSON: a line for each member, and for each row of a list. */
+static void tell_json(json_t *document)
+{
+	const char *key;
+	json_t *value;
+	json_object_foreach(document, key, value)
+	{
+		bool is_list = json_is_array(value);
+		size_t n = is_list ? json_array_size(value) : 1;
+		fprintf(telling, is_list ? "%s: %zu\n" : "%s: ", key, n);
+		for (size_t i = 0; i < n; i++) {
+			char *row = json_dumps(is_list ? json_array_get(value, i) : value,
+			                       JSON_ENCODE_ANY | JSON_REAL_PRECISION(6));
+			fprintf(telling, "%s%s\n", is_list ? "  " : "", row);
+			free(row);
+		}
+	}
+	json_decref(document);
+}
+
+/* Run it, and tell what it says and with what it ends. */
+static void tell(const char *line)
+{
+	if (!telling) {
+		setenv("TZ", "UTC", 1);
+		tzset();
+		telling = open_memstream(&told, &n_told);
+	}
+	int code = run(line);
+	json_t *document = strstr(line, "--json") ? json_loads(out_text, 0, NULL) : NULL;
+	fprintf(telling, "$ glakectl %s\n%s%s", line, document ? "" : out_text, err_text);
+	if (document) {
+		tell_json(document);
+	}
+	if (code != 0) {
+		fprintf(telling, "exit status %d\n", code);
+	}
+	if (fake.call[0]) {
+		fprintf(telling, "# asked for: %s\n", fake.call);
+		fake.call[0] = '\0';
+	}
+}
+
+/* What was told since the last one is that of tests/golden/ctl-@name.txt. */
+static void expect_told(const char *name)
+{
+	char file[64];
+	snprintf(file, sizeof(file), "ctl-%s", name);
+	fclose(telling);
+	golden_expect(file, told);
+	free(told);
+	telling = NULL;
 }
 
 /* ---- tests ---------------------------------------------------------------------------------- */
@@ -1013,21 +1074,9 @@ START_TEST(errors_are_told_once_with_their_cause)
 {
 	fake.error = GLAKE_E_OVER_QUOTA;
 	fake.cause = "tenant \033 is full";
-	ck_assert_int_eq(run("models"), CTL_LIMIT);
-	ck_assert_str_eq(err_text, "glakectl: models: over quota: tenant \\x1b is full\n");
-	ck_assert_int_eq(run("--json models"), CTL_LIMIT);
-	ck_assert_str_eq(err_text, "");
-	json_t *document = json_loads(out_text, 0, NULL);
-	int code = 0;
-	const char *name = "";
-	const char *text = "";
-	ck_assert_int_eq(json_unpack(document, "{s:{s:i, s:s, s:s}}", "error", "code", &code,
-	                             "name", &name, "text", &text),
-	                 0);
-	ck_assert_int_eq(code, -4006);
-	ck_assert_str_eq(name, "GLAKE_E_OVER_QUOTA");
-	ck_assert_str_eq(text, "over quota: tenant \033 is full");
-	json_decref(document);
+	tell("models");
+	tell("--json models");
+	expect_told("errors");
 	/* As a terminal gets it. */
 	ck_assert_ptr_null(strchr(out_text, '\033'));
 	ck_assert_str_eq(ctl_error_name(-ENOENT), "ENOENT");
@@ -1035,29 +1084,12 @@ START_TEST(errors_are_told_once_with_their_cause)
 }
 END_TEST
 
+/* With what the doctor says, but for what is well and for notes. */
 START_TEST(status_at_a_glance)
 {
-	ck_assert_int_eq(run("status"), 0);
-	assert_contains(out_text, "glaked 0.1.0, up 1m 01s: 3 sessions, ");
-	assert_contains(out_text,
-	                "GPU  NAME       USED     TOTAL      FREE  USE                       "
-	                "SAVED  MOST\n");
-	/* 12 of 24 GiB, of it 1 GiB of cache. */
-	assert_contains(out_text, "12.0 GiB  24.0 GiB  12.0 GiB  [#########+..........]  4.0 GiB  "
-	                          "23.0 GiB plain (");
-	/* Nobody knows what of it is free. */
-	assert_contains(out_text, "  1  idle  ");
-	assert_contains(out_text,
-	                "         0  24.0 GiB         -  [....................]        -  -\n");
-	assert_contains(out_text, "# in use  + reusable at once  . free\n");
-	assert_contains(out_text, "NEAREST LIMIT\n");
-	assert_contains(out_text, "host node 1: 3.0 GiB of 16.0 GiB taken\n");
-	/* What the doctor says, but for what is well and for notes. */
-	assert_contains(out_text, "warning  fds ");
-	ck_assert_ptr_null(strstr(out_text, "note     "));
-	ck_assert_ptr_null(strstr(out_text, "ok       "));
-	ck_assert_int_eq(run("sessions -v"), CTL_USAGE);
-	assert_contains(err_text, "unknown option: -v");
+	tell("status");
+	tell("sessions -v");
+	expect_told("status");
 	fake.name = "\033[31m\n";
 	ck_assert_int_eq(run("status"), 0);
 	ck_assert_ptr_null(strchr(out_text, '\033'));
@@ -1066,60 +1098,15 @@ END_TEST
 
 START_TEST(status_shows_all_words)
 {
-	ck_assert_int_eq(run("status -v"), 0);
-	assert_contains(out_text, "42, up 1m 01s");
-	assert_contains(out_text, "built-in defaults");
-	assert_contains(out_text, "kept          nothing: a restart of glaked loses the store");
-	assert_contains(out_text,
-	                "physical    4.0 GiB: private 1.0 GiB, blocks 3.0 GiB (in use 2.0");
-	assert_contains(out_text, "dedup ratio 3.00");
-	assert_contains(out_text, "free 12.0 GiB");
-	assert_contains(out_text, "driver      1.9 GiB of sessions: contexts and code 1.0 GiB, "
-	                          "managed 512.0 MiB, arrays 256.0 MiB,");
-	assert_contains(out_text, "graphs 128.0 MiB, other 64.0 MiB; of the mover 512.0 MiB");
-	assert_contains(out_text, "others      5.0 GiB in 2 processes without a session");
-	assert_contains(out_text, "unaccounted 1.0 GiB");
-	assert_contains(out_text, "unaccounted ?");
-	assert_contains(out_text, "no: not permitted");
+	tell("status -v");
 	fake.kept_fds = 31;
 	fake.max_kept_fds = 32;
 	ck_assert_int_eq(run("status --verbose"), 0);
 	assert_contains(out_text, "kept          31 of 32 fds, unparked 3.0 GiB\n");
 	fake.unkept_blocks = 2;
-	ck_assert_int_eq(run("--bytes status -v"), 0);
-	assert_contains(out_text, "kept          31 of 32 fds, 2 blocks wait for room, unparked "
-	                          "3221225472\n");
-	assert_contains(out_text, "physical    4294967296:");
-	assert_contains(
-		out_text,
-		"\nhost node 1\n  total       68719476736, limit 17179869184\n  physical    "
-		"3221225472: private 1073741824, copies 2147483648 (in use "
-		"1073741824)\n");
-	assert_contains(out_text, "\nhost memory   node 0: CUDA_ERROR_INVALID_VALUE\n");
-
-	json_t *document = run_json("status --json");
-	json_t *devices = json_object_get(document, "devices");
-	json_t *first = json_array_get(devices, 0);
-	json_t *host = json_array_get(json_object_get(document, "hosts"), 0);
-	ck_assert_int_eq(json_integer_value(json_object_get(host, "node")), 1);
-	ck_assert_int_eq(json_integer_value(json_object_get(host, "copy_bytes")), 2 * GIB);
-	json_t *second = json_array_get(devices, 1);
-	ck_assert_int_eq(json_integer_value(json_object_get(document, "n_sessions")), 3);
-	ck_assert(json_is_false(json_object_get(document, "draining")));
-	ck_assert_int_eq(json_integer_value(json_object_get(document, "kept_fds")), 31);
-	ck_assert_int_eq(json_integer_value(json_object_get(document, "unkept_blocks")), 2);
-	ck_assert_int_eq(json_integer_value(json_object_get(document, "unparked_bytes")), 3 * GIB);
-	ck_assert_double_eq_tol(json_real_value(json_object_get(first, "dedup_ratio")), 3, 1e-9);
-	ck_assert_int_eq(json_integer_value(json_object_get(first, "unaccounted_bytes")), GIB);
-	ck_assert_int_eq(json_integer_value(json_object_get(first, "used_block_bytes")), 2 * GIB);
-	ck_assert_int_eq(json_integer_value(json_object_get(first, "context_bytes")), GIB);
-	ck_assert_int_eq(json_integer_value(json_object_get(first, "foreign_bytes")), 5 * GIB);
-	ck_assert_int_eq(json_integer_value(json_object_get(first, "n_foreign")), 2);
-	ck_assert_str_eq(json_string_value(json_object_get(first, "uuid")),
-	                 "GPU-abcd0000-0000-0000-0000-000000000000");
-	ck_assert(json_is_null(json_object_get(second, "dedup_ratio")));
-	ck_assert(json_is_null(json_object_get(second, "unaccounted_bytes")));
-	json_decref(document);
+	tell("--bytes status -v");
+	tell("status --json");
+	expect_told("status-v");
 }
 END_TEST
 
@@ -1169,106 +1156,37 @@ END_TEST
 
 START_TEST(sleepers_tell_what_their_last_wake_cost)
 {
-	ck_assert_int_eq(run("sleepers"), 0);
-	assert_contains(out_text, "LAST WAKE  WAITED\n");
-	assert_contains(out_text, "        -       -\n");
+	tell("sleepers");
 	fake.has_woken = true;
-	ck_assert_int_eq(run("sleepers"), 0);
-	assert_contains(out_text, "     340 ms  1m 02s\n");
-	json_t *document = run_json("sleepers --json");
-	json_t *row = json_array_get(json_object_get(document, "sleepers"), 0);
-	ck_assert_int_eq(json_integer_value(json_object_get(row, "woke_waited_ms")), 62000);
-	ck_assert_int_eq(json_integer_value(json_object_get(row, "woke_ns")), 340000000);
-	json_decref(document);
+	tell("sleepers");
+	tell("sleepers --json");
+	expect_told("sleepers");
 }
 END_TEST
 
 START_TEST(lists_have_their_columns_and_keys)
 {
-	static const struct {
-		const char *command;
-		const char *key;
-		const char *column;
-		const char *member;
-	} cases[] = {
-		{"sessions", "sessions", "RESERVED", "reserved_bytes"},
-		{"models", "models", "UNIQUE", "unique_bytes"},
-		{"blocks", "blocks", "DIGEST", "digest"},
-		{"events", "events", "EVENT", "kind"},
-		{"sleepers", "sleepers", "STATE", "why"},
-		{"tenants", "tenants", "QUOTA", "devices"},
-		{"stats", "metrics", "MEANING", "help"},
-		{"fragmentation", "sessions", "PEAK RES", "fragmentation"},
-	};
-	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+	static const char *const lists[] = {"models", "blocks", "tenants", "events", "stats"};
+	for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++) {
 		char line[64];
-		ck_assert_int_eq(run(cases[i].command), 0);
-		assert_contains(out_text, cases[i].column);
-		snprintf(line, sizeof(line), "%s --json", cases[i].command);
-		json_t *document = run_json(line);
-		json_t *row = json_array_get(json_object_get(document, cases[i].key), 0);
-		ck_assert_ptr_nonnull(json_object_get(row, cases[i].member));
-		json_decref(document);
+		tell(lists[i]);
+		snprintf(line, sizeof(line), "%s --json", lists[i]);
+		tell(line);
 	}
+	expect_told("lists");
 }
 END_TEST
-
-static uint64_t number(const json_t *document, const char *list, size_t i, const char *key)
-{
-	const json_t *row = json_array_get(json_object_get(document, list), i);
-	ck_assert_msg(json_is_integer(json_object_get(row, key)), "%s %zu %s", list, i, key);
-	return (uint64_t)json_integer_value(json_object_get(row, key));
-}
-
-static bool is_null(const json_t *document, const char *list, size_t i, const char *key)
-{
-	return json_is_null(
-		json_object_get(json_array_get(json_object_get(document, list), i), key));
-}
 
 /* Each byte that exists is in one column of its tier. */
 START_TEST(tiers_say_where_the_bytes_are)
 {
 	fake.has_demoted = true;
-	json_t *document = run_json("tiers --json");
-	ck_assert_uint_eq(number(document, "tiers", 0, "shared_bytes"), 2 * GIB);
-	ck_assert_uint_eq(number(document, "tiers", 0, "cached_bytes"), GIB);
-	ck_assert_uint_eq(number(document, "tiers", 0, "saved_bytes"), 4 * GIB);
-	ck_assert(is_null(document, "tiers", 0, "asleep_bytes"));
-	/* Nobody tells what is free of it. */
-	ck_assert(is_null(document, "tiers", 1, "free_bytes"));
-	ck_assert_uint_eq(number(document, "tiers", 2, "number"), 1);
-	ck_assert_uint_eq(number(document, "tiers", 2, "private_bytes"), GIB);
-	ck_assert_uint_eq(number(document, "tiers", 2, "asleep_bytes"), GIB / 2);
-	ck_assert_uint_eq(number(document, "tiers", 2, "demoted_bytes"), GIB / 8);
-	ck_assert_uint_eq(number(document, "tiers", 2, "cached_bytes"), GIB / 4);
-	ck_assert_uint_eq(number(document, "tiers", 2, "moving_bytes"), GIB / 8);
-	ck_assert_uint_eq(number(document, "tiers", 2, "ready_bytes"), GIB);
-	ck_assert_uint_eq(number(document, "tiers", 2, "free_bytes"), 13 * GIB);
-	ck_assert_uint_eq(number(document, "tiers", 2, "needs_bytes"), 4 * GIB);
-	ck_assert_uint_eq(number(document, "tiers", 2, "saved_bytes"), 7 * GIB / 2);
-	ck_assert_uint_eq(number(document, "tenants", 0, "gpu_bytes"), 3 * GIB / 2);
-	ck_assert_uint_eq(number(document, "tenants", 0, "host_bytes"), 5 * GIB);
-	ck_assert_uint_eq(number(document, "tenants", 0, "n_sleepers"), 1);
-	ck_assert_uint_eq(number(document, "tenants", 0, "asleep_bytes"), 4 * GIB);
-	ck_assert_uint_eq(number(document, "programs", 0, "gpu_bytes"), 20 * GIB);
-	ck_assert_uint_eq(number(document, "programs", 0, "host_bytes"), 2 * GIB);
-	ck_assert_uint_eq(number(document, "programs", 0, "both_bytes"), 2 * GIB);
-	ck_assert_uint_eq(json_array_size(json_object_get(document, "programs")), 1);
-	ck_assert_uint_eq(number(document, "models", 0, "gpu_bytes"), 3 * GIB);
-	ck_assert_uint_eq(number(document, "models", 0, "both_bytes"), GIB);
-	ck_assert_uint_eq(number(document, "models", 1, "gpu_bytes"), 0);
-	ck_assert_uint_eq(number(document, "models", 1, "host_bytes"), 2 * GIB);
-	json_decref(document);
-	ck_assert_int_eq(run("tiers"), 0);
-	assert_contains(out_text, "SAVED");
-	assert_contains(out_text, "HOST ONLY");
-	assert_contains(out_text, "asleep");
-	assert_contains(out_text, "demoted");
+	tell("tiers");
+	tell("tiers --json");
 	/* Without sleepers it still tells the rest. */
 	fake.is_old = true;
-	ck_assert_int_eq(run("tiers"), 0);
-	ck_assert_ptr_null(strstr(out_text, "asleep"));
+	tell("tiers");
+	expect_told("tiers");
 }
 END_TEST
 
@@ -1685,21 +1603,6 @@ START_TEST(a_map_forgets_what_is_long_ago_first)
 }
 END_TEST
 
-START_TEST(times_show_where_most_end)
-{
-	ck_assert_int_eq(run("stats"), 0);
-	assert_contains(out_text, "\nTIME   COUNT    MEAN    HALF  99 %  MEANING\n"
-	                          "load      10  700 ms  1.0 us  more  time of a load\n"
-	                          "alloc      0       -       -     -  time of a load\n");
-	json_t *document = run_json("stats --json");
-	json_t *load = json_array_get(json_object_get(document, "histograms"), 0);
-	ck_assert_int_eq(json_integer_value(json_object_get(load, "count")), 10);
-	ck_assert_uint_eq(json_array_size(json_object_get(load, "counts")), 4);
-	ck_assert_uint_eq(json_array_size(json_object_get(load, "bounds_ns")), 3);
-	json_decref(document);
-}
-END_TEST
-
 /* Of device 0, with @more labels behind these. */
 #define GPU(more) \
 	"{gpu=\"0\",UUID=\"GPU-abcd0000-0000-0000-0000-000000000000\",Hostname=\"node\\\"7\"" more \
@@ -1780,132 +1683,34 @@ START_TEST(metrics_have_no_series_of_programs)
 }
 END_TEST
 
+/* Driver usage is NVML's on one device, and the session's own word on the other. */
 START_TEST(sessions_show_what_each_process_has)
 {
-	ck_assert_int_eq(run("sessions"), 0);
-	assert_contains(
-		out_text,
-		"  GPU   PROMISE  RESERVED     LIVE     PEAK     WARM    UTIL    SHARED     "
-		"DRIVER  OWNED  PASSED  REFUSED  WAITS FOR   AGE");
-	/* Driver usage by NVML on one device, by its own word on the other. What is known of the session alone stands once. */
-	assert_contains(out_text, "    0  24.0 GiB   4.0 GiB  3.0 GiB  3.5 GiB  1.0 GiB  75.0 %  "
-	                          "16.0 GiB    2.0 GiB  12345      67");
-	assert_contains(out_text,
-	                "    3         0         0        -        -        -       -         "
-	                "0  512.0 MiB      -       -        -  ");
-	json_t *document = run_json("sessions --json");
-	json_t *row = json_array_get(json_object_get(document, "sessions"), 0);
-	json_t *none = json_array_get(json_object_get(document, "sessions"), 1);
-	json_t *devices = json_object_get(row, "devices");
-	ck_assert_int_eq(json_integer_value(json_object_get(row, "peak_bytes")), 7 * GIB / 2);
-	ck_assert_int_eq(json_integer_value(json_object_get(row, "n_passed")), 67);
-	ck_assert_double_eq_tol(json_real_value(json_object_get(row, "utilization")), 0.75, 1e-9);
-	ck_assert_uint_eq(json_array_size(devices), 2);
-	json_t *first = json_array_get(devices, 0);
-	ck_assert_int_eq(json_integer_value(json_object_get(first, "process_bytes")), 2 * GIB);
-	ck_assert_int_eq(json_integer_value(json_object_get(first, "managed_bytes")), GIB);
-	ck_assert_int_eq(json_integer_value(json_object_get(first, "left_bytes")), 20 * GIB);
-	ck_assert_int_eq(json_integer_value(json_object_get(json_array_get(devices, 1), "device")),
-	                 3);
-	ck_assert(json_is_null(json_object_get(none, "utilization")));
-	ck_assert_uint_eq(json_array_size(json_object_get(none, "devices")), 0);
-	json_decref(document);
+	tell("sessions");
+	tell("sessions --json");
+	expect_told("sessions");
 }
 END_TEST
 
+/* The session of glakectl has nothing. */
 START_TEST(dedup_adds_up_what_sharing_saves)
 {
 	fake.name = "python";
-	ck_assert_int_eq(run("dedup"), 0);
-	ck_assert_str_eq(
-		out_text,
-		"DEVICE  REALM     PRIVATE  LOGICAL  PHYSICAL  RATIO    SAVED   CACHED  RESERVE\n"
-		"     0  all       4.0 GiB  6.0 MiB   2.0 MiB   3.00  4.0 MiB  4.0 MiB        0\n"
-		"     0  uid:0           0  6.0 MiB   2.0 MiB   3.00  4.0 MiB        0        -\n"
-		"     0  uid:1000  4.0 GiB        0         0      -        0  4.0 MiB        -\n"
-		"\n"
-		"ID  DEVICE  OPEN  LOGICAL  PHYSICAL  RATIO  MODEL\n"
-		" 9       0     2  8.0 GiB   3.0 GiB   2.67  python\n"
-		"\n"
-		"PID  PROGRAM  PRIVATE   LOGICAL  PHYSICAL  RATIO\n"
-		"100  python   4.0 GiB  16.0 GiB   8.0 GiB   2.00\n"
-		"\n"
-		"PID    SEALED    SHARED  SEALS    TOOK  HELD BACK\n"
-		"100  12.0 GiB  10.0 GiB      3  412 ms      18 ms\n"
-		"\n"
-		"PID   UNSEALED  WHY\n"
-		"100    1.0 GiB  written to by the driver's API\n"
-		"100  512.0 MiB  named for other processes\n"
-		"\n"
-		"PID  SEALED ALONE  LOOKED AT  EQUAL AT OTHER OFFSETS\n"
-		"100       3.0 GiB    2.0 GiB                 1.0 GiB\n"
-		"\n"
-		"MISTAKE   UID  PROGRAM  SCRIPT    FAULTS                 LAST  "
-		"SUSPECTS\n"
-		"      7  1000  python3  serve.py       2  1970-01-01 00:00:00  gemm at "
-		"0x1000\n");
-	json_t *document = run_json("dedup --json");
-	json_t *mistake = json_array_get(json_object_get(document, "mistakes"), 0);
-	ck_assert_str_eq(json_string_value(json_object_get(mistake, "executable")),
-	                 "build-id 00ff");
-	json_t *layout = json_object_get(document, "layout");
-	ck_assert_uint_eq(json_array_size(layout), 1);
-	ck_assert_int_eq(
-		json_integer_value(json_object_get(json_array_get(layout, 0), "looked_bytes")),
-		2 * GIB);
-	json_t *device = json_array_get(json_object_get(document, "devices"), 0);
-	ck_assert_int_eq(json_integer_value(json_object_get(device, "saved_bytes")), 4 << 20);
-	ck_assert_uint_eq(json_array_size(json_object_get(document, "realms")), 2);
-	json_t *model = json_array_get(json_object_get(document, "models"), 0);
-	ck_assert_double_eq_tol(json_real_value(json_object_get(model, "ratio")), 8 / 3.0, 1e-4);
-	/* glakectl's own session has nothing. */
-	ck_assert_uint_eq(json_array_size(json_object_get(document, "sessions")), 1);
-	json_t *session = json_array_get(json_object_get(document, "sessions"), 0);
-	ck_assert_int_eq(json_integer_value(json_object_get(session, "held_ms")), 18);
-	json_t *why = json_array_get(json_object_get(session, "unsealed"), 1);
-	ck_assert_int_eq(json_integer_value(json_object_get(why, "bytes")), GIB / 2);
-	ck_assert_str_eq(json_string_value(json_object_get(why, "why")),
-	                 "named for other processes");
-	json_decref(document);
+	tell("dedup");
+	tell("dedup --json");
+	expect_told("dedup");
 }
 END_TEST
 
 START_TEST(dedup_of_one_process_lists_its_candidates)
 {
 	fake.name = "python";
-	ck_assert_int_eq(run("dedup 100"), 0);
-	ck_assert_str_eq(out_text,
-	                 "PID  PROGRAM  PRIVATE   LOGICAL  PHYSICAL  RATIO\n"
-	                 "100  python   4.0 GiB  16.0 GiB   8.0 GiB   2.00\n"
-	                 "\n"
-	                 "PID    SEALED    SHARED  SEALS    TOOK  HELD BACK\n"
-	                 "100  12.0 GiB  10.0 GiB      3  412 ms      18 ms\n"
-	                 "\n"
-	                 "PID  ALLOCATION        BYTES      FILLED  STATE    UNSEALED  WHY\n"
-	                 "100  0x7f0000000000  1.0 GiB  1022.0 MiB  sealed          1  \n"
-	                 "100  0x7f0080000000  2.0 MiB     2.0 MiB  refused         0  gemm is in "
-	                 "no table\n"
-	                 "and 3 smaller ones\n"
-	                 "\n"
-	                 "PID   UNSEALED  WHY\n"
-	                 "100    1.0 GiB  written to by the driver's API\n"
-	                 "100  512.0 MiB  named for other processes\n"
-	                 "\n"
-	                 "PID  WITH  LOOKED AT  EQUAL AT OTHER OFFSETS\n"
-	                 "100   102    2.0 GiB                 1.0 GiB\n");
-	json_t *document = run_json("dedup --json 100");
-	json_t *session = json_array_get(json_object_get(document, "sessions"), 0);
-	json_t *candidate = json_array_get(json_object_get(session, "candidates"), 1);
-	ck_assert_str_eq(json_string_value(json_object_get(candidate, "state")), "refused");
-	ck_assert_str_eq(json_string_value(json_object_get(candidate, "refused_why")),
-	                 "gemm is in no table");
-	json_t *beside = json_array_get(json_object_get(document, "layout"), 0);
-	ck_assert_int_eq(json_integer_value(json_object_get(beside, "with_pid")), 102);
-	ck_assert_int_eq(json_integer_value(json_object_get(beside, "equal_bytes")), GIB);
-	json_decref(document);
-	ck_assert_int_eq(run("dedup 99"), CTL_NOT_FOUND);
-	ck_assert_int_eq(run("dedup some"), CTL_USAGE);
-	ck_assert_int_eq(run("dedup 0"), CTL_USAGE);
+	tell("dedup 100");
+	tell("dedup --json 100");
+	tell("dedup 99");
+	tell("dedup some");
+	tell("dedup 0");
+	expect_told("dedup-of-one");
 	fake.is_old = true;
 	ck_assert_int_eq(run("dedup 100"), 0);
 }
@@ -1927,82 +1732,27 @@ END_TEST
 
 START_TEST(fragmentation_is_what_nobody_can_use)
 {
-	ck_assert_int_eq(run("fragmentation"), 0);
-	ck_assert_str_eq(out_text,
-	                 "PID  DEV     LIVE  RESERVED    UTIL  REUSABLE  PEAK LIVE  PEAK RES  "
-	                 "PROGRAM\n"
-	                 "100    0  3.0 GiB   4.0 GiB  75.0 %   1.0 GiB    3.5 GiB         -  "
-	                 "plain\n"
-	                 "\n"
-	                 "reserved by others on device 0: 0\n"
-	                 "reserved by others on device 1: 0\n");
-	json_t *document = run_json("fragmentation --json");
-	json_t *rows = json_object_get(document, "sessions");
-	/* glakectl's own session has nothing. */
-	ck_assert_uint_eq(json_array_size(rows), 1);
-	json_t *row = json_array_get(rows, 0);
-	ck_assert_double_eq_tol(json_real_value(json_object_get(row, "utilization")), 0.75, 1e-9);
-	ck_assert_double_eq_tol(json_real_value(json_object_get(row, "fragmentation")), 0, 1e-9);
-	ck_assert_int_eq(json_integer_value(json_object_get(row, "reusable_bytes")), GIB);
-	ck_assert_int_eq(json_integer_value(json_object_get(row, "warm_bytes")), GIB);
-	ck_assert(json_is_false(json_object_get(row, "stitches")));
-	ck_assert(json_is_null(json_object_get(row, "n_kept")));
-	json_decref(document);
-}
-END_TEST
-
-START_TEST(stitching_has_rows_of_its_own)
-{
+	tell("fragmentation");
+	tell("fragmentation --json");
 	fake.stitches = true;
 	fake.name = "python3";
-	ck_assert_int_eq(run("fragmentation"), 0);
-	ck_assert_str_eq(out_text,
-	                 "PID  DEV     LIVE  RESERVED    UTIL  REUSABLE  PEAK LIVE  PEAK RES  "
-	                 "PROGRAM\n"
-	                 "100    0  2.0 GiB   2.1 GiB  94.1 %         -    2.5 GiB   3.0 GiB  "
-	                 "python3\n"
-	                 "100    0  1.0 GiB   1.9 GiB  53.3 %         -          -         -  "
-	                 "python3\n"
-	                 "\n"
-	                 "PID  DEV   ALLOCS  STITCHES  STITCHED  KEPT  REUSES  GROWS  VMM CALLS\n"
-	                 "100    0  1234567        89  33.0 GiB    17    4567     21       1000\n"
-	                 "\n"
-	                 "reserved by others on device 0: 0\n"
-	                 "reserved by others on device 1: 0\n");
+	tell("fragmentation");
 	assert_narrow(out_text);
-	json_t *document = run_json("fragmentation --json");
-	json_t *rows = json_object_get(document, "sessions");
-	ck_assert_uint_eq(json_array_size(rows), 2);
-	json_t *row = json_array_get(rows, 0);
-	ck_assert(json_is_true(json_object_get(row, "stitches")));
-	ck_assert_int_eq(json_integer_value(json_object_get(row, "n_mapped")), 700);
-	ck_assert_int_eq(json_integer_value(json_object_get(row, "kept_bytes")), 6 * GIB);
-	ck_assert_str_eq(json_string_value(json_object_get(row, "program")), "python3");
-	json_decref(document);
+	tell("fragmentation --json");
+	expect_told("fragmentation");
 }
 END_TEST
 
 START_TEST(one_process_can_be_asked_for)
 {
-	static const char *const lines[] = {"fragmentation 100 --json", "fragmentation 1 --json"};
-	for (size_t i = 0; i < 2; i++) {
-		json_t *document = run_json(lines[i]);
-		ck_assert_uint_eq(json_array_size(json_object_get(document, "sessions")), 1);
-		json_decref(document);
-	}
+	tell("fragmentation 100 --json");
+	tell("fragmentation 1 --json");
 	/* It is there, and has nothing: all is of others. */
-	json_t *document = run_json("fragmentation 101 --json");
-	ck_assert_uint_eq(json_array_size(json_object_get(document, "sessions")), 0);
-	json_t *others = json_array_get(json_object_get(document, "reserved_by_others"), 0);
-	ck_assert_int_eq(json_integer_value(json_object_get(others, "others_bytes")), GIB);
-	json_decref(document);
-	static const char *const absent[] = {"fragmentation 77", "fragmentation 77 --html",
-	                                     "seal 77"};
-	for (size_t i = 0; i < 3; i++) {
-		ck_assert_int_eq(run(absent[i]), CTL_NOT_FOUND);
-		assert_contains(err_text,
-		                ": there is no session 77, and no process 77 that has one\n");
-	}
+	tell("fragmentation 101 --json");
+	tell("fragmentation 77");
+	tell("fragmentation 77 --html");
+	tell("seal 77");
+	expect_told("one-process");
 }
 END_TEST
 
@@ -2094,70 +1844,26 @@ START_TEST(foreign_names_are_escaped_everywhere)
 }
 END_TEST
 
-START_TEST(events_have_their_time_for_people_and_for_programs)
-{
-	setenv("TZ", "UTC", 1);
-	tzset();
-	ck_assert_int_eq(run("events"), 0);
-	assert_contains(out_text, "2023-11-14 22:13:20  block_damaged  uid:0");
-	json_t *document = run_json("events --json");
-	json_t *row = json_array_get(json_object_get(document, "events"), 0);
-	ck_assert_int_eq(json_integer_value(json_object_get(row, "time_ms")), 1700000000999);
-	json_decref(document);
-}
-END_TEST
-
-START_TEST(digests_read_as_in_the_logs)
-{
-	ck_assert_int_eq(run("blocks"), 0);
-	assert_contains(out_text, "fe000000000000000000000000000001");
-}
-END_TEST
-
 START_TEST(steering_passes_its_arguments)
 {
-	ck_assert_int_eq(run("pin m"), 0);
-	ck_assert_str_eq(fake.call, "pin m 1");
-	ck_assert_str_eq(out_text, "m: pinned\n");
-	ck_assert_int_eq(run("unpin m"), 0);
-	ck_assert_str_eq(fake.call, "pin m 0");
-	ck_assert_int_eq(run("evict m"), 0);
-	ck_assert_str_eq(fake.call, "evict m");
-	ck_assert_str_eq(out_text, "1 model evicted, 3.0 GiB freed\n");
-	json_decref(run_json("evict --all --json"));
-	ck_assert_str_eq(fake.call, "evict (all)");
-	/* A pid or a session. */
-	ck_assert_int_eq(run("seal 101"), 0);
-	ck_assert_str_eq(fake.call, "seal 2 0");
-	ck_assert_str_eq(out_text, "SESSION  PID   SEALED   SHARED    TOOK  HELD BACK\n"
-	                           "      2  101  3.0 GiB  2.0 GiB  250 ms       0 ms\n"
-	                           "\n"
-	                           "PID  PRIVATE  CAUSE   MEANING\n"
-	                           "101  1.0 KiB  failed  no room\n");
-	ck_assert_int_eq(run("seal 2 --dry-run --bytes"), 0);
-	ck_assert_str_eq(fake.call, "seal 2 1");
-	assert_contains(out_text, "3221225472");
-	json_t *sealed = run_json("seal 2 --json");
-	ck_assert_str_eq(fake.call, "seal 2 0");
-	json_t *row = json_array_get(json_object_get(sealed, "sessions"), 0);
-	ck_assert_int_eq(json_integer_value(json_object_get(row, "took_ns")), 250000000);
-	ck_assert_str_eq(json_string_value(json_object_get(row, "why")), "no room");
-	json_decref(sealed);
-	fake.call[0] = '\0';
-	ck_assert_int_eq(run("quota t --device 3 --bytes 24G"), 0);
-	ck_assert_str_eq(fake.call, "quota t 3 25769803776");
-	ck_assert_str_eq(out_text, "quota on device 3: 24.0 GiB\n");
-	fake.call[0] = '\0';
-	ck_assert_int_eq(run("quota t --bytes none --sessions 5"), 0);
-	ck_assert_str_eq(fake.call, "quota t 0 0 quota t 1 0 sessions t 5");
-	ck_assert_str_eq(out_text, "quota on device 0: none\nquota on device 1: none\n"
-	                           "sessions: at most 5\n");
-	fake.call[0] = '\0';
-	ck_assert_int_eq(run("quota t --device 1 --bytes 1G --force"), 0);
-	ck_assert_str_eq(fake.call, "force t 1 1073741824");
-	fake.call[0] = '\0';
-	ck_assert_int_eq(run("quota --sessions none -- t"), 0);
-	ck_assert_str_eq(fake.call, " sessions t 0");
+	static const char *const lines[] = {
+		"pin m",
+		"unpin m",
+		"evict m",
+		"evict --all --json",
+		/* A pid or a session. */
+		"seal 101",
+		"seal 2 --dry-run --bytes",
+		"seal 2 --json",
+		"quota t --device 3 --bytes 24G",
+		"quota t --bytes none --sessions 5",
+		"quota t --device 1 --bytes 1G --force",
+		"quota --sessions none -- t",
+	};
+	for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]); i++) {
+		tell(lines[i]);
+	}
+	expect_told("steering");
 	ck_assert_int_eq(run("--socket /a/b pin m"), 0);
 	ck_assert_str_eq(fake.socket_path, "/a/b");
 	ck_assert_int_eq(run("pin m --socket=/c"), 0);

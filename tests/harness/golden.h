@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a command has to say, in a file of tests/golden. A text that differs fails the test, with the difference.
+ * With GOLDEN=write in the environment the file is written instead: look at what git says then.
+ */
+#ifndef GLAKE_TESTS_HARNESS_GOLDEN_H
+#define GLAKE_TESTS_HARNESS_GOLDEN_H
+
+/* @text must be that of tests/golden/@name.txt. */
+void golden_expect(const char *name, const char *text);
+
+#endif
