@@ -38,13 +38,13 @@ START_TEST(all_ways_in_are_owned)
 {
 	world_begin();
 	run_scenario(PROGRAM, "dlsym", "basic", NULL,
-	             "owned 17 passed 0 refused 0 connects 1 live 0");
+	             "owned all passed 0 refused 0 connects 1 live 0");
 	run_scenario(PROGRAM, "proc1", "basic", NULL,
-	             "owned 17 passed 0 refused 0 connects 1 live 0");
+	             "owned all passed 0 refused 0 connects 1 live 0");
 	run_scenario(PROGRAM, "proc2", "basic", NULL,
-	             "owned 17 passed 0 refused 0 connects 1 live 0");
+	             "owned all passed 0 refused 0 connects 1 live 0");
 	run_scenario(LINKED, "linked", "basic", NULL,
-	             "owned 17 passed 0 refused 0 connects 1 live 0");
+	             "owned all passed 0 refused 0 connects 1 live 0");
 }
 END_TEST
 
@@ -163,7 +163,7 @@ END_TEST
 START_TEST(errors_are_the_drivers)
 {
 	world_begin();
-	run_scenario(PROGRAM, "dlsym", "errors", NULL, "owned 3 passed 0");
+	run_scenario(PROGRAM, "dlsym", "errors", NULL, "owned all passed 0");
 }
 END_TEST
 
@@ -178,7 +178,7 @@ START_TEST(children_start_afresh)
 {
 	world_begin();
 	run_scenario(PROGRAM, "dlsym", "forks", NULL,
-	             "owned 1 passed 0 refused 0 connects 1 live 0");
+	             "owned all passed 0 refused 0 connects 1 live 0");
 	run_scenario(PROGRAM, "dlsym", "storm", NULL, "passed 0 refused 0 connects 1 live 0");
 }
 END_TEST
@@ -194,7 +194,7 @@ START_TEST(captures_forbid_what_they_do)
 {
 	struct run run;
 	world_begin();
-	run_scenario(PROGRAM, "dlsym", "captures", NULL, "owned 8 passed 0 refused 0");
+	run_scenario(PROGRAM, "dlsym", "captures", NULL, "owned all passed 0 refused 0");
 	run_start(&run, "GLAKE_SHIM=off", run_in_build(PROGRAM), "proc2", "captures", NULL);
 	run_end_well(&run);
 }
@@ -204,7 +204,7 @@ START_TEST(memory_goes_with_its_context)
 {
 	world_begin();
 	run_scenario(PROGRAM, "dlsym", "resets", NULL,
-	             "owned 6 passed 0 refused 0 connects 1 live 0");
+	             "owned all passed 0 refused 0 connects 1 live 0");
 }
 END_TEST
 
@@ -234,7 +234,7 @@ START_TEST(a_chunk_may_be_most_of_a_gpu)
 	world_begin(.devices = "1x100GiB");
 	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "vmm_large", NULL);
 	run_end_well(&run);
-	run_expect(&run, "owned 1 passed 0");
+	run_expect(&run, "owned all passed 0");
 }
 END_TEST
 
@@ -279,7 +279,7 @@ START_TEST(chunks_go_with_their_last_use)
 	world_begin();
 	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "vmm", NULL);
 	run_read(&run, "ready");
-	run_expect(&run, "owned 5 passed 0");
+	run_expect(&run, "owned all passed 0");
 	int connection = connection_hello(&harness);
 	/* All are unmapped and released but one, which is mapped. */
 	ck_assert_uint_eq(connection_private_bytes(connection), 4u << 20);
@@ -298,7 +298,7 @@ START_TEST(chunks_go_with_their_last_use)
 	run_end_well(&run);
 	run_start(&run, "GLAKE_SOCKET=/nowhere", run_in_build(PROGRAM), "proc2", "vmm", NULL);
 	run_read(&run, "ready");
-	run_expect(&run, "owned 0 passed 5");
+	run_expect(&run, "owned 0 passed all");
 	run_continue(&run);
 	run_read(&run, "ready");
 	run_continue(&run);
@@ -319,8 +319,8 @@ START_TEST(a_stream_has_its_own_memory_again)
 {
 	world_begin();
 	run_scenario(PROGRAM, "dlsym", "async", NULL,
-	             "owned 14 passed 0 refused 0 connects 1 live 0");
-	run_scenario(PROGRAM, "proc2", "async", NULL, "owned 14 passed 0");
+	             "owned all passed 0 refused 0 connects 1 live 0");
+	run_scenario(PROGRAM, "proc2", "async", NULL, "owned all passed 0");
 }
 END_TEST
 
@@ -330,7 +330,7 @@ START_TEST(streams_may_go)
 	world_begin(.config = "warm_bytes = \"0\";", .speed = 5);
 	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "async_streams", NULL);
 	run_read(&run, "ready");
-	run_expect(&run, "owned 200 passed 0 refused 0 connects 1 live 0");
+	run_expect(&run, "owned all passed 0 refused 0 connects 1 live 0");
 	/* Nobody asks for more: what was parked comes back all the same, but for an empty slab. */
 	await_private_bytes(2u << 20);
 	run_continue(&run);
@@ -367,7 +367,7 @@ END_TEST
 START_TEST(small_allocations_share_what_a_pool_has)
 {
 	world_begin();
-	run_scenario(PROGRAM, "dlsym", "async_small", NULL, "owned 3 passed 0");
+	run_scenario(PROGRAM, "dlsym", "async_small", NULL, "owned all passed 0");
 }
 END_TEST
 
@@ -377,13 +377,13 @@ START_TEST(pools_count_what_is_ours)
 	world_begin();
 	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "async_pools", NULL);
 	run_read(&run, "ready");
-	run_expect(&run, "owned 1 passed 0");
+	run_expect(&run, "owned all passed 0");
 	await_private_bytes(0);
 	run_continue(&run);
 	run_end_well(&run);
-	run_expect(&run, "owned 3 passed 0 refused 0 connects 1 live 0\n"
-	                 "owned 3 passed 0 refused 0 connects 1 live 0\n"
-	                 "owned 4 passed 0 refused 0 connects 1 live 0\n");
+	run_expect(&run, "owned all passed 0 refused 0 connects 1 live 0 served 3\n"
+	                 "owned 3 passed 0 refused 0 connects 1 live 0 served 3\n"
+	                 "owned 4 passed 0 refused 0 connects 1 live 0 served 4\n");
 }
 END_TEST
 
@@ -394,7 +394,7 @@ START_TEST(free_memory_that_is_stitched_from_is_reserved)
 	run_start(&run, "GLAKE_ALLOC=stitch", run_in_build(PROGRAM), "dlsym", "async_stitched",
 	          NULL);
 	run_end_well(&run);
-	run_expect(&run, "owned 2 passed 0");
+	run_expect(&run, "owned all passed 0");
 }
 END_TEST
 
@@ -412,7 +412,7 @@ START_TEST(contexts_take_what_is_parked)
 	world_begin(.config = "warm_bytes = \"0\";");
 	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "async_resets", NULL);
 	run_read(&run, "ready");
-	run_expect(&run, "owned 9 passed 0 refused 0 connects 1 live 0");
+	run_expect(&run, "owned all passed 0 refused 0 connects 1 live 0");
 	await_private_bytes(2u << 20);
 	run_continue(&run);
 	run_end_well(&run);
@@ -444,7 +444,7 @@ static unsigned run_count(const struct run *run, const char *name)
 static void step_until_owned(struct run *run, unsigned n, int *n_steps_left)
 {
 	run_read(run, "ready");
-	while (run_count(run, "owned") < n) {
+	while (run_count(run, "served") < n) {
 		ck_assert_int_gt((*n_steps_left)--, 0);
 		harness_sleep_ms(1100 / SPEED);
 		run_continue(run);
@@ -470,7 +470,7 @@ START_TEST(streams_outlive_glaked)
 	world_begin(.speed = SPEED);
 	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "async_steps", N_STEPS_TEXT, NULL);
 	run_read(&run, "ready");
-	run_expect(&run, "owned 2 passed 0 refused 0 connects 1");
+	run_expect(&run, "owned all passed 0 refused 0 connects 1");
 	harness_kill(&harness);
 	run_continue(&run);
 	run_read(&run, "ready");
@@ -610,7 +610,7 @@ START_TEST(the_quota_waits_for_streams)
 {
 	world_begin(.config = TENANT("64MiB"));
 	run_scenario(PROGRAM, "dlsym", "async_greedy", "10485760",
-	             "got 62914560\nowned 7 passed 0 refused 1 connects 1 live 0\n");
+	             "got 62914560\nowned all passed 0 refused 1 connects 1 live 0");
 }
 END_TEST
 
@@ -634,7 +634,7 @@ START_TEST(a_session_too_many_gets_nothing)
 	run_read(&first, "ready");
 	run_start(&second, NULL, run_in_build(PROGRAM), "dlsym", "steps", "1", NULL);
 	run_read(&second, "ready");
-	run_expect(&first, "result 0 owned 1 passed 0");
+	run_expect(&first, "result 0 owned all passed 0");
 	run_expect(&second, "result 2 owned 0 passed 0 refused 1");
 	run_continue(&first);
 	run_continue(&second);
@@ -664,10 +664,10 @@ START_TEST(without_glaked_the_driver_serves)
 	world_begin();
 	run_start(&run, "GLAKE_SOCKET=/nowhere", run_in_build(PROGRAM), "proc2", "basic", NULL);
 	run_end_well(&run);
-	run_expect(&run, "owned 0 passed 17 refused 0 connects 0");
+	run_expect(&run, "owned 0 passed all refused 0 connects 0");
 	run_start(&run, "GLAKE_SHIM_ABSENT=refuse", run_in_build(PROGRAM), "dlsym", "basic", NULL);
 	run_end_well(&run);
-	run_expect(&run, "owned 17");
+	run_expect(&run, "owned all");
 }
 END_TEST
 
@@ -731,7 +731,7 @@ START_TEST(glaked_does_not_serve_itself)
 	         run_in_build("lib/glake/libglake-shim.so"));
 	const char *env[] = {preload, "ASAN_OPTIONS=verify_asan_link_order=0", NULL};
 	world_begin(.env = env);
-	run_scenario(PROGRAM, "dlsym", "basic", NULL, "owned 17 passed 0");
+	run_scenario(PROGRAM, "dlsym", "basic", NULL, "owned all passed 0");
 }
 END_TEST
 
@@ -754,7 +754,7 @@ START_TEST(glake_run_runs)
 	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "--strict", "--",
 	          run_in_build(PROGRAM), "proc2", "basic", NULL);
 	run_end_well(&run);
-	run_expect(&run, "owned 17 passed 0");
+	run_expect(&run, "owned all passed 0");
 	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "sh", "-c", "exit 42",
 	          NULL);
 	ck_assert_int_eq(WEXITSTATUS(run_end(&run)), 42);

@@ -52,7 +52,7 @@ static void start_busy(struct run *run)
 {
 	run_start(run, NULL, run_in_build(PROGRAM), "dlsym", "busy", NULL);
 	run_read(run, "ready");
-	run_expect(run, "owned 5 passed 0 refused 0 connects 1");
+	run_expect(run, "owned all passed 0 refused 0 connects 1");
 	int connection = connection_hello(&harness);
 	ck_assert_uint_ge(connection_private_bytes(connection), 22 * MIB);
 	connection_close(&connection);
@@ -215,7 +215,7 @@ START_TEST(a_full_socket_is_waited_for)
 	await_connect(run.pid);
 	harness_signal(&harness, SIGCONT);
 	run_end_well(&run);
-	run_expect(&run, "owned 17 passed 0 refused 0 connects 1 live 0");
+	run_expect(&run, "owned all passed 0 refused 0 connects 1 live 0");
 	while (n > 0) {
 		close(fds[--n]);
 	}
@@ -267,13 +267,13 @@ START_TEST(a_stopped_glaked_is_done_without)
 	harness_signal(&harness, SIGSTOP);
 	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "steps", "1", NULL);
 	run_read(&run, "ready");
-	run_expect(&run, "result 0 owned 0 passed 1 refused 0 connects 0");
+	run_expect(&run, "result 0 owned 0 passed all refused 0 connects 0");
 	harness_signal(&harness, SIGCONT);
 	run_continue(&run);
 	run_end_well(&run);
 	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "basic", NULL);
 	run_end_well(&run);
-	run_expect(&run, "owned 17 passed 0");
+	run_expect(&run, "owned all passed 0");
 }
 END_TEST
 
@@ -284,7 +284,7 @@ START_TEST(a_restart_is_waited_for)
 	world_begin(.is_activated = true, .keeps_fds = true);
 	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "steps", "2", NULL);
 	run_read(&run, "ready");
-	run_expect(&run, "result 0 owned 1 passed 0 refused 0 connects 1");
+	run_expect(&run, "result 0 owned all passed 0 refused 0 connects 1");
 	harness_kill(&harness);
 	ck_assert_int_eq(rename(harness.socket_path, world_path("away")), 0);
 	run_continue(&run);
@@ -293,7 +293,7 @@ START_TEST(a_restart_is_waited_for)
 	ck_assert_int_eq(rename(world_path("away"), harness.socket_path), 0);
 	harness_restart(&harness);
 	run_read(&run, "ready");
-	run_expect(&run, "result 0 owned 2 passed 0 refused 0 connects 1");
+	run_expect(&run, "result 0 owned all passed 0 refused 0 connects 1");
 	run_continue(&run);
 	run_end_well(&run);
 }
@@ -311,12 +311,12 @@ START_TEST(a_slow_restart_is_no_end)
 	run_read(&run, "ready");
 	run_expect(&run, "result 0 owned 1 passed 1 refused 0 connects 1");
 	harness_restart(&harness);
-	for (int i = 2; i < 40 && !strstr(run.text, "owned 2 "); i++) {
+	for (int i = 2; i < 40 && !strstr(run.text, "served 2\n"); i++) {
 		harness_sleep_ms(100);
 		run_continue(&run);
 		run_read(&run, "ready");
 	}
-	run_expect(&run, "owned 2 ");
+	run_expect(&run, "served 2\n");
 	run_expect(&run, "refused 0 connects 1");
 	kill(run.pid, SIGKILL);
 	run_end(&run);
@@ -345,7 +345,7 @@ START_TEST(a_failure_of_ours_is_out_of_memory)
 	run_expect(&run, "result 2 owned 0 passed 0 refused 1 connects 1");
 	run_continue(&run);
 	run_read(&run, "ready");
-	run_expect(&run, "result 0 owned 1 passed 0 refused 1 connects 1");
+	run_expect(&run, "result 0 owned all passed 0 refused 1 connects 1");
 	run_continue(&run);
 	run_end_well(&run);
 }
@@ -380,7 +380,7 @@ START_TEST(the_programs_files_are_left_alone)
 	world_begin();
 	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "usurp", NULL);
 	run_read(&run, "ready");
-	run_expect(&run, "owned 2 passed 0 refused 0 connects 1 live 0");
+	run_expect(&run, "owned all passed 0 refused 0 connects 1 live 0");
 	/* The session goes on with another connection, and all is warm in it. */
 	await_private(12 * MIB);
 	run_continue(&run);
@@ -396,7 +396,7 @@ START_TEST(a_full_table_of_files_ends_no_session)
 		const char *counts;
 	} policies[] = {
 		{"GLAKE_SHIM_ABSENT=pass", "owned 1 passed 1 refused 0 connects 1"},
-		{"GLAKE_SHIM_ABSENT=refuse", "owned 1 passed 0 refused 1 connects 1"},
+		{"GLAKE_SHIM_ABSENT=refuse", "owned all passed 0 refused 1 connects 1"},
 	};
 	struct run run;
 	world_begin();
@@ -411,7 +411,7 @@ START_TEST(a_full_table_of_files_ends_no_session)
 		ck_assert_uint_eq(connection_private_bytes(connection), 6 * MIB);
 		run_continue(&run);
 		run_end_well(&run);
-		run_expect(&run, "owned 2 ");
+		run_expect(&run, "served 2\n");
 		await_nothing_private();
 	}
 }
@@ -437,7 +437,7 @@ START_TEST(cancelled_threads_hold_up_nobody)
 	world_begin();
 	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "cancels", NULL);
 	run_end_well(&run);
-	run_expect(&run, "owned 11 passed 0 refused 0 connects 1");
+	run_expect(&run, "owned all passed 0 refused 0 connects 1");
 }
 END_TEST
 
@@ -484,7 +484,7 @@ static void run_with_preload(struct run *run, const char *first, const char *sec
 	         run_in_build(second));
 	run_start(run, preload, run_in_build(LINKED), "linked", "basic", NULL);
 	run_end_well(run);
-	run_expect(run, "owned 17 passed 0 refused 0 connects 1 live 0");
+	run_expect(run, "owned all passed 0 refused 0 connects 1 live 0");
 }
 
 START_TEST(a_second_preload_library_goes_with_it)

@@ -14,6 +14,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -115,6 +116,43 @@ static uint64_t shim_count(const char *name)
 	return count ? count(name) : 0;
 }
 
+/* Each allocation that this program was given: whose it is, the shim has to know. */
+static atomic_ullong n_made;
+
+#define COUNTED(symbol, parameters, arguments) \
+	static __typeof__(symbol) *real_##symbol; \
+	static CUresult counted_##symbol parameters \
+	{ \
+		CUresult result = real_##symbol arguments; \
+		n_made += result == CUDA_SUCCESS; \
+		return result; \
+	}
+COUNTED(cuMemAlloc_v2, (CUdeviceptr * ptr, size_t n_bytes), (ptr, n_bytes))
+COUNTED(cuMemAllocPitch_v2,
+        (CUdeviceptr * ptr, size_t *pitch, size_t width, size_t height, unsigned word),
+        (ptr, pitch, width, height, word))
+COUNTED(cuMemCreate,
+        (CUmemGenericAllocationHandle * handle, size_t n_bytes,
+         const CUmemAllocationProp *properties, unsigned long long flags),
+        (handle, n_bytes, properties, flags))
+COUNTED(cuMemAllocAsync, (CUdeviceptr * ptr, size_t n_bytes, CUstream stream),
+        (ptr, n_bytes, stream))
+COUNTED(cuMemAllocFromPoolAsync,
+        (CUdeviceptr * ptr, size_t n_bytes, CUmemoryPool pool, CUstream stream),
+        (ptr, n_bytes, pool, stream))
+
+static void count_what_is_made(void)
+{
+#define COUNT(symbol) \
+	real_##symbol = calls.call_##symbol; \
+	calls.call_##symbol = counted_##symbol
+	COUNT(cuMemAlloc_v2);
+	COUNT(cuMemAllocPitch_v2);
+	COUNT(cuMemCreate);
+	COUNT(cuMemAllocAsync);
+	COUNT(cuMemAllocFromPoolAsync);
+}
+
 static CUcontext start(void)
 {
 	CUcontext ctx = NULL;
@@ -124,12 +162,24 @@ static CUcontext start(void)
 	return ctx;
 }
 
+/* "all" that was made so far, or a number. */
+static void print_share(const char *name, uint64_t n)
+{
+	if (n > 0 && n == n_made && shim_count("owned") + shim_count("passed") == n) {
+		printf("%s all ", name);
+	} else {
+		printf("%s %llu ", name, (unsigned long long)n);
+	}
+}
+
 static void print_counts(void)
 {
-	printf("owned %llu passed %llu refused %llu connects %llu live %lld\n",
-	       (unsigned long long)shim_count("owned"), (unsigned long long)shim_count("passed"),
+	print_share("owned", shim_count("owned"));
+	print_share("passed", shim_count("passed"));
+	printf("refused %llu connects %llu live %lld served %llu\n",
 	       (unsigned long long)shim_count("refused"),
-	       (unsigned long long)shim_count("connects"), (long long)shim_count("live_bytes"));
+	       (unsigned long long)shim_count("connects"), (long long)shim_count("live_bytes"),
+	       (unsigned long long)shim_count("owned"));
 	fflush(stdout);
 }
 
@@ -1505,6 +1555,7 @@ int main(int argc, char **argv)
 {
 	must(argc >= 3);
 	load(argv[1]);
+	count_what_is_made();
 	for (size_t i = 0; i < sizeof(scenarios) / sizeof(scenarios[0]); i++) {
 		if (strcmp(scenarios[i].name, argv[2]) == 0) {
 			scenarios[i].run(argc > 3 ? argv[3] : "");
