@@ -390,6 +390,14 @@ int harness_wait_exit(struct harness *harness)
 	return status;
 }
 
+void harness_leave(struct harness *harness)
+{
+	harness_signal(harness, SIGTERM);
+	int status = harness_wait_exit(harness);
+	ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == HARNESS_LEAVES, "0x%x\n%s",
+	              status, harness_log(harness));
+}
+
 static int remove_entry(const char *path, const struct stat *stat, int type, struct FTW *ftw)
 {
 	return remove(path);

@@ -94,6 +94,9 @@ void harness_restart(struct harness *harness);
 /* The status of waitpid(), once glaked, or its keeper, has ended by itself or by a signal sent before. */
 int harness_wait_exit(struct harness *harness);
 
+/* End glaked as `systemctl restart` does: it leaves what it has to the next one. */
+void harness_leave(struct harness *harness);
+
 /* Start a glaked that is not expected to become ready. Returns the status of waitpid(). Log and folder stay. */
 int harness_start_failing(struct harness *harness, const struct harness_options *options);
 

@@ -678,3 +678,27 @@ void world_end(void)
 	harness_clean(&harness);
 	harness.folder[0] = '\0';
 }
+
+void world_look_again(void)
+{
+	/* The first finds out that the connection is lost. */
+	glake_ping(eye);
+	glake_ping(eye);
+	glake_disconnect(eye);
+	assert_ok(glake_connect(
+		&(struct glake_connect_options){.size = sizeof(struct glake_connect_options),
+	                                        .no_cuda = 1},
+		&eye));
+}
+
+bool world_is_all(struct glake_session *session, glake_ptr ptr, uint8_t value, uint64_t n_bytes)
+{
+	uint8_t *bytes = malloc(n_bytes);
+	assert_ok(glake_read(session, 0, bytes, ptr, n_bytes));
+	uint64_t i = 0;
+	while (i < n_bytes && bytes[i] == value) {
+		i++;
+	}
+	free(bytes);
+	return i == n_bytes;
+}

@@ -217,4 +217,10 @@ void world_serves_in_time(void);
 /* Call @round twice to fill all caches, then twice more: glaked's memory must not grow with each call. */
 void world_repeat_without_growth(void (*round)(void));
 
+/* The eye connects anew: the next glaked may not know its session. */
+void world_look_again(void);
+
+/* Is each of these bytes @value? Read by the session. */
+bool world_is_all(struct glake_session *session, glake_ptr ptr, uint8_t value, uint64_t n_bytes);
+
 #endif

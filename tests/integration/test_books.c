@@ -49,19 +49,6 @@ static const char *load(const char *name, uint64_t seed)
 	return path;
 }
 
-/* The next glaked may not know the session. */
-static void look_again(void)
-{
-	/* The first finds out that the connection is lost. */
-	glake_ping(eye);
-	glake_ping(eye);
-	glake_disconnect(eye);
-	assert_ok(glake_connect(
-		&(struct glake_connect_options){.size = sizeof(struct glake_connect_options),
-	                                        .no_cuda = 1},
-		&eye));
-}
-
 /* Only the mark of the books is kept, and the watch of a file system (store/superblock.h). */
 static void wait_for_fds(void)
 {
@@ -75,7 +62,7 @@ static void wait_for_fds(void)
 
 static void assert_nothing_is_left(void)
 {
-	look_again();
+	world_look_again();
 	world_wait_books(&books_before);
 	wait_for_fds();
 }
@@ -266,7 +253,7 @@ START_TEST(books_that_are_cut_are_not_believed)
 		harness_kill(&harness);
 		ck_assert_int_eq(truncate(state_path(), records_end() * i / N_CUTS), 0);
 		harness_restart(&harness);
-		look_again();
+		world_look_again();
 		ck_assert_uint_eq(world_books().n_models, i == N_CUTS);
 		assert_ok(glake_evict(eye, NULL, NULL, NULL));
 		wait_for_fds();
@@ -443,7 +430,7 @@ START_TEST(books_that_users_have_filled_do_not_end)
 	ck_assert_uint_gt(n_models, 10);
 	harness_kill(&harness);
 	harness_restart(&harness);
-	look_again();
+	world_look_again();
 	ck_assert_uint_eq(world_books().n_models, n_models);
 	ck_assert_uint_eq(harness_n_log_lines(&harness, "the books of glaked end here"), 0);
 	for (unsigned i = 0; i < n_elements(uids); i++) {

@@ -29,18 +29,6 @@ static bool can_write(glake_ptr ptr)
 	return drv.cuMemsetD8(ptr, 1, 1) == CUDA_SUCCESS && drv.cuCtxSynchronize() == CUDA_SUCCESS;
 }
 
-static bool is_all(struct glake_session *session, glake_ptr ptr, uint8_t value, uint64_t n_bytes)
-{
-	uint8_t *bytes = malloc(n_bytes);
-	assert_ok(glake_read(session, 0, bytes, ptr, n_bytes));
-	uint64_t i = 0;
-	while (i < n_bytes && bytes[i] == value) {
-		i++;
-	}
-	free(bytes);
-	return i == n_bytes;
-}
-
 static void begin(void)
 {
 	world_begin(.config = CONFIG, .devices = "2x16GiB");
@@ -122,7 +110,7 @@ START_TEST(small_memory_shares_a_chunk)
 	ck_assert_uint_eq(world_usage(session).n_cold_allocs, 1);
 	ck_assert_uint_eq(world_usage(session).n_warm_allocs, N - 1);
 	for (size_t i = 0; i < N; i++) {
-		ck_assert(is_all(session, ptrs[i], (uint8_t)i, 1 + i * 20));
+		ck_assert(world_is_all(session, ptrs[i], (uint8_t)i, 1 + i * 20));
 	}
 	ck_assert_int_eq(glake_free(session, ptrs[7] + 1), -EINVAL);
 	ck_assert_int_eq(glake_block_publish(session, ptrs[7], 1, &block), -EINVAL);
@@ -150,9 +138,9 @@ START_TEST(memory_is_zero_then_warm_then_given_back)
 	size_t n_fds = world_own_n_fds();
 	glake_ptr first = 0;
 	assert_ok(glake_alloc(session, 0, 3 * MIB, 0, &first));
-	ck_assert(is_all(session, first, 0, 4 * MIB));
+	ck_assert(world_is_all(session, first, 0, 4 * MIB));
 	fill(first, 0x5a, 4 * MIB);
-	ck_assert(is_all(session, first, 0x5a, 4 * MIB));
+	ck_assert(world_is_all(session, first, 0x5a, 4 * MIB));
 	ck_assert_uint_eq(world_usage(session).live_bytes, 4 * MIB);
 	ck_assert_uint_eq(world_row(session).reserved_bytes, 4 * MIB);
 	assert_ok(glake_free(session, first));
@@ -173,7 +161,7 @@ START_TEST(memory_is_zero_then_warm_then_given_back)
 	glake_ptr zeroed = 0;
 	assert_ok(glake_alloc(session, 0, 4 * MIB, GLAKE_ZERO, &zeroed));
 	ck_assert_uint_ne(zeroed, first);
-	ck_assert(is_all(session, zeroed, 0, 4 * MIB));
+	ck_assert(world_is_all(session, zeroed, 0, 4 * MIB));
 	assert_ok(glake_free(session, zeroed));
 	assert_ok(glake_trim(session, 0, 4 * MIB));
 	ck_assert_uint_eq(world_usage(session).warm_bytes, 4 * MIB);
@@ -286,7 +274,7 @@ START_TEST(many_allocations_are_each_as_one)
 		}
 		for (int i = 0; i < N; i++) {
 			uint64_t n_seen = i == 7 ? 1 : sizes[i];
-			ck_assert_msg(is_all(session, ptrs[i], (uint8_t)i, n_seen), "%d", i);
+			ck_assert_msg(world_is_all(session, ptrs[i], (uint8_t)i, n_seen), "%d", i);
 			assert_ok(glake_free(session, ptrs[i]));
 		}
 		ck_assert_uint_eq(world_usage(session).n_cold_allocs, N * (flags + 1));
@@ -310,7 +298,7 @@ START_TEST(many_allocations_are_zero_if_asked)
 	}
 	assert_ok(glake_alloc_many(session, 0, sizes, 4, GLAKE_ZERO, ptrs));
 	for (int i = 0; i < 4; i++) {
-		ck_assert(is_all(session, ptrs[i], 0, sizes[i]));
+		ck_assert(world_is_all(session, ptrs[i], 0, sizes[i]));
 	}
 }
 END_TEST
@@ -389,7 +377,7 @@ START_TEST(placed_memory_fills_and_empties_a_range)
 	assert_ok(glake_map(session, 0, base, 2 * MIB));
 	ck_assert_int_eq(glake_map(session, 0, base + 6 * MIB, 4 * MIB), -EINVAL);
 	fill(base + 8 * MIB, 7, 6 * MIB);
-	ck_assert(is_all(session, base + 8 * MIB, 7, 6 * MIB));
+	ck_assert(world_is_all(session, base + 8 * MIB, 7, 6 * MIB));
 	ck_assert_int_eq(glake_unreserve(session, base), -EBUSY);
 	ck_assert_int_eq(glake_unmap(session, base + 8 * MIB, 2 * MIB), -EINVAL);
 	ck_assert_int_eq(glake_unmap(session, base, 14 * MIB), -EINVAL);
@@ -397,7 +385,7 @@ START_TEST(placed_memory_fills_and_empties_a_range)
 	assert_ok(glake_unmap(session, base + 8 * MIB, 6 * MIB));
 	ck_assert_uint_eq(world_row(session).reserved_bytes, 2 * MIB);
 	assert_ok(glake_map(session, 0, base + 8 * MIB, 2 * MIB));
-	ck_assert(is_all(session, base + 8 * MIB, 0, 2 * MIB));
+	ck_assert(world_is_all(session, base + 8 * MIB, 0, 2 * MIB));
 	assert_ok(glake_unmap(session, base + 8 * MIB, 2 * MIB));
 	assert_ok(glake_unmap(session, base, 2 * MIB));
 	assert_ok(glake_unreserve(session, base));
@@ -437,8 +425,8 @@ START_TEST(equal_content_becomes_one_block)
 	free(bytes);
 	ck_assert_mem_eq(&info_a.digest, &digest, sizeof(digest));
 
-	ck_assert(is_all(one, a, 9, 3 * MIB));
-	ck_assert(is_all(two, b, 9, 3 * MIB));
+	ck_assert(world_is_all(one, a, 9, 3 * MIB));
+	ck_assert(world_is_all(two, b, 9, 3 * MIB));
 	ck_assert(!can_write(a));
 	ck_assert(!can_write(b));
 	ck_assert_int_eq(glake_free(two, b), -EINVAL);
@@ -448,15 +436,15 @@ START_TEST(equal_content_becomes_one_block)
 	assert_ok(glake_block_lookup(two, 0, &digest, &block_c));
 	struct glake_block_info info_c = {.size = sizeof(info_c)};
 	assert_ok(glake_block_info(block_c, &info_c));
-	ck_assert(is_all(two, info_c.ptr, 9, 3 * MIB));
+	ck_assert(world_is_all(two, info_c.ptr, 9, 3 * MIB));
 	digest.bytes[0] ^= 1;
 	struct glake_block *none;
 	ck_assert_int_eq(glake_block_lookup(two, 0, &digest, &none), GLAKE_E_NOT_FOUND);
 
 	world_disconnect(one);
-	ck_assert(is_all(two, b, 9, 3 * MIB));
+	ck_assert(world_is_all(two, b, 9, 3 * MIB));
 	glake_block_release(block_b);
-	ck_assert(is_all(two, info_c.ptr, 9, 3 * MIB));
+	ck_assert(world_is_all(two, info_c.ptr, 9, 3 * MIB));
 	glake_block_release(block_c);
 	ck_assert_uint_eq(world_usage(two).shared_bytes, 0);
 }
@@ -508,7 +496,7 @@ START_TEST(a_block_survives_a_failed_exchange)
 	assert_ok(glake_block_publish(session, ptrs[0], 2 * MIB, &blocks[0]));
 	world_set_own_faults("cuMemImportFromShareableHandle:1:fail=1");
 	assert_ok(glake_block_publish(session, ptrs[1], 2 * MIB, &blocks[1]));
-	ck_assert(is_all(session, ptrs[1], 5, 2 * MIB));
+	ck_assert(world_is_all(session, ptrs[1], 5, 2 * MIB));
 	ck_assert(!can_write(ptrs[1]));
 	glake_block_release(blocks[0]);
 	glake_block_release(blocks[1]);
@@ -549,7 +537,7 @@ START_TEST(named_memory_is_opened_and_never_warm)
 	ck_assert_uint_eq(opened, 0);
 	assert_ok(glake_share_open(other, &share, 0, &opened));
 	fill(ptr, 0x77, 4 * MIB);
-	ck_assert(is_all(other, opened, 0x77, 4 * MIB));
+	ck_assert(world_is_all(other, opened, 0x77, 4 * MIB));
 	ck_assert_uint_eq(world_row(other).reserved_bytes, 0);
 
 	assert_ok(glake_free(session, ptr));
@@ -557,7 +545,7 @@ START_TEST(named_memory_is_opened_and_never_warm)
 	ck_assert_uint_eq(world_row(session).reserved_bytes, 0);
 	assert_ok(glake_alloc(session, 0, 4 * MIB, 0, &ptr));
 	fill(ptr, 0x11, 4 * MIB);
-	ck_assert(is_all(other, opened, 0x77, 4 * MIB));
+	ck_assert(world_is_all(other, opened, 0x77, 4 * MIB));
 	glake_ptr second = 0;
 	ck_assert_int_eq(glake_share_open(other, &share, 0, &second), GLAKE_E_NOT_FOUND);
 	assert_ok(glake_share_close(other, &share, opened));
@@ -576,7 +564,7 @@ START_TEST(memory_outlives_the_daemon)
 	ck_assert_int_eq(glake_ping(session), GLAKE_E_GONE);
 	ck_assert_int_eq(glake_ping(session), GLAKE_E_GONE);
 	ck_assert_int_eq(glake_fd(session), -1);
-	ck_assert(is_all(session, ptr, 8, 2 * MIB));
+	ck_assert(world_is_all(session, ptr, 8, 2 * MIB));
 	assert_ok(glake_free(session, ptr));
 	assert_ok(glake_alloc(session, 0, 2 * MIB, 0, &ptr));
 	assert_ok(glake_free(session, other));
@@ -607,7 +595,7 @@ START_TEST(a_forked_child_is_told_so)
 	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
 	ck_assert_int_eq(status, 0);
 	assert_ok(glake_ping(session));
-	ck_assert(is_all(session, ptr, 6, 2 * MIB));
+	ck_assert(world_is_all(session, ptr, 6, 2 * MIB));
 	assert_ok(glake_free(session, ptr));
 }
 END_TEST

@@ -615,40 +615,28 @@ START_TEST(without_a_lease_times_can_be_trusted)
 }
 END_TEST
 
-/* The program's fds stay its own, with what it has set on them; and its lease is as good as the mover's. */
-START_TEST(a_lease_of_the_program_stays)
-{
-	begin("");
-	const char *path = world_path("m.safetensors");
-	write_model(path, 1);
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
-	ck_assert_int_ge(fd, 0);
-	ck_assert_int_eq(fcntl(fd, F_SETLEASE, F_RDLCK), 0);
-	struct glake_model *model;
-	assert_ok(glake_model_open_fds(session, &fd, NULL, 1, NULL, &model));
-	glake_model_close(model);
-	ck_assert_int_eq(fcntl(fd, F_GETLEASE), F_RDLCK);
-	close(fd);
-	ck_assert(was_known(path, 1));
-}
-END_TEST
-
 /*
- * The mover takes its lease on a description of its own: the program's may say that whoever has the
- * lease gets SIGKILL when it is broken. A lease that was there for a moment would have reset that.
+ * The program's fds stay its own, with what it has set on them. Its lease is as good as the mover's, which takes its
+ * own on a description of its own: the program's may say that whoever has the lease gets SIGKILL when it is broken,
+ * and a lease that was there for a moment would have reset that.
  */
-START_TEST(a_signal_of_the_program_is_not_the_movers)
+START_TEST_WITH(what_the_program_has_set_on_a_file_stays, .n = 2)
 {
+	static const struct {
+		int set;
+		int get;
+		int value;
+	} cases[] = {{F_SETLEASE, F_GETLEASE, F_RDLCK}, {F_SETSIG, F_GETSIG, SIGKILL}};
 	begin("");
 	const char *path = world_path("m.safetensors");
 	write_model(path, 1);
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
 	ck_assert_int_ge(fd, 0);
-	ck_assert_int_eq(fcntl(fd, F_SETSIG, SIGKILL), 0);
+	ck_assert_int_eq(fcntl(fd, cases[_i].set, cases[_i].value), 0);
 	struct glake_model *model;
 	assert_ok(glake_model_open_fds(session, &fd, NULL, 1, NULL, &model));
 	glake_model_close(model);
-	ck_assert_int_eq(fcntl(fd, F_GETSIG), SIGKILL);
+	ck_assert_int_eq(fcntl(fd, cases[_i].get), cases[_i].value);
 	close(fd);
 	ck_assert(was_known(path, 1));
 }

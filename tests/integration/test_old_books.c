@@ -184,18 +184,6 @@ static void wait_kept(size_t n_kept)
 
 /* ---- what there is ----------------------------------------------------------------------------- */
 
-/* The next glaked does not know the session. */
-static void look_again(void)
-{
-	glake_ping(eye);
-	glake_ping(eye);
-	glake_disconnect(eye);
-	assert_ok(glake_connect(
-		&(struct glake_connect_options){.size = sizeof(struct glake_connect_options),
-	                                        .no_cuda = 1},
-		&eye));
-}
-
 static int copy_default(void *user, const struct glake_tenant_row *row)
 {
 	uint64_t *limits = user;
@@ -323,7 +311,7 @@ START_TEST(books_of_3bf2aad_are_adopted)
 	                           "chunks (2097152 bytes) came back");
 	ck_assert_uint_eq(harness_n_log_lines(&harness, "not adopted"), 0);
 	ck_assert_uint_eq(harness_n_log_lines(&harness, "nothing describes"), 0);
-	look_again();
+	world_look_again();
 	struct books books = world_books();
 	ck_assert_uint_eq(books.n_models, 2);
 	ck_assert_uint_eq(books.n_blocks, 3);
@@ -349,7 +337,7 @@ START_TEST(books_of_3bf2aad_are_adopted)
 	wait_for(&left);
 	harness_kill(&harness);
 	harness_restart(&harness);
-	look_again();
+	world_look_again();
 	wait_for(&left);
 	assert_ok(glake_pin(eye, "5", 0));
 	assert_ok(glake_evict(eye, NULL, NULL, NULL));

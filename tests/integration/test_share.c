@@ -17,18 +17,6 @@ static void fill(glake_ptr ptr, uint8_t value, uint64_t n_bytes)
 	ck_assert_int_eq(drv.cuCtxSynchronize(), CUDA_SUCCESS);
 }
 
-static bool is_all(struct glake_session *session, glake_ptr ptr, uint8_t value, uint64_t n_bytes)
-{
-	uint8_t *bytes = malloc(n_bytes);
-	assert_ok(glake_read(session, 0, bytes, ptr, n_bytes));
-	uint64_t i = 0;
-	while (i < n_bytes && bytes[i] == value) {
-		i++;
-	}
-	free(bytes);
-	return i == n_bytes;
-}
-
 /* What a kernel that writes there ends with. */
 static CUresult write_by_kernel(glake_ptr ptr, uint64_t n_bytes)
 {
@@ -256,11 +244,11 @@ static void publish_and_hold(void *user)
 	fill(ptr, 7, 5 * MIB);
 	assert_ok(glake_block_publish(session, ptr, 5 * MIB, &block));
 	ck_assert_uint_eq(block_info(block).ptr, ptr);
-	ck_assert(is_all(session, ptr, 7, 5 * MIB));
+	ck_assert(world_is_all(session, ptr, 7, 5 * MIB));
 	ck_assert_int_eq(drv.cuMemsetD8(ptr, 1, 1), CUDA_ERROR_INVALID_VALUE);
 	atomic_fetch_add(world_stage, 1);
 	world_await(10);
-	ck_assert(is_all(session, ptr, 7, 5 * MIB));
+	ck_assert(world_is_all(session, ptr, 7, 5 * MIB));
 	glake_block_release(block);
 }
 
@@ -273,7 +261,7 @@ static void look_it_up(void *user)
 	memset(bytes, 7, 5 * MIB);
 	glake_digest_bytes(bytes, 5 * MIB, &digest);
 	assert_ok(glake_block_lookup(session, 0, &digest, &block));
-	ck_assert(is_all(session, block_info(block).ptr, 7, 5 * MIB));
+	ck_assert(world_is_all(session, block_info(block).ptr, 7, 5 * MIB));
 	ck_assert_uint_eq(block_info(block).content_bytes, 5 * MIB);
 	glake_block_release(block);
 	/* What could not be mapped is not paid for. */
@@ -323,7 +311,7 @@ START_TEST(bytes_behind_the_content_are_refused)
 	world_wait_books(&before);
 	/* It is memory as before. */
 	fill(ptr, 8, 1001);
-	ck_assert(is_all(session, ptr, 8, 1001));
+	ck_assert(world_is_all(session, ptr, 8, 1001));
 	assert_ok(glake_block_publish(session, ptr, 1001, &block));
 }
 END_TEST
@@ -362,7 +350,7 @@ START_TEST(a_publication_without_mover_leaves_the_memory)
 		n_deaths++;
 		ck_assert_int_eq(r, GLAKE_E_MOVER);
 		world_wait_books(&before);
-		ck_assert(is_all(session, ptr, 5, 3000));
+		ck_assert(world_is_all(session, ptr, 5, 3000));
 		fill(ptr, 6, 100);
 		fill(ptr, 5, 100);
 		assert_ok(glake_block_publish(session, ptr, 3000, &block));

@@ -1100,22 +1100,28 @@ START_TEST(one_id_given_twice_is_freed_once)
 }
 END_TEST
 
-START_TEST(models_of_another_session_are_out_of_reach)
+/* The witness opens a model of one tensor. */
+static uint64_t open_one_tensor(void)
 {
-	static const struct model_tensor tensors[] = {
-		{.name = "w", .dtype = "F32", .n_dims = 2, .shape = {1024, 1024}, .seed = 5},
-	};
+	static const struct model_tensor tensor = {
+		.name = "w", .dtype = "U8", .n_dims = 1, .shape = {4 << 20}, .seed = 5};
 	char path[HARNESS_PATH_BYTES + 16];
-	world_begin_as(&quiet);
 	snprintf(path, sizeof(path), "%s/m.safetensors", harness.folder);
-	model_file_write(path, tensors, n_elements(tensors));
+	model_file_write(path, &tensor, 1);
 	cleanup_fd int fd = model_file_open(path);
 	uint64_t id = send_model_open(witness, 1, &fd, 1);
 	Glake__Wire__Answer *answer = connection_receive_for(witness, id, NULL);
 	ck_assert_msg(answer->status == GLAKE__WIRE__STATUS__OK, "%s", answer->error);
-	uint64_t model = answer->model_open->model;
 	ck_assert_uint_eq(answer->model_open->n_tensors, 1);
+	uint64_t model = answer->model_open->model;
 	connection_free(answer);
+	return model;
+}
+
+START_TEST(models_of_another_session_are_out_of_reach)
+{
+	world_begin_as(&quiet);
+	uint64_t model = open_one_tensor();
 
 	int thief = connection_hello(&harness);
 	ck_assert_int_eq(touch_model(thief, model), GLAKE__WIRE__STATUS__BAD_REQUEST);
@@ -1134,20 +1140,9 @@ END_TEST
 
 START_TEST(pages_behind_the_end_are_empty)
 {
-	static const struct model_tensor tensors[] = {
-		{.name = "w", .dtype = "U8", .n_dims = 1, .shape = {64}, .seed = 5},
-	};
 	static const uint64_t firsts[] = {0, 1, 2, UINT32_MAX, UINT64_MAX};
-	char path[HARNESS_PATH_BYTES + 16];
 	world_begin_as(&quiet);
-	snprintf(path, sizeof(path), "%s/m.safetensors", harness.folder);
-	model_file_write(path, tensors, n_elements(tensors));
-	cleanup_fd int fd = model_file_open(path);
-	uint64_t id = send_model_open(witness, 1, &fd, 1);
-	Glake__Wire__Answer *answer = connection_receive_for(witness, id, NULL);
-	ck_assert_msg(answer->status == GLAKE__WIRE__STATUS__OK, "%s", answer->error);
-	uint64_t model = answer->model_open->model;
-	connection_free(answer);
+	uint64_t model = open_one_tensor();
 	for (size_t i = 0; i < n_elements(firsts); i++) {
 		Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
 		Glake__Wire__ModelTensors body = GLAKE__WIRE__MODEL_TENSORS__INIT;
@@ -1155,7 +1150,7 @@ START_TEST(pages_behind_the_end_are_empty)
 		body.first = firsts[i];
 		request.body_case = GLAKE__WIRE__REQUEST__BODY_MODEL_TENSORS;
 		request.model_tensors = &body;
-		answer = connection_call(witness, &request, NULL, 0, NULL);
+		Glake__Wire__Answer *answer = connection_call(witness, &request, NULL, 0, NULL);
 		ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__OK);
 		ck_assert_uint_eq(answer->model_tensors->n_tensors, firsts[i] == 0 ? 1 : 0);
 		ck_assert_uint_eq(answer->model_tensors->next, 0);

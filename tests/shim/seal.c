@@ -151,116 +151,45 @@ static void mirror(void)
 }
 
 /* Each writes at @to, which is AT in the memory, and to bytes[]. */
-static void copy(CUdeviceptr to)
-{
-	must_ok(cuMemcpy(to, device_source, N));
-	mirror();
-}
-static void copy_async(CUdeviceptr to)
-{
-	must_ok(cuMemcpyAsync(to, device_source, N, stream));
-	mirror();
-}
-static void host(CUdeviceptr to)
-{
-	must_ok(cuMemcpyHtoD(to, source, N));
-	mirror();
-}
-static void host_async(CUdeviceptr to)
-{
-	must_ok(cuMemcpyHtoDAsync(to, source, N, stream));
-	mirror();
-}
-static void device(CUdeviceptr to)
-{
-	must_ok(cuMemcpyDtoD(to, device_source, N));
-	mirror();
-}
-static void device_async(CUdeviceptr to)
-{
-	must_ok(cuMemcpyDtoDAsync(to, device_source, N, stream));
-	mirror();
-}
-static void peer(CUdeviceptr to)
-{
-	must_ok(cuMemcpyPeer(to, ctx, device_source, ctx, N));
-	mirror();
-}
-static void peer_async(CUdeviceptr to)
-{
-	must_ok(cuMemcpyPeerAsync(to, ctx, device_source, ctx, N, stream));
-	mirror();
-}
-static void set_8(CUdeviceptr to)
-{
-	must_ok(cuMemsetD8(to, 0xa1, N));
-	memset(bytes + AT, 0xa1, N);
-}
-static void set_8_async(CUdeviceptr to)
-{
-	must_ok(cuMemsetD8Async(to, 0xa2, N, stream));
-	memset(bytes + AT, 0xa2, N);
-}
-static void set_16(CUdeviceptr to)
-{
-	const uint16_t word = 0xa3b4;
-	must_ok(cuMemsetD16(to, word, N / 2));
-	set_words(&word, 2, N / 2, 1);
-}
-static void set_16_async(CUdeviceptr to)
-{
-	const uint16_t word = 0xa4b4;
-	must_ok(cuMemsetD16Async(to, word, N / 2, stream));
-	set_words(&word, 2, N / 2, 1);
-}
-static void set_32(CUdeviceptr to)
-{
-	const uint32_t word = 0xa5b4c3d2;
-	must_ok(cuMemsetD32(to, word, N / 4));
-	set_words(&word, 4, N / 4, 1);
-}
-static void set_32_async(CUdeviceptr to)
-{
-	const uint32_t word = 0xa6b4c3d2;
-	must_ok(cuMemsetD32Async(to, word, N / 4, stream));
-	set_words(&word, 4, N / 4, 1);
-}
-static void set_rows_8(CUdeviceptr to)
-{
-	const uint8_t word = 0xb1;
-	must_ok(cuMemsetD2D8(to, PITCH, word, WIDTH, HEIGHT));
-	set_words(&word, 1, WIDTH, HEIGHT);
-}
-static void set_rows_8_async(CUdeviceptr to)
-{
-	const uint8_t word = 0xb2;
-	must_ok(cuMemsetD2D8Async(to, PITCH, word, WIDTH, HEIGHT, stream));
-	set_words(&word, 1, WIDTH, HEIGHT);
-}
-static void set_rows_16(CUdeviceptr to)
-{
-	const uint16_t word = 0xb3a4;
-	must_ok(cuMemsetD2D16(to, PITCH, word, WIDTH, HEIGHT));
-	set_words(&word, 2, WIDTH, HEIGHT);
-}
-static void set_rows_16_async(CUdeviceptr to)
-{
-	const uint16_t word = 0xb4a4;
-	must_ok(cuMemsetD2D16Async(to, PITCH, word, WIDTH, HEIGHT, stream));
-	set_words(&word, 2, WIDTH, HEIGHT);
-}
-static void set_rows_32(CUdeviceptr to)
-{
-	const uint32_t word = 0xb5a4c3d2;
-	must_ok(cuMemsetD2D32(to, PITCH, word, WIDTH, HEIGHT));
-	set_words(&word, 4, WIDTH, HEIGHT);
-}
-static void set_rows_32_async(CUdeviceptr to)
-{
-	const uint32_t word = 0xb6a4c3d2;
-	must_ok(cuMemsetD2D32Async(to, PITCH, word, WIDTH, HEIGHT, stream));
-	set_words(&word, 4, WIDTH, HEIGHT);
-}
+#define COPY(name, call) \
+	static void name(CUdeviceptr to) \
+	{ \
+		must_ok(call); \
+		mirror(); \
+	}
+COPY(copy, cuMemcpy(to, device_source, N))
+COPY(copy_async, cuMemcpyAsync(to, device_source, N, stream))
+COPY(host, cuMemcpyHtoD(to, source, N))
+COPY(host_async, cuMemcpyHtoDAsync(to, source, N, stream))
+COPY(device, cuMemcpyDtoD(to, device_source, N))
+COPY(device_async, cuMemcpyDtoDAsync(to, device_source, N, stream))
+COPY(peer, cuMemcpyPeer(to, ctx, device_source, ctx, N))
+COPY(peer_async, cuMemcpyPeerAsync(to, ctx, device_source, ctx, N, stream))
+
+#define SET(name, type, value, n_words, n_rows, call) \
+	static void name(CUdeviceptr to) \
+	{ \
+		const type word = value; \
+		must_ok(call); \
+		set_words(&word, sizeof(word), n_words, n_rows); \
+	}
+SET(set_8, uint8_t, 0xa1, N, 1, cuMemsetD8(to, word, N))
+SET(set_8_async, uint8_t, 0xa2, N, 1, cuMemsetD8Async(to, word, N, stream))
+SET(set_16, uint16_t, 0xa3b4, N / 2, 1, cuMemsetD16(to, word, N / 2))
+SET(set_16_async, uint16_t, 0xa4b4, N / 2, 1, cuMemsetD16Async(to, word, N / 2, stream))
+SET(set_32, uint32_t, 0xa5b4c3d2, N / 4, 1, cuMemsetD32(to, word, N / 4))
+SET(set_32_async, uint32_t, 0xa6b4c3d2, N / 4, 1, cuMemsetD32Async(to, word, N / 4, stream))
+SET(set_rows_8, uint8_t, 0xb1, WIDTH, HEIGHT, cuMemsetD2D8(to, PITCH, word, WIDTH, HEIGHT))
+SET(set_rows_8_async, uint8_t, 0xb2, WIDTH, HEIGHT,
+    cuMemsetD2D8Async(to, PITCH, word, WIDTH, HEIGHT, stream))
+SET(set_rows_16, uint16_t, 0xb3a4, WIDTH, HEIGHT, cuMemsetD2D16(to, PITCH, word, WIDTH, HEIGHT))
+SET(set_rows_16_async, uint16_t, 0xb4a4, WIDTH, HEIGHT,
+    cuMemsetD2D16Async(to, PITCH, word, WIDTH, HEIGHT, stream))
+SET(set_rows_32, uint32_t, 0xb5a4c3d2, WIDTH, HEIGHT, cuMemsetD2D32(to, PITCH, word, WIDTH, HEIGHT))
+SET(set_rows_32_async, uint32_t, 0xb6a4c3d2, WIDTH, HEIGHT,
+    cuMemsetD2D32Async(to, PITCH, word, WIDTH, HEIGHT, stream))
+SET(word_32, uint32_t, 0xc1a4c3d2, 1, 1, cuStreamWriteValue32(stream, to, word, 0))
+SET(word_64, uint64_t, 0xc2a4c3d2e1f00123, 1, 1, cuStreamWriteValue64(stream, to, word, 0))
 
 /* The rows, as ones that begin at (64, 1) of something larger. */
 static CUDA_MEMCPY2D rows_of(CUdeviceptr to, CUmemorytype type)
@@ -375,18 +304,6 @@ static void batch(CUdeviceptr to)
 	size_t first = 0;
 	must_ok(cuMemcpyBatchAsync(dsts, srcs, sizes, 3, &attributes, &first, 1, stream));
 	set_rows(WIDTH, HEIGHT, source, 0);
-}
-static void word_32(CUdeviceptr to)
-{
-	const uint32_t word = 0xc1a4c3d2;
-	must_ok(cuStreamWriteValue32(stream, to, word, 0));
-	set_words(&word, 4, 1, 1);
-}
-static void word_64(CUdeviceptr to)
-{
-	const uint64_t word = 0xc2a4c3d2e1f00123;
-	must_ok(cuStreamWriteValue64(stream, to, word, 0));
-	set_words(&word, 8, 1, 1);
 }
 static void words(CUdeviceptr to)
 {
