@@ -287,13 +287,14 @@ int glake_list_sessions(struct glake_session *session, glake_session_fn row, voi
 
 int glake_list_uses(struct glake_session *session, glake_use_fn row, void *user)
 {
-	static const uint64_t models[] = {9, 9, 77};
+	static const uint64_t models[] = {9, 77, 77};
 	const struct glake_use_row use = {.session = 1, .n_models = 3, .models = models};
 	/* As from an older glaked. */
 	int err = fake.error ? fake.error : fake.is_old ? GLAKE_E_BAD_REQUEST : row(user, &use);
 	for (uint64_t i = 1; err == 0 && i <= fake.n_crowd; i++) {
-		const uint64_t own[] = {1000 + i, 9};
-		const struct glake_use_row of = {.session = 1000 + i, .n_models = 2, .models = own};
+		/* Opened twice. */
+		const uint64_t own[] = {1000 + i, 9, 9};
+		const struct glake_use_row of = {.session = 1000 + i, .n_models = 3, .models = own};
 		err = row(user, &of);
 	}
 	return err;
@@ -1532,6 +1533,29 @@ START_TEST(the_map_names_who_holds_what)
 		fake.is_old = true;
 	}
 	ck_assert_int_eq(run("map --html=/nowhere/map.html"), CTL_FAILED);
+}
+END_TEST
+
+START_TEST(a_map_names_each_session_of_a_model_once)
+{
+	char path[256];
+	char line[300];
+	fake.n_crowd = 2;
+	snprintf(path, sizeof(path), "%s/once.html", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
+	snprintf(line, sizeof(line), "map --html=%s", path);
+	ck_assert_int_eq(run(line), 0);
+	json_t *document = take_document(path);
+	size_t i;
+	json_t *model;
+	json_array_foreach(json_object_get(document, "models"), i, model)
+	{
+		char *sessions = json_dumps(json_object_get(model, "sessions"), JSON_COMPACT);
+		if (number_of(model, "id") == 9) {
+			ck_assert_str_eq(sessions, "[1,1001,1002]");
+		}
+		free(sessions);
+	}
+	json_decref(document);
 }
 END_TEST
 
