@@ -396,11 +396,10 @@ static void write_packed(const struct weights *weights)
 	memcpy(weights->model + 4096, &write.value, sizeof(write.value));
 }
 
-static CUgraphExec graph_of(const char *name, CUdeviceptr to, uint32_t value, CUgraphNode *node_out,
-                            CUgraph *graph_out)
+/* One thread of that kernel. */
+static CUDA_KERNEL_NODE_PARAMS node_of(const char *name, void **list)
 {
-	void *list[] = {&to, &value};
-	CUDA_KERNEL_NODE_PARAMS params = {
+	return (CUDA_KERNEL_NODE_PARAMS){
 		.func = function_of(name),
 		.gridDimX = 1,
 		.gridDimY = 1,
@@ -410,6 +409,13 @@ static CUgraphExec graph_of(const char *name, CUdeviceptr to, uint32_t value, CU
 		.blockDimZ = 1,
 		.kernelParams = list,
 	};
+}
+
+static CUgraphExec graph_of(const char *name, CUdeviceptr to, uint32_t value, CUgraphNode *node_out,
+                            CUgraph *graph_out)
+{
+	void *list[] = {&to, &value};
+	const CUDA_KERNEL_NODE_PARAMS params = node_of(name, list);
 	CUgraphExec exec;
 	must_ok(cuGraphCreate(graph_out, 0));
 	must_ok(cuGraphAddKernelNode(node_out, *graph_out, NULL, 0, &params));
@@ -448,16 +454,7 @@ static void set_node(const struct weights *weights, const char *name, size_t at,
 {
 	CUdeviceptr to = weights ? weights->ptr + at : small + 1024;
 	void *list[] = {&to, &value};
-	CUDA_KERNEL_NODE_PARAMS params = {
-		.func = function_of(name),
-		.gridDimX = 1,
-		.gridDimY = 1,
-		.gridDimZ = 1,
-		.blockDimX = 1,
-		.blockDimY = 1,
-		.blockDimZ = 1,
-		.kernelParams = list,
-	};
+	const CUDA_KERNEL_NODE_PARAMS params = node_of(name, list);
 	must_ok(cuGraphExecKernelNodeSetParams(old_exec, old_node, &params));
 	must_ok(cuGraphLaunch(old_exec, stream));
 	if (weights) {

@@ -207,12 +207,6 @@ static CUDA_MEMCPY2D rows_of(CUdeviceptr to, CUmemorytype type)
 		.Height = HEIGHT,
 	};
 }
-static void copy_2d(CUdeviceptr to)
-{
-	const CUDA_MEMCPY2D form = rows_of(to, CU_MEMORYTYPE_DEVICE);
-	must_ok(cuMemcpy2D(&form));
-	set_rows(WIDTH, HEIGHT, source, WIDTH);
-}
 static void copy_2d_async(CUdeviceptr to)
 {
 	const CUDA_MEMCPY2D form = rows_of(to, CU_MEMORYTYPE_UNIFIED);
@@ -222,12 +216,17 @@ static void copy_2d_async(CUdeviceptr to)
 	must_ok(cuMemcpy2DAsync(&unified, stream));
 	set_rows(WIDTH, HEIGHT, source, WIDTH);
 }
-static void copy_2d_unaligned(CUdeviceptr to)
-{
-	const CUDA_MEMCPY2D form = rows_of(to, CU_MEMORYTYPE_DEVICE);
-	must_ok(cuMemcpy2DUnaligned(&form));
-	set_rows(WIDTH, HEIGHT, source, WIDTH);
-}
+
+#define COPY_ROWS(name, type, form_of, call) \
+	static void name(CUdeviceptr to) \
+	{ \
+		const type form = form_of; \
+		must_ok(call); \
+		set_rows(WIDTH, HEIGHT, source, WIDTH); \
+	}
+COPY_ROWS(copy_2d, CUDA_MEMCPY2D, rows_of(to, CU_MEMORYTYPE_DEVICE), cuMemcpy2D(&form))
+COPY_ROWS(copy_2d_unaligned, CUDA_MEMCPY2D, rows_of(to, CU_MEMORYTYPE_DEVICE),
+          cuMemcpy2DUnaligned(&form))
 
 /* Two layers of one row each. */
 static CUDA_MEMCPY3D layers_of(CUdeviceptr to)
@@ -249,18 +248,8 @@ static CUDA_MEMCPY3D layers_of(CUdeviceptr to)
 		.Depth = 2,
 	};
 }
-static void copy_3d(CUdeviceptr to)
-{
-	const CUDA_MEMCPY3D form = layers_of(to);
-	must_ok(cuMemcpy3D(&form));
-	set_rows(WIDTH, HEIGHT, source, WIDTH);
-}
-static void copy_3d_async(CUdeviceptr to)
-{
-	const CUDA_MEMCPY3D form = layers_of(to);
-	must_ok(cuMemcpy3DAsync(&form, stream));
-	set_rows(WIDTH, HEIGHT, source, WIDTH);
-}
+COPY_ROWS(copy_3d, CUDA_MEMCPY3D, layers_of(to), cuMemcpy3D(&form))
+COPY_ROWS(copy_3d_async, CUDA_MEMCPY3D, layers_of(to), cuMemcpy3DAsync(&form, stream))
 static CUDA_MEMCPY3D_PEER peer_layers_of(CUdeviceptr to)
 {
 	const CUDA_MEMCPY3D form = layers_of(to);
@@ -283,18 +272,9 @@ static CUDA_MEMCPY3D_PEER peer_layers_of(CUdeviceptr to)
 		.Depth = 2,
 	};
 }
-static void copy_3d_peer(CUdeviceptr to)
-{
-	const CUDA_MEMCPY3D_PEER form = peer_layers_of(to);
-	must_ok(cuMemcpy3DPeer(&form));
-	set_rows(WIDTH, HEIGHT, source, WIDTH);
-}
-static void copy_3d_peer_async(CUdeviceptr to)
-{
-	const CUDA_MEMCPY3D_PEER form = peer_layers_of(to);
-	must_ok(cuMemcpy3DPeerAsync(&form, stream));
-	set_rows(WIDTH, HEIGHT, source, WIDTH);
-}
+COPY_ROWS(copy_3d_peer, CUDA_MEMCPY3D_PEER, peer_layers_of(to), cuMemcpy3DPeer(&form))
+COPY_ROWS(copy_3d_peer_async, CUDA_MEMCPY3D_PEER, peer_layers_of(to),
+          cuMemcpy3DPeerAsync(&form, stream))
 static void batch(CUdeviceptr to)
 {
 	CUdeviceptr dsts[] = {device_source + N_BYTES / 2, to, to + PITCH};

@@ -154,8 +154,8 @@ START_TEST(a_kernel_that_fills_the_device_keeps_kernels_out)
 }
 END_TEST
 
-/* As measured on an H200: a change of access waits for nobody, and the late store faults. */
-START_TEST(a_late_store_meets_the_change_of_access)
+/* As measured on an H200: a change of access, or an unmap, waits for nobody, and the late store faults. */
+START_TEST_WITH(a_late_store_meets_a_change_or_the_unmap, .n = 2)
 {
 	driver_begin("1x64MiB");
 	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING),
@@ -166,28 +166,11 @@ START_TEST(a_late_store_meets_the_change_of_access)
 	ck_ok(cu.MemsetD8_v2(flag, 0, 4));
 	ck_ok(cu.CtxSynchronize());
 	ck_ok(launch_put_late(flag, addr, 7, stream));
-	ck_ok(set_access(addr, GRANULE, READ_ONLY));
+	ck_ok(_i ? cu.MemUnmap(addr, GRANULE) : set_access(addr, GRANULE, READ_ONLY));
 	ck_cu(cu.StreamQuery(stream), CUDA_ERROR_NOT_READY);
 	ck_ok(launch_put(flag, 1, b));
 	ck_cu(cu.StreamSynchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
 	ck_cu(cu.StreamSynchronize(b), CUDA_ERROR_ILLEGAL_ADDRESS);
-}
-END_TEST
-
-START_TEST(a_late_store_meets_the_unmap)
-{
-	driver_begin("1x64MiB");
-	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING),
-		 b = stream_new(CU_STREAM_NON_BLOCKING);
-	CUdeviceptr flag = alloc(4);
-	CUdeviceptr addr = chunk_map(chunk_new(GRANULE), GRANULE, READ_WRITE);
-
-	ck_ok(cu.MemsetD8_v2(flag, 0, 4));
-	ck_ok(cu.CtxSynchronize());
-	ck_ok(launch_put_late(flag, addr, 7, stream));
-	ck_ok(cu.MemUnmap(addr, GRANULE));
-	ck_ok(launch_put(flag, 1, b));
-	ck_cu(cu.StreamSynchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
 }
 END_TEST
 
