@@ -16,10 +16,15 @@ static void begin(void)
 }
 BEGIN_EACH(begin)
 
+static void start_as(struct run *run, const char *scenario)
+{
+	run_start(run, NULL, run_in_build("tests/shim/sleep"), scenario, NULL);
+	run_read(run, "ready");
+}
+
 static void start(struct run *run)
 {
-	run_start(run, NULL, run_in_build("tests/shim/sleep"), "allocates", NULL);
-	run_read(run, "ready");
+	start_as(run, "allocates");
 }
 
 static void end(struct run *run)
@@ -67,6 +72,8 @@ struct seen {
 	uint64_t done_bytes;
 	uint64_t total_bytes;
 	struct glake_sleep_report report;
+	char stays_why[64]; /* of the first that stays */
+	uint64_t stays_bytes;
 };
 
 /* It is waited for until it was seen twice: then there is room. */
@@ -90,7 +97,12 @@ static void see_progress(void *user, uint64_t done_bytes, uint64_t total_bytes)
 
 static int see_report(void *user, const struct glake_sleep_report *report)
 {
-	((struct seen *)user)->report = *report;
+	struct seen *seen = user;
+	seen->report = *report;
+	if (report->n_stays > 0) {
+		seen->stays_bytes = report->stays[0].bytes;
+		snprintf(seen->stays_why, sizeof(seen->stays_why), "%s", report->stays[0].why);
+	}
 	return 0;
 }
 
@@ -133,6 +145,21 @@ START_TEST(who_asks_for_a_wake_hears_where_it_waits)
 	ck_assert_uint_eq(seen.n_waits, 0);
 	ck_assert_uint_eq(seen.report.waited_ms, 0);
 	end(&second);
+}
+END_TEST
+
+START_TEST(who_asks_for_sleep_hears_what_stays_and_why)
+{
+	struct run run;
+	struct seen seen;
+	start_as(&run, "named");
+	ask(&run, false, &seen);
+	ck_assert_uint_eq(seen.report.n_stays, 1);
+	ck_assert_str_eq(seen.stays_why, "named for other processes");
+	ck_assert_uint_eq(seen.stays_bytes, 4 * MIB);
+	ck_assert_uint_eq(seen.report.private_bytes, 2 * MIB);
+	ask(&run, true, &seen);
+	end(&run);
 }
 END_TEST
 

@@ -205,6 +205,18 @@ static CUgraphExec graph_of(const struct buffer *buffer)
 }
 
 /* Memory of each kind; it sleeps twice. */
+/* Others may open the first of it. */
+static void named(void)
+{
+	CUipcMemHandle name;
+	start();
+	alloc(4 * MIB);
+	alloc(2 * MIB);
+	must_ok(cuIpcGetMemHandle(&name, buffers[0].ptr));
+	wait_for_line();
+	expect_all();
+}
+
 static void everything(void)
 {
 	CUdeviceptr second;
@@ -619,6 +631,7 @@ int main(int argc, char **argv)
 		{"executes", executes},     {"saturates", saturates},
 		{"lingers", lingers},       {"frees_asleep", frees_asleep},
 		{"grows", grows},           {"grows_and_shrinks", grows_and_shrinks},
+		{"named", named},
 	};
 	return run_scenario(argc, argv, scenarios, sizeof(scenarios) / sizeof(scenarios[0]));
 }
