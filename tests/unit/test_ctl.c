@@ -34,10 +34,11 @@ static struct {
 	const char *name;
 	bool is_old;
 	bool waits_to_wake;
-	bool has_woken;   /* the sleeper, before it slept again */
-	bool has_demoted; /* a model that only host memory has, besides */
-	bool stitches;    /* the session with memory */
-	uint64_t n_crowd; /* sessions and models besides, by size */
+	bool has_woken;       /* the sleeper, before it slept again */
+	bool has_demoted;     /* a model that only host memory has, besides */
+	bool stitches;        /* the session with memory */
+	uint64_t cannot_seal; /* that session; and both are of one process */
+	uint64_t n_crowd;     /* sessions and models besides, by size */
 	uint64_t kept_fds;
 	uint64_t max_kept_fds;
 	uint64_t unkept_blocks;
@@ -274,6 +275,9 @@ int glake_list_sessions(struct glake_session *session, glake_session_fn row, voi
 			.kept_bytes = 6 * GIB,
 		},
 	};
+	if (fake.cannot_seal) {
+		rows[1].pid = rows[0].pid;
+	}
 	if (fake.stitches) {
 		rows[0].n_pools = 1;
 		rows[0].pools = pools;
@@ -417,7 +421,7 @@ int glake_seal_session(struct glake_session *session, uint64_t id,
 		.took_ns = 250000000,
 		.failed_why = "no room",
 	};
-	return fake.error;
+	return id == fake.cannot_seal ? GLAKE_E_BAD_REQUEST : fake.error;
 }
 
 int glake_sleep_session(struct glake_session *session, uint64_t id,
@@ -1892,6 +1896,18 @@ START_TEST(steering_passes_its_arguments)
 	ck_assert_str_eq(fake.socket_path, "/a/b");
 	ck_assert_int_eq(run("pin m --socket=/c"), 0);
 	ck_assert_str_eq(fake.socket_path, "/c");
+}
+END_TEST
+
+/* The process has two sessions. Asked for by its own number, the refusal is an error. */
+START_TEST_WITH(a_session_that_cannot_be_sealed_keeps_no_other_from_it, .n = 2)
+{
+	fake.cannot_seal = 1 + (uint64_t)_i;
+	ck_assert_int_eq(run("seal 100"), 0);
+	assert_contains(out_text, _i ? "\n      1  100  3.0 GiB" : "\n      2  100  3.0 GiB");
+	ck_assert_ptr_null(strstr(out_text, _i ? "\n      2  100" : "\n      1  100"));
+	fake.cannot_seal = 1;
+	ck_assert_int_eq(run("seal 1"), CTL_FAILED);
 }
 END_TEST
 
