@@ -202,13 +202,15 @@ static inline void look_at_stream(CUstream stream, bool is_per_thread)
 		ENTER \
 		note; \
 		do { \
-			while (writes_are_watched() && (sealed_ = writes_##find where).n_bytes > 0 && \
+			while (writes_are_watched() && \
+			       (sealed_ = writes_##find where).n_bytes > 0 && \
 			       writes_give_copies(&thread_, sealed_, stream, flags, &result)) { \
 			} \
 			if (result == CUDA_SUCCESS) { \
 				look_at_stream(stream, flags); \
-				fills_##find(capture_may_have(stream, (flags) ? GLAKE_PER_THREAD : 0), \
-				             LIST where); \
+				fills_##find( \
+					capture_may_have(stream, (flags) ? GLAKE_PER_THREAD : 0), \
+					LIST where); \
 				result = real_##symbol arguments; \
 				if (__builtin_expect(result == CUDA_ERROR_INVALID_VALUE, 0) && \
 				    sealed_.n_bytes > 0) { \

@@ -358,6 +358,16 @@ static bool holds(const struct arguments *arguments, const struct reader_word *w
 	return i == word->n_conditions;
 }
 
+/* Is the word at byte @at the one that the table names, or in the parameter that it names? */
+static bool is_of(const struct kernel_known *known, const struct reader_word *word, size_t at)
+{
+	if (!word->is_param) {
+		return word->at == at;
+	}
+	const struct kernel_param *param = &known->params[word->at];
+	return at >= param->offset && at + 8 <= (size_t)param->offset + param->n_bytes;
+}
+
 /* @number: the word's, among all words of the kernel. */
 static bool is_reader(const struct arguments *arguments, size_t number)
 {
@@ -365,7 +375,7 @@ static bool is_reader(const struct arguments *arguments, size_t number)
 	const struct reader_function *function = known ? known->function : NULL;
 	bool reads = false;
 	for (size_t i = 0; function && !reads && i < function->n_words; i++) {
-		reads = function->words[i].at == 8 * number &&
+		reads = is_of(known, &function->words[i], 8 * number) &&
 		        holds(arguments, &function->words[i]);
 	}
 	return reads && !doubts_has(arguments->kernel, number);
@@ -483,7 +493,8 @@ static bool find_in(void *user, CUdeviceptr ptr, const struct kernel *kernel, si
 	if (finding->id) {
 		heap_find(ptr, &facts);
 		snprintf(finding->why, sizeof(finding->why),
-		         "%.100s was launched with it, and is not known to read it only (word %zu, to byte %llu)",
+		         "%.100s was launched with it, and is not known to read it only (word %zu, "
+		         "to byte %llu)",
 		         kernel->name, at, ptr - facts.address);
 	}
 	return finding->id == 0;

@@ -294,6 +294,6 @@ CUresult heap_add_peer(CUdevice device, CUdevice reader)
 
 bool heap_is_closed_to(CUdevice device, CUdevice reader)
 {
-	return device >= 0 && device < SHIM_MAX_DEVICES && reader >= 0 && reader < SHIM_MAX_DEVICES &&
-	       glake__space_is_closed_to(device, reader);
+	return device >= 0 && device < SHIM_MAX_DEVICES && reader >= 0 &&
+	       reader < SHIM_MAX_DEVICES && glake__space_is_closed_to(device, reader);
 }

@@ -104,7 +104,8 @@ bool quiesce_add_reader(CUcontext maker, CUcontext reader)
 	if (!pair) {
 		return false;
 	}
-	*pair = (struct pair){.maker = maker, .reader = reader, .generation = context_generation(), .n = 1};
+	*pair = (struct pair){
+		.maker = maker, .reader = reader, .generation = context_generation(), .n = 1};
 	pthread_mutex_lock(&lock);
 	struct pair **link = link_of(maker, reader);
 	if (*link) {

@@ -17,7 +17,8 @@ static void note_reader(void *user, CUcontext ctx, CUdevice device)
 {
 	struct way *way = user;
 	if (device == way->device) {
-		way->is_noted = quiesce_add_reader(context_primary(ctx), way->reader) && way->is_noted;
+		way->is_noted = quiesce_add_reader(context_primary(ctx), way->reader) &&
+		                way->is_noted;
 	}
 }
 

@@ -8,6 +8,7 @@
  *     image build-id HEX offset 0xHEX       or: image digest HEX bytes N
  *     function NAME
  *       reads OFFSET [if u32 OFFSET = VALUE [and ...]]
+ *       reads param NUMBER [if ...]           each pointer in this parameter
  *     opaque NAME
  *
  * A function that is listed is closed: it launches nothing, and each byte that it touches lies in an allocation that one of
@@ -55,7 +56,8 @@ struct reader_condition {
 };
 
 struct reader_word {
-	uint16_t at;
+	uint16_t at;   /* the word's byte of the parameters, or the number of a whole parameter */
+	bool is_param; /* at: the number of a parameter */
 	uint16_t n_conditions;
 	struct reader_condition conditions[READERS_MAX_CONDITIONS];
 };

@@ -113,6 +113,14 @@ START_TEST(two_realms_have_a_copy_each)
 }
 END_TEST
 
+START_TEST(a_whole_parameter_is_read)
+{
+	struct run run;
+	start_as(&run, "GLAKE_DEDUP=auto", "gathers");
+	run_end_well(&run);
+}
+END_TEST
+
 #define N_CROWD 12u
 
 START_TEST_WITH(many_become_quiet_at_once, .timeout_s = 300)

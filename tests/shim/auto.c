@@ -121,6 +121,21 @@ static void run_pair(const struct cudasim_run *run, const void *params)
 	}
 }
 
+/* What of the list it does not use may be left from anybody. */
+struct gather_params {
+	CUdeviceptr to;
+	CUdeviceptr list[3]; /* with four the simulator would align it to 16 */
+};
+
+static void run_gather(const struct cudasim_run *run, const void *params)
+{
+	const struct gather_params *gather = params;
+	uint32_t word;
+	if (run->load(run, gather->list[0], &word, sizeof(word))) {
+		run->store(run, gather->to, &word, sizeof(word));
+	}
+}
+
 static atomic_bool is_released;
 
 /* Until somebody else lets it. */
@@ -145,7 +160,7 @@ static const struct cudasim_kernel kernels[] = {
 	{"write", run_write, 2, {8, 4}},    {"same", run_same, 2, {8, 4}},
 	{"hidden", run_hidden, 2, {8, 4}},  {"add", run_add, 2, {8, 4}},
 	{"unlisted", run_write, 2, {8, 4}}, {"pair", run_pair, 2, {8, 8}},
-	{"wait", run_wait, 1, {8}},
+	{"wait", run_wait, 1, {8}},         {"gather", run_gather, 2, {8, 24}},
 };
 static const struct cudasim_image image = {
 	.magic = CUDASIM_IMAGE_MAGIC,
@@ -160,6 +175,8 @@ static const char table_text[] = "function read\n"
 				 "function write\n"
 				 "function same\n"
 				 "opaque hidden\n"
+				 "function gather\n"
+				 "  reads param 1\n"
 				 "function add # beta\n"
 				 "  reads 0 if u32 8 = 0\n";
 
@@ -351,6 +368,27 @@ static void reads(void)
 	read_for_a_while(&weights);
 	compare(&weights);
 	must(count_of("copies") == 0);
+}
+
+static void gather(CUdeviceptr to, const struct weights *weights)
+{
+	struct gather_params gather = {to, {weights->ptr + 128, weights->ptr + PAGE, weights->ptr}};
+	void *list[] = {&gather.to, gather.list};
+	launch("gather", &gather, list);
+}
+
+/* A parameter that is read as a whole hurts nobody, whatever it has; the one before it is written to. */
+static void gathers(void)
+{
+	struct weights weights = load(0);
+	read_until_sealed(&weights, 1);
+	gather(small, &weights);
+	must_ok(cuStreamSynchronize(stream));
+	must(count_of("copies") == 0);
+	gather(weights.ptr + 4096, &weights);
+	memcpy(weights.model + 4096, weights.model + 128, sizeof(uint32_t));
+	compare(&weights);
+	must(count_of("copies") > 0);
 }
 
 /* Each of these takes it back before it writes; and nothing is lost. */
@@ -1172,6 +1210,7 @@ static const struct {
 	void (*run)(void);
 } scenarios[] = {
 	{"reads", reads},
+	{"gathers", gathers},
 	{"unsealed", unsealed},
 	{"old_graph", old_graph_writes},
 	{"twice", unsealed_twice},

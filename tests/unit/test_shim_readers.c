@@ -38,6 +38,7 @@ START_TEST(what_a_table_says_is_found)
 		"# a comment\n" BEGIN "\n" IMAGE "function gemm # and another\n"
 		"\treads 0\n"
 		"  reads 0x10 if u32 24 = 0 and u8 28 = 0xff\n"
+		"  reads param 3 if u8 8 = 1\n"
 		"opaque scatter\n"
 		"image build-id 00ff offset 17\nfunction gemm\n"
 		"image digest 000102030405060708090a0b0c0d0e0f bytes 5\n"
@@ -46,7 +47,10 @@ START_TEST(what_a_table_says_is_found)
 	const struct reader_function *gemm = readers_find(readers, &image, "gemm");
 	ck_assert_ptr_nonnull(gemm);
 	ck_assert(!gemm->is_opaque);
-	ck_assert_uint_eq(gemm->n_words, 2);
+	ck_assert_uint_eq(gemm->n_words, 3);
+	ck_assert(gemm->words[2].is_param && !gemm->words[1].is_param);
+	ck_assert_uint_eq(gemm->words[2].at, 3);
+	ck_assert_uint_eq(gemm->words[2].n_conditions, 1);
 	ck_assert_uint_eq(gemm->words[0].at, 0);
 	ck_assert_uint_eq(gemm->words[0].n_conditions, 0);
 	ck_assert_uint_eq(gemm->words[1].at, 16);
@@ -105,6 +109,10 @@ static const struct {
 	{BEGIN IMAGE "function f\nreads\n", 5, "must be: reads OFFSET"},
 	{BEGIN IMAGE "function f\nreads 4\n", 5, "a multiple of 8"},
 	{BEGIN IMAGE "function f\nreads 32768\n", 5, "is no offset of a pointer"},
+	{BEGIN IMAGE "function f\nreads param\n", 5, "must be: reads OFFSET, or: reads param"},
+	{BEGIN IMAGE "function f\nreads param x\n", 5, "is no number of a parameter"},
+	{BEGIN IMAGE "function f\nreads param 4096\n", 5, "is no number of a parameter"},
+	{BEGIN IMAGE "function f\nreads param 0 if\n", 5, "must be: reads OFFSET"},
 	{BEGIN IMAGE "function f\nreads 0 if\n", 5, "must be: reads OFFSET"},
 	{BEGIN IMAGE "function f\nreads 0 or u8 8 = 1\n", 5, "is not \"if\""},
 	{BEGIN IMAGE "function f\nreads 0 if u8 8 = 1 if u8 8 = 1\n", 5, "is not \"and\""},
