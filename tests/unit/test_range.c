@@ -23,6 +23,22 @@ START_TEST(the_window_is_sixteen_times_the_devices)
 }
 END_TEST
 
+/* Where no small number, no multiple of 256 and no pointer of the host is the upper half of an address. */
+START_TEST(the_window_lies_where_integers_do_not_point)
+{
+	begin("2x1GiB");
+#ifdef __SANITIZE_THREAD__
+	/* It has those addresses for itself. */
+	return;
+#endif
+	uint64_t upper = glake__pages.base >> 32;
+	ck_assert_uint_gt(upper, 0x100);
+	ck_assert_uint_lt((glake__pages.base + glake__pages.n_bytes) >> 32, 0x5500);
+	ck_assert_uint_gt(upper % 256, 0);
+	ck_assert_uint_lt(upper % 256 + (glake__pages.n_bytes >> 32), 256);
+}
+END_TEST
+
 START_TEST(a_window_too_large_is_halved)
 {
 	begin_with("1GiB", "cuMemAddressReserve:1:fail=2\ncuMemAddressReserve:2:fail=2\n");
