@@ -936,7 +936,8 @@ bool glake__space_is_closed_to(int device, int reader)
 {
 	glake__lock();
 	const struct glake__range *at = glake__space.ranges;
-	while (at && !(at->use->is_private && at->device == device && !(at->readers >> reader & 1))) {
+	while (at &&
+	       !(at->use->is_private && at->device == device && !(at->readers >> reader & 1))) {
 		at = at->next;
 	}
 	glake__unlock();

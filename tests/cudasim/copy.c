@@ -72,7 +72,8 @@ static bool is_side_good(const struct copy *copy, const struct copy_side *side,
 		for (uint64_t y = 0; y < copy->height; y++) {
 			if (!space_check(row_of(side, y, z), copy->width, want, SPACE_BY_API,
 			                 device) ||
-			    (!copy->is_peer && !space_is_open_to(row_of(side, y, z), device, false))) {
+			    (!copy->is_peer &&
+			     !space_is_open_to(row_of(side, y, z), device, false))) {
 				return false;
 			}
 		}

@@ -267,7 +267,8 @@ bool space_is_open_to(uint64_t addr, unsigned device, bool is_set)
 	if (m && m->kind == SPACE_VMM && !m->on_host) {
 		is_open = m->access[device] != SPACE_NONE;
 	} else if (m && m->kind == SPACE_ALLOC && is_set) {
-		is_open = m->device == device || is_peer(m, device) || m->access[device] != SPACE_NONE;
+		is_open = m->device == device || is_peer(m, device) ||
+		          m->access[device] != SPACE_NONE;
 	}
 	space_unlock();
 	return is_open;
