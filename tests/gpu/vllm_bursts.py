@@ -144,7 +144,7 @@ def run(kind, options, daemon, path, folder, result):
     if ballast:
         ballast.end()
     if kind == "glake":
-        daemon.ctl("quota", "default", "--device", "0", "--bytes", "0")
+        daemon.ctl("quota", "default", "--device", "0", "--bytes", "none")
 
 
 def main():

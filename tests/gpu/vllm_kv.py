@@ -125,8 +125,6 @@ def main():
             daemon.ctl("quota", "default", "--device", "0", "--bytes", str(limit))
             for is_busy in (False, True):
                 rounds(engines, is_busy, options.rounds)
-            waits = {one["name"]: one["value"] for one in daemon.ctl("stats")["metrics"] if "quota" in one["name"]}
-            print("#", waits, {one["name"]: one["value"] for one in daemon.ctl("stats")["metrics"] if "elastic" in one["name"]})
             for i, engine in enumerate(engines):
                 expect("Traceback" not in engine.log(), f"engine {i}: an exception:\n{engine.log()[-3000:]}")
                 print(f"# engine {i}:", "; ".join(engine.said()[:4]), flush=True)
