@@ -6,7 +6,7 @@
  * by cuCtxEnablePeerAccess(), and the call is made again: only programs that do so pay for it, once. Kernels could reach it then
  * as well, where those of a program without the shim would fault.
  *
- * GPUs that cannot be peers are left out: there the refusal stays.
+ * GPUs that cannot be peers are left out, and so is what a program has mapped or attached by glake.h: there the refusal stays.
  */
 #ifndef GLAKE_SHIM_REACH_H
 #define GLAKE_SHIM_REACH_H

@@ -3,11 +3,12 @@
 
     python3 tests/gpu/two.py [--only PART,...] [--seconds 8] [--mib 16]
 
-Parts, of which the first seven call the driver themselves and run on cudasim as well (CUDASIM_DEVICES=2x4GiB):
+Parts, of which the first eight call the driver themselves and run on cudasim as well (CUDASIM_DEVICES=2x4GiB):
     copies     both ways between the GPUs, with and without peer access, while sources and destinations are
                sealed, written by API (which unseals) and put to sleep
     kills      the same while glaked is killed, 20 times
     wake       one wake brings back the memory of both GPUs; it waits while either GPU is full, and hurts nobody
+    published  weights on both GPUs that one program publishes, one seals and one attaches to: all three sleep
     quota      a limit of a tenant is one for each GPU
     crowd      programs that allocate on both GPUs under a limit, of which some are killed
     places     memory made for one GPU while the other one's context is current, by all kinds of calls
@@ -275,6 +276,39 @@ class Prop(ctypes.Structure):
 
 class Access(ctypes.Structure):
     _fields_ = [("location", Location), ("flags", ctypes.c_int)]
+
+
+class Sharer(Holder):
+    """The same on each GPU as every other of these: one publishes it, one seals it, one attaches to it."""
+
+    def publish(self):
+        import glake
+        for device in range(2):
+            weights = {str(i): glake.Weight(ptr.value, "U8", (len(content),))
+                       for i, (ptr, content) in enumerate(self.memory) if i % 2 == device}
+            glake.publish(f"sharer/{device}", weights, device)
+        return True
+
+    def seal(self):
+        import glake
+        return glake.seal([(ptr.value, len(content)) for ptr, content in self.memory]).shared_bytes
+
+    def attach(self):
+        import glake
+        self.models = [glake.Model.attach(f"sharer/{device}", device) for device in range(2)]
+        for i, (ptr, content) in enumerate(self.memory):
+            self.cuda.use(i % 2)
+            self.cuda.cuMemFree_v2(ptr)
+            self.memory[i] = (ctypes.c_uint64(self.models[i % 2][str(i)].ptr), content)
+        return True
+
+    def same(self):
+        """Published memory is open to its own GPU alone."""
+        right = True
+        for i, (ptr, content) in enumerate(self.memory):
+            self.cuda.use(i % 2)
+            right = self.cuda.read(ptr, len(content)) == content and right
+        return right
 
 
 class Places:
@@ -634,6 +668,26 @@ def wake(options):
     end_well(daemon, [child, other])
 
 
+def published(options):
+    daemon = Daemon(READY.format(8))
+    children = one, two, three = [program(daemon, "Sharer", options.mib) for _ in range(3)]
+    one.ask("publish")
+    three.ask("attach")
+    shared = two.ask("seal")
+    expect(shared == 8 * options.mib * MIB, f"published: {shared} bytes are shared")
+    for child in children:
+        expect(child.ask("same") is True, f"published: {child.name}: other bytes")
+    for child in children:
+        done, text = order(daemon, "sleep", child.process.pid)
+        expect(done, f"published: {text}")
+    asleep = daemon.ctl("sleepers")["sleepers"]
+    expect(len(asleep) == 3, f"published: asleep are {asleep}")
+    print(f"published                {len(asleep)} of 3 asleep, {devices(daemon, 'physical_bytes')} bytes on the GPUs", flush=True)
+    for child in children:
+        expect(child.ask("same") is True, f"published: {child.name}: other bytes when it was awake")
+    end_well(daemon, children)
+
+
 def quota(options):
     limit = 16 * options.mib * MIB
     daemon = Daemon(f'tenants = ( {{ name = "default"; device_bytes = {limit}L; }} );\n')
@@ -798,7 +852,7 @@ def model(options):
     daemon.stop()
 
 
-PARTS = {part.__name__: part for part in (copies, kills, wake, quota, crowd, places, page, kernels, stitch, model)}
+PARTS = {part.__name__: part for part in (copies, kills, wake, published, quota, crowd, places, page, kernels, stitch, model)}
 
 
 def main():

@@ -42,6 +42,9 @@ class TwoGpus(unittest.TestCase):
     def test_a_full_small_gpu_is_waited_for(self):
         self.run_part("wake", "128MiB,512MiB")
 
+    def test_all_who_share_published_weights_sleep(self):
+        self.run_part("published")
+
     def test_a_quota_is_of_each_gpu(self):
         self.run_part("quota")
 
