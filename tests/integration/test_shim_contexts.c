@@ -78,6 +78,12 @@ START_TEST(all_readers_are_waited_for)
 }
 END_TEST
 
+START_TEST(copies_reach_the_memory_of_all_devices)
+{
+	run_scenario(NULL, "copies_reach");
+}
+END_TEST
+
 /* The thread that ends a context learns of it late. */
 START_TEST(what_is_of_the_next_context_stays)
 {

@@ -238,6 +238,36 @@ static void readers_count(void)
 	__atomic_store_n(&gate_is_open, 1, __ATOMIC_SEQ_CST);
 }
 
+/* Without peer access: copies of another device's context are made, and waited for, as of memory that the driver allocates. */
+static void copies_reach(void)
+{
+	uint32_t word = 0;
+	CUcontext zero = start(0);
+	CUdeviceptr ptr = alloc(4 * MIB), next = alloc(4 * MIB);
+	must_ok(cuMemsetD8(ptr, 5, 4 * MIB));
+	must_ok(cuMemsetD8(next, 6, 4 * MIB));
+	must_ok(cuCtxSynchronize());
+	CUcontext one = start(1);
+	CUdeviceptr own = alloc(4 * MIB);
+	CUstream stream = new_stream();
+	for (int i = 0; i < 2; i++) {
+		be_slow(stream);
+		must_ok(cuMemcpyDtoDAsync(own, ptr, 4 * MIB, stream));
+		must_ok(cuCtxSetCurrent(zero));
+		must_ok(cuMemFree(ptr));
+		must(__atomic_load_n(&slow_ran, __ATOMIC_SEQ_CST));
+		ptr = next;
+		must_ok(cuCtxSetCurrent(one));
+		must_ok(cuMemcpyDtoH(&word, own, 4));
+		must(word == (i ? 0x06060606 : 0x05050505));
+		/* Access that the program has given and taken back changes nothing. */
+		must_ok(cuCtxEnablePeerAccess(zero, 0));
+		must_ok(cuCtxDisablePeerAccess(zero));
+	}
+	/* An address of nobody is refused as ever. */
+	must(cuMemcpyDtoH(&word, next, 4) == CUDA_ERROR_INVALID_VALUE);
+}
+
 /* ---- contexts that end ---- */
 
 static CUdeviceptr later;
@@ -543,21 +573,14 @@ static void made_by_hand(void)
 }
 
 static const struct scenario scenarios[] = {
-	{"made_by_hand", made_by_hand},
-	{"captures_end", captures_end},
-	{"captures_stay", captures_stay},
-	{"captures_wait", captures_wait},
-	{"captures_forget", captures_forget},
-	{"captures_go_on", captures_go_on},
-	{"readers_count", readers_count},
-	{"lives_follow", lives_follow},
-	{"uses_go", uses_go},
-	{"green_waits", green_waits},
-	{"green_last", green_last},
-	{"green_ended", green_ended},
-	{"green_reset", green_reset},
-	{"green_captures", green_captures},
-	{"green_peers", green_peers},
+	{"made_by_hand", made_by_hand},       {"captures_end", captures_end},
+	{"captures_stay", captures_stay},     {"captures_wait", captures_wait},
+	{"captures_forget", captures_forget}, {"captures_go_on", captures_go_on},
+	{"readers_count", readers_count},     {"copies_reach", copies_reach},
+	{"lives_follow", lives_follow},       {"uses_go", uses_go},
+	{"green_waits", green_waits},         {"green_last", green_last},
+	{"green_ended", green_ended},         {"green_reset", green_reset},
+	{"green_captures", green_captures},   {"green_peers", green_peers},
 };
 
 int main(int argc, char **argv)
