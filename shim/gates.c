@@ -199,6 +199,7 @@ static inline void look_at_stream(CUstream stream, bool is_per_thread)
 	{ \
 		CUresult result = CUDA_SUCCESS; \
 		struct writes_span sealed_ = {.n_bytes = 0}; \
+		bool is_counted_ = false; /* what it fills: once, however often it is tried */ \
 		ENTER \
 		note; \
 		do { \
@@ -208,9 +209,13 @@ static inline void look_at_stream(CUstream stream, bool is_per_thread)
 			} \
 			if (result == CUDA_SUCCESS) { \
 				look_at_stream(stream, flags); \
-				fills_##find( \
-					capture_may_have(stream, (flags) ? GLAKE_PER_THREAD : 0), \
-					LIST where); \
+				if (!is_counted_) { \
+					fills_##find( \
+						capture_may_have(stream, \
+					                         (flags) ? GLAKE_PER_THREAD : 0), \
+						LIST where); \
+				} \
+				is_counted_ = true; \
 				result = real_##symbol arguments; \
 				if (__builtin_expect(result == CUDA_ERROR_INVALID_VALUE, 0) && \
 				    sealed_.n_bytes > 0) { \
