@@ -828,7 +828,9 @@ def model(options):
             expect(done, f"model: {text}")
         print(f"model                    published {published}, {blocks} bytes of blocks, asleep "
               f"{devices(daemon, 'physical_bytes')} on the GPUs", flush=True)
-        expect(len(daemon.ctl("sleepers")["sleepers"]) == 3, "model: not all sleep")
+        asleep = daemon.ctl("sleepers")["sleepers"]
+        expect(len(asleep) == 3, f"model: of {[child.process.pid for child in (one, two, three)]} sleep {asleep}; "
+                                 f"{daemon.ctl('sessions')}")
         times = [kill(daemon)]
         expect(len(daemon.ctl("sleepers")["sleepers"]) == 3, "model: a kill of glaked has woken one")
         for child in (one, two, three):
