@@ -121,7 +121,7 @@ static void put_bash(FILE *out)
 
 /* ---- zsh -------------------------------------------------------------------------------------- */
 
-/* As text in single quotes, where zsh takes a colon for an end, and brackets for those of its own. */
+/* Write @text in single quotes, where zsh takes a colon for an end, and brackets for those of its own. */
 static void put_zsh_text(const char *text, FILE *out)
 {
 	for (; *text; text++) {
@@ -197,7 +197,7 @@ static void put_zsh(FILE *out)
 
 /* ---- fish ------------------------------------------------------------------------------------- */
 
-/* As text in single quotes. */
+/* Write @text in single quotes. */
 static void put_fish_text(const char *text, FILE *out)
 {
 	for (; *text; text++) {

@@ -310,7 +310,7 @@ static int read_command_line(struct ctl *ctl, int argc, char **argv)
 	}
 	argc -= optind;
 	argv += optind;
-	/* As --help of what follows. */
+	/* "help COMMAND" is COMMAND --help. */
 	bool wants_help = strcmp(argv[0], "help") == 0;
 	if (wants_help && argc > 1) {
 		argv++;

@@ -130,7 +130,7 @@ struct ctl_option_text {
 	const char *help;
 };
 
-/* What the doctor finds wrong with the driver, and the connection that failed with @error; on stderr. (doctor.c) */
+/* Print on stderr what the doctor finds wrong with the driver, and with the connection that failed with @error. (doctor.c) */
 void ctl_diagnose(struct ctl *ctl, int error, const char *cause);
 
 /* Every command, and every option of one, as help and completions have them. Both end with a zeroed entry. */
@@ -191,7 +191,7 @@ int ctl_print_list(struct ctl *ctl, const char *key, const struct field *fields,
                    int (*fill)(struct ctl *ctl, struct ctl_list *list));
 /* Add a row that is an object already, which is taken over; only with --json. */
 int ctl_list_add_object(struct ctl_list *list, json_t *object);
-/* As callback of glake_admin.h's lists: @list is a struct ctl_list, @row matches its fields. */
+/* A callback of glake_admin.h's lists: @list is a struct ctl_list, @row matches its fields. */
 int ctl_list_add(void *list, const void *row);
 /* The same; in JSON the row has a member @key besides, @more, which is taken over. */
 int ctl_list_add_more(void *list, const void *row, const char *key, json_t *more);

@@ -116,7 +116,7 @@ static const struct field seal_fields[] = {
 #undef ROW
 #define ROW struct alone
 
-/* What it seals without being asked, by state. */
+/* What a session seals without being asked, by state. */
 struct alone {
 	uint64_t session;
 	uint32_t pid;
@@ -152,7 +152,7 @@ static const struct field unsealed_fields[] = {
 	FIELD(ROW, why, TEXT, PLAIN, "WHY"),
 };
 
-/* The same in a session's object. */
+/* The reasons in a session's object. */
 static const struct field why_fields[] = {
 	FIELD(ROW, bytes, U64, BYTES, NULL),
 	FIELD(ROW, why, TEXT, PLAIN, NULL),
@@ -161,7 +161,7 @@ static const struct field why_fields[] = {
 #undef ROW
 #define ROW struct glake_layout_row
 
-/* Of all sessions; and of one, beside each other. */
+/* Layouts of all sessions; and behind it those of one, beside each other. */
 static const struct field layout_fields[] = {
 	FIELD(ROW, session, U64, PLAIN, NULL),
 	FIELD(ROW, pid, U32, PLAIN, "PID"),
@@ -182,7 +182,7 @@ static const struct field beside_fields[] = {
 #undef ROW
 #define ROW struct candidate
 
-/* Of one process. */
+/* A candidate of one process. */
 struct candidate {
 	uint64_t session;
 	uint32_t pid;
@@ -474,7 +474,7 @@ static int gather_candidates(struct ctl *ctl, struct dedup *dedup)
 	return err;
 }
 
-/* Of one process: its sessions, and what it seals without being asked. */
+/* Gather the sessions of one process, and what it seals without being asked. */
 static int gather_one(struct ctl *ctl, struct dedup *dedup)
 {
 	int err = glake_list_sessions(ctl->session, add_session, dedup);

@@ -54,7 +54,7 @@ void finding_add(struct findings *findings, const char *check, enum finding_leve
 
 static void print_finding(const struct finding *finding, FILE *out)
 {
-	/* It may quote what others have written. */
+	/* The text may quote what others have written. */
 	char *text = text_escape(finding->text);
 	fprintf(out, "%-8s %-8s %s\n", finding->level, finding->check, text ? text : "");
 	free(text);

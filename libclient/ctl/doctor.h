@@ -60,17 +60,17 @@ struct glake_status;
 void doctor_check_hosts(struct findings *findings, const struct glake_status *status,
                         const char *sysfs);
 void doctor_check_sleep(struct findings *findings, const struct glake_status *status);
-/* Of the process whose groups @cgroup has: /proc/PID/cgroup. @root: /sys/fs/cgroup. */
+/* Check the memory of the process whose groups @cgroup has: /proc/PID/cgroup. @root: /sys/fs/cgroup. */
 void doctor_check_memory(struct findings *findings, const char *cgroup, const char *root);
 
 /* ---- of glaked (doctor_daemon.c) ---- */
 
 /* Returns 0, or the code of glake.h that a connection failed with. */
 int doctor_check_daemon(struct ctl *ctl, struct findings *findings);
-/* That a connection failed with @err, because of @cause. */
+/* Add that a connection failed with @err, because of @cause. */
 void doctor_add_unreachable(const struct ctl *ctl, int err, const char *cause,
                             struct findings *findings);
-/* The same over the connection that there is, and without looking at the socket's file. */
+/* Check glaked over the connection that there is, without looking at the socket's file. */
 int doctor_check_connected(struct ctl *ctl, struct findings *findings);
 
 #endif

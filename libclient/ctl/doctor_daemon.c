@@ -165,7 +165,7 @@ static void check_fds(struct findings *findings, const struct glake_status *stat
 	            status->fds_used, status->fds_budget);
 }
 
-/* What a restart would lose. */
+/* Find what a restart would lose. */
 static void check_kept(struct findings *findings, const struct glake_status *status)
 {
 	static const char remedy[] =

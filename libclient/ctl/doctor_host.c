@@ -23,7 +23,7 @@
 
 #define DRIVER_MS 20000
 
-/* What the driver said in a process of its own. */
+/* The answers of the driver, which was asked in a process of its own. */
 struct driver {
 	int is_open;
 	int result; /* of cuInit() */

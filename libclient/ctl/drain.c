@@ -14,7 +14,7 @@
 /* Between two looks at who is left. */
 #define LOOK_MS 500
 
-/* As glaked last said. */
+/* The last that glaked said. */
 struct left {
 	bool is_drained;
 	uint32_t n_programs;

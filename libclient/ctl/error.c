@@ -81,7 +81,7 @@ void ctl_report(struct ctl *ctl, int error, const char *cause)
 	const char *text = glake_strerror(error);
 	cause = cause && *cause ? cause : text;
 	if (strstr(cause, text)) {
-		/* It says it already: "/some/file: No such file or directory". */
+		/* The cause says it already: "/some/file: No such file or directory". */
 		report(ctl, error, ctl_error_name(error), cause);
 		return;
 	}

@@ -52,7 +52,7 @@ void exposition_value(FILE *out, uint64_t number)
 	fprintf(out, "} %" PRIu64 "\n", number);
 }
 
-/* As dcgm-exporter has it. */
+/* The name that dcgm-exporter gives as well. */
 static const char *hostname(char name[HOST_NAME_MAX + 1])
 {
 	const char *node = getenv("NODE_NAME");

@@ -49,7 +49,7 @@ static void format_uuid(const uint8_t uuid[16], char *text_out)
 	}
 }
 
-/* As the logs write it: a 128-bit number, highest digit first; the bytes have the lowest first. */
+/* Write the digest as the logs do: a 128-bit number, highest digit first; the bytes have the lowest first. */
 static void format_digest(const struct glake_digest *digest, char *text_out)
 {
 	for (int i = 15; i >= 0; i--) {

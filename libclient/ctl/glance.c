@@ -52,7 +52,7 @@ static uint64_t less(uint64_t from, uint64_t bytes)
 	return from > bytes ? from - bytes : 0;
 }
 
-/* What goes as soon as somebody wants it: cache, and chunks made ahead. */
+/* Memory that goes as soon as somebody wants it: cache, and chunks made ahead. */
 static uint64_t reusable_bytes(const struct glake_device_status *device)
 {
 	return less(device->block_bytes, device->used_block_bytes) + device->pool_bytes +
@@ -66,7 +66,7 @@ static uint64_t used_bytes(const struct glake_device_status *device)
 	                              : device->physical_bytes;
 }
 
-/* What is there has a column. */
+/* The columns for @bytes: one at least, if there are any. */
 static unsigned columns(uint64_t bytes, uint64_t total)
 {
 	double n = total > 0 ? (double)bytes * BAR_COLUMNS / (double)total : 0;

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Where the kubelet has pods/NAMESPACE_POD_UID/ and containers/POD_NAMESPACE_CONTAINER-ID.log */
+/* The folder where the kubelet has pods/NAMESPACE_POD_UID/ and containers/POD_NAMESPACE_CONTAINER-ID.log */
 #define LOGS "/var/log"
 #define LOGS_VARIABLE "GLAKE_POD_LOGS"
 

@@ -46,14 +46,14 @@ void identities_refresh(struct identities *identities);
 /* All texts are there, "" at least. Without memory some are. May ask name services for the user. */
 struct identity identity_of(struct identities *identities, const struct glake_session_row *row);
 
-/* The same without the user: it asks nobody, and waits for nobody. */
+/* An identity without the user: the call asks nobody, and waits for nobody. */
 struct identity identity_place(struct identities *identities, const struct glake_session_row *row);
 
-/* Where it runs, for lists: "NAMESPACE/POD", the pod's UID if nobody knows its name, or "". */
+/* Write where a session runs, for lists: "NAMESPACE/POD", the pod's UID if nobody knows its name, or "". */
 void identity_pod(const struct identity *identity, const struct glake_session_row *row,
                   char *text_out, size_t n_bytes);
 
-/* What a process is called of whom this is known. */
+/* The name by which lists call a process, of what is known of it. */
 const char *identity_label(const char *name, const char *script, const char *program);
 
 #endif

@@ -390,7 +390,7 @@ static void duration(double ns, char text_out[TEXT_NUMBER_BYTES])
 	         units[unit]);
 }
 
-/* Where the bucket ends in which @part of all end. */
+/* Write the end of the bucket that @part of all values lie in, or below. */
 static void bound(const struct glake_histogram *histogram, double part,
                   char text_out[TEXT_NUMBER_BYTES])
 {

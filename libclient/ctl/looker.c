@@ -31,7 +31,7 @@ struct looker {
 	int done_fd; /* owned; an eventfd: there is a result to fetch */
 };
 
-/* What of the refusals is not found now is found by the next look. Returns 0 or -ENOMEM. */
+/* Refusals that are not found now are found by the next look. Returns 0 or -ENOMEM. */
 static int add_refusals(struct looker *looker, struct snapshot *snapshot)
 {
 	pod_refusals_follow(&looker->refusals, &looker->ctl, snapshot->status.pid);

@@ -13,7 +13,7 @@
 
 struct looker;
 
-/* It looks over @ctl's session, which it takes over, and connects again when that has ended. NULL: no memory. */
+/* A looker asks over @ctl's session, which it takes over, and connects again when that has ended. NULL: no memory. */
 struct looker *looker_new(struct ctl *ctl);
 /* The same, whose snapshots have refusals by pod, from now on. */
 struct looker *looker_new_following(struct ctl *ctl);

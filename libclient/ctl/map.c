@@ -11,7 +11,7 @@
 #include "ctl/field.h"
 #include "ctl/page.h"
 
-/* What the memory of a device is used for, from the bottom of the chart up. */
+/* The uses of a device's memory, from the bottom of the chart up. */
 enum use {
 	USE_PRIVATE,
 	USE_BLOCKS,

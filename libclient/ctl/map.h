@@ -14,10 +14,10 @@
 #include "ctl/rows.h"
 #include "ctl/snapshot.h"
 
-/* Of older ones every second goes when there are so many. */
+/* When there are so many samples, every second of the older ones goes. */
 #define MAP_MAX_SAMPLES 400u
 
-/* It grows when something is taken away or means something else; what is new does not change it. */
+/* The version grows when something is taken away or means something else; what is new does not change it. */
 #define MAP_DOCUMENT_VERSION 1
 
 struct map {

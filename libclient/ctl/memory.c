@@ -139,7 +139,7 @@ static uint64_t pool_reserved(const struct glake_session_row *of, uint32_t devic
 	return n_bytes;
 }
 
-/* Of an earlier library only warm memory is known, if it does not stitch; else FIELD_NONE. */
+/* An earlier library tells only its warm memory, if it does not stitch; else FIELD_NONE. */
 static uint64_t reusable_beside_pools(const struct glake_session_row *of)
 {
 	uint64_t n_bytes = 0;

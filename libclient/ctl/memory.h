@@ -59,12 +59,12 @@ int memory_find_devices(struct ctl *ctl, struct memory *memory);
  */
 int memory_gather(struct ctl *ctl, uint64_t number, struct memory *memory);
 
-/* Of the process, on all devices, without managed memory: by NVML, or as it reports if NVML does not know it. */
+/* The driver's memory of the process on all devices, without managed memory: by NVML, or as the process reports if NVML does not know it. */
 uint64_t memory_driver_bytes(const struct glake_session_row *row);
-/* The same on one device. */
+/* The driver's memory of the process on one device. */
 uint64_t memory_device_driver_bytes(const struct glake_session_device *device);
 
-/* Which of its devices stands for what is known of the session as a whole: the first with private memory, else the first. */
+/* The device that stands for what is known of the session as a whole: the first with private memory, else the first. */
 uint32_t memory_first_device(const struct glake_session_row *row);
 
 /* Live over reserved, where what is live beyond it does not count; -1: nothing is reserved. */

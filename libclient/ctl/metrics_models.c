@@ -5,14 +5,14 @@
 
 #include "ctl/exposition.h"
 
-/* That have samples of their own: a monitoring system keeps every series that there ever was, and programs name models. */
+/* Only so many models have samples of their own: a monitoring system keeps every series that there ever was, and programs name models. */
 #define MAX_SHOWN 200u
 
 enum { SPAN, PART, UNIQUE, COPIED, N_KINDS };
 
 static const char *const kinds[N_KINDS] = {"span", "part", "unique", "copied"};
 
-/* Of longer names the beginning is shown, and they are one if it is the same. */
+/* A longer name is shown by its beginning; models of which that is the same are one. */
 #define MAX_NAME_BYTES 200u
 
 struct model_sum {
@@ -93,7 +93,7 @@ static void merge(struct rows *sums)
 	sums->n = n;
 }
 
-/* What has no samples of its own becomes one row for each device. */
+/* The models without samples of their own become one row for each device. */
 static bool cut(const struct snapshot *snapshot, struct rows *sums)
 {
 	size_t n_all = sums->n;

@@ -14,7 +14,7 @@ struct point {
 	bool stitches;
 	uint64_t live_bytes;
 	uint64_t reserved_bytes;
-	/* Of what it stitches. The peaks are between samples, too. */
+	/* The memory that a program stitches. Peaks may lie between samples. */
 	uint64_t peak_live_bytes;
 	uint64_t peak_reserved_bytes;
 	uint64_t stitched_bytes;
@@ -326,7 +326,7 @@ static void put_name(FILE *out, const struct series *series)
 	}
 }
 
-/* As the program has counted them, since it began or last began them anew. */
+/* The peaks as the program has counted them, since it began or last began them anew. */
 static void put_peaks(FILE *out, const struct point *last)
 {
 	if (last && last->stitches) {
@@ -471,7 +471,7 @@ static void put_table(const struct picture *picture, const struct series *const 
 /* Charts of single sessions; the table has all. */
 #define MAX_CHARTS 12u
 
-/* What was reserved and not live, in sum over the samples. */
+/* The memory that was reserved and not live, in sum over the samples. */
 static double waste(const struct picture *picture, const struct series *series)
 {
 	double bytes = 0;

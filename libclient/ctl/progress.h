@@ -24,7 +24,7 @@ struct progress {
 struct progress progress_begin(const struct ctl *ctl);
 void progress_end(struct progress *progress);
 
-/* Of what is not bytes. */
+/* Show progress of what is not counted in bytes. */
 void progress_note(struct progress *progress, unsigned percent, const char *text);
 
 /* A glake_progress_fn; @progress is a struct progress. */

@@ -39,7 +39,7 @@ json_t *rows_json(const struct rows *rows, const struct field *fields, size_t n_
 /* Print a table, with the rows of @more, which may be NULL, behind those of @rows. Returns 0 or CTL_E_OUTPUT. */
 int rows_show(const struct ctl *ctl, const struct rows *rows, const struct rows *more,
               const struct field *fields, size_t n_fields);
-/* The same behind an empty line, if there are rows. */
+/* Show rows as rows_show() does, behind an empty line, if there are any. */
 int rows_show_next(const struct ctl *ctl, const struct rows *rows, const struct field *fields,
                    size_t n_fields);
 

@@ -49,7 +49,7 @@ static const struct field outcome_fields[] = {
 #undef ROW
 #define ROW struct left
 
-/* What stays private, in a table of its own: all of it would not fit a terminal. */
+/* The memory that stays private has a table of its own: all in one would not fit a terminal. */
 struct left {
 	uint32_t pid;
 	uint64_t bytes;

@@ -31,7 +31,7 @@
 /* For glaked to answer: less than a scrape waits (10 s). */
 #define LOOK_MS 5000
 
-/* What glaked told so lately is told again. */
+/* An answer of glaked that is not older is told again. */
 #define FRESH_MS 1000u
 
 /* Between samples of the map. The page asks as often. */

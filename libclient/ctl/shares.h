@@ -46,7 +46,7 @@ struct share {
 	struct share_device *at; /* owned; by the snapshot's devices */
 };
 
-/* What of a device no session has. */
+/* The memory of a device that no session has. */
 struct share_rest {
 	uint64_t cache_bytes; /* made ahead, and blocks that nobody uses */
 	uint64_t other_bytes; /* being loaded, or of sessions that this one may not see */

@@ -50,10 +50,10 @@ const struct glake_device_status *snapshot_device(const struct snapshot *snapsho
 const struct glake_session_row *snapshot_session(const struct snapshot *snapshot, uint64_t id);
 /* NULL: that session does not sleep. */
 const struct glake_sleeper_row *snapshot_sleeper(const struct snapshot *snapshot, uint64_t session);
-/* Which of the uses is the first of @model; if it has none, the first behind. */
+/* The index of the first use of @model; if it has none, of the first behind. */
 size_t snapshot_uses_of(const struct snapshot *snapshot, uint64_t model);
 
-/* Of a counter; 0: there is none of that name. */
+/* The value of a counter; 0: there is none of that name. */
 uint64_t snapshot_counter(const struct snapshot *snapshot, const char *name);
 
 #endif

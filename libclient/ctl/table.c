@@ -65,7 +65,7 @@ static void measure(const struct table *table, size_t *widths)
 	}
 }
 
-/* Where the columns end that fit into @width behind the first, from @begin on; one at least. */
+/* The end of the columns from @begin on that fit into @width behind the first; one at least. */
 static size_t fitting(const struct table *table, const size_t *widths, size_t begin, size_t width)
 {
 	size_t used = widths[0];

@@ -168,7 +168,7 @@ char *text_escape(const char *text)
 	return escaped;
 }
 
-/* That knows UTF-8: names are shown as UTF-8 whatever the locale is. */
+/* Take a locale that knows UTF-8: names are shown as UTF-8 whatever the locale is. */
 void text_set_locale(void)
 {
 	if (!setlocale(LC_CTYPE, "") || strcmp(nl_langinfo(CODESET), "UTF-8") != 0) {
@@ -223,7 +223,7 @@ static size_t n_points(const char *text)
 	return n;
 }
 
-/* Where the code point with that number begins. */
+/* The begin of the code point at @column. */
 static char *text_at(char *text, size_t column)
 {
 	for (; *text; text++) {

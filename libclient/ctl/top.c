@@ -15,7 +15,7 @@
 #include "ctl/text.h"
 #include "glake.h"
 
-/* Of a look that is older glaked is said not to answer. */
+/* When the last look is older, glaked is said not to answer. */
 #define PATIENCE_MS 3000
 
 int (*top_screen)(struct top *top);
@@ -51,7 +51,7 @@ struct shown {
 		.style = FIELD_##style_, .title = title_ \
 	}
 
-/* What may be missing on a narrow screen stands behind, but for the last. */
+/* Columns that may be missing on a narrow screen stand behind, but for the last. */
 static const struct field session_fields[] = {
 	OF_ROW(session, U64, PLAIN, NULL),
 	FIELD(ROW, device, MAYBE, PLAIN, "GPU"),
@@ -549,7 +549,7 @@ static int put_text(struct top *top, FILE *out)
 	return err;
 }
 
-/* As its fields, but the rates. */
+/* The rates, which are in no field. */
 static json_t *rates(const struct top *top)
 {
 	static const char *const names[] = {"requests_total", "requests_refused", "chunks_created",

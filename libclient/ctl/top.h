@@ -77,7 +77,7 @@ void top_next_order(struct top *top);
 double top_rate(const struct top *top, const char *counter);
 
 void top_parts(const struct glake_device_status *device, struct top_part parts_out[TOP_N_PARTS]);
-/* Where in a bar of @n_columns each part ends. What is there has a column as long as there are any. */
+/* Write where each part ends in a bar of @n_columns. A part that is there has a column as long as there are any. */
 void top_ends(const struct top_part parts[TOP_N_PARTS], uint64_t total_bytes, unsigned n_columns,
               unsigned ends_out[TOP_N_PARTS]);
 /* "81.4 GiB of 139.8 GiB"; ">= 1.0 GiB of 24.0 GiB" if only glaked's own is known. */
