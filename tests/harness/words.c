@@ -3,12 +3,17 @@
 
 #include <stdlib.h>
 
-void words_open_driver(void)
+void words_use_device(int ordinal)
 {
 	CUcontext context;
-	world_open_driver();
-	ck_assert_int_eq(drv.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
+	ck_assert_int_eq(drv.cuDevicePrimaryCtxRetain(&context, ordinal), CUDA_SUCCESS);
 	ck_assert_int_eq(drv.cuCtxSetCurrent(context), CUDA_SUCCESS);
+}
+
+void words_open_driver(void)
+{
+	world_open_driver();
+	words_use_device(0);
 }
 
 TEST_BYTE_LOOP void words_write(glake_ptr ptr, uint64_t n_bytes, uint64_t content)

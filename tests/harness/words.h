@@ -12,6 +12,8 @@
 
 /* Open the driver (world.h), and make the first device's context current. */
 void words_open_driver(void);
+/* Memory is written and read in a context of its device. */
+void words_use_device(int ordinal);
 
 void words_write(glake_ptr ptr, uint64_t n_bytes, uint64_t content);
 bool words_are(glake_ptr ptr, uint64_t n_bytes, uint64_t content);

@@ -24,20 +24,13 @@ struct sleeper {
 	uint64_t content;
 };
 
-static void use_device(int ordinal)
-{
-	CUcontext context;
-	ck_assert_int_eq(drv.cuDevicePrimaryCtxRetain(&context, ordinal), CUDA_SUCCESS);
-	ck_assert_int_eq(drv.cuCtxSetCurrent(context), CUDA_SUCCESS);
-}
-
 static struct sleeper begin_sleeper(uint64_t content)
 {
 	struct sleeper sleeper = {.session = world_connect(), .content = content};
-	use_device(0);
+	words_use_device(0);
 	sleeper.first = words_alloc(sleeper.session, BYTES, content);
 	assert_ok(glake_alloc(sleeper.session, 1, BYTES, 0, &sleeper.second));
-	use_device(1);
+	words_use_device(1);
 	words_write(sleeper.second, BYTES, content + 100);
 	words_fall_asleep(sleeper.session);
 	return sleeper;
@@ -57,10 +50,10 @@ static void *take_turns(void *user)
 {
 	struct sleeper *sleeper = user;
 	for (unsigned i = 0; i < N_TURNS; i++) {
-		use_device(0);
+		words_use_device(0);
 		assert_ok(glake_wake(sleeper->session, NULL));
 		words_check(sleeper->first, BYTES, sleeper->content);
-		use_device(1);
+		words_use_device(1);
 		words_check(sleeper->second, BYTES, sleeper->content + 100);
 		fall_asleep(sleeper->session);
 	}
