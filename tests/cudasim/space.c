@@ -93,9 +93,13 @@ static void *reserve_addresses(uint64_t bytes, uint64_t alignment, uint64_t hint
 	int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
 	if (hint != 0 && hint % alignment == 0) {
-		void *at = mmap((void *)hint, bytes, PROT_NONE, flags | MAP_FIXED_NOREPLACE, -1, 0);
-		if (at != MAP_FAILED) {
+		/* Not fixed: ThreadSanitizer has some addresses for itself, and takes 0 instead. */
+		void *at = mmap((void *)hint, bytes, PROT_NONE, flags, -1, 0);
+		if (at == (void *)hint) {
 			return at;
+		}
+		if (at != MAP_FAILED) {
+			munmap(at, bytes);
 		}
 	}
 	uint8_t *all = mmap(NULL, bytes + alignment, PROT_NONE, flags, -1, 0);
