@@ -236,8 +236,9 @@ class Copies:
             try:
                 self.counts["sealed"] += glake.seal(chance.sample(spans, 4)).sealed_bytes > 0
             except Exception as error:
-                # Memory from before a restart of glaked stays private.
-                if getattr(error, "errno", 0) != errno.EBUSY and "since glaked was restarted" not in str(error):
+                # Memory from before a restart of glaked stays private; and it may be killed in the middle of a call.
+                texts = "since glaked was restarted", "the daemon has closed the connection"
+                if getattr(error, "errno", 0) != errno.EBUSY and not any(text in str(error) for text in texts):
                     raise
                 self.counts["busy"] += 1
             time.sleep(chance.random() * 0.02)
