@@ -18,7 +18,8 @@ struct glake__attendant {
 	glake__attendant_fn *follow;
 	struct glake_elastic *elastic; /* borrowed: it ends behind this */
 	struct glake__thread thread;
-	int fd;                            /* owned, by the thread */
+	int fd;                /* owned, by the thread */
+	atomic_bool has_ended; /* the thread is as good as over: joining it takes no time */
 	struct glake_elastic_reply *reply; /* owned: with room for all states of one */
 };
 
@@ -60,6 +61,7 @@ static void *run(void *user)
 		}
 	}
 	fd_close(&attendant->fd);
+	attendant->has_ended = true;
 	return NULL;
 }
 
@@ -71,20 +73,32 @@ static void attendant_free(struct glake__attendant *attendant)
 	free(attendant);
 }
 
+/* The first one, or the first whose thread has ended; it is in no list any more. NULL: there is none. */
+static struct glake__attendant *take_out(struct glake__attendant **list, bool has_ended)
+{
+	glake__lock();
+	while (*list && has_ended && !(*list)->has_ended) {
+		list = &(*list)->next;
+	}
+	struct glake__attendant *at = *list;
+	*list = at ? at->next : NULL;
+	glake__unlock();
+	return at;
+}
+
+static void end(struct glake__attendant *attendant, bool is_forked)
+{
+	glake__thread_end(&attendant->thread, is_forked);
+	fd_close(&attendant->fd);
+	attendant_free(attendant);
+}
+
 void glake__attendants_end(struct glake__attendant **list, bool is_forked)
 {
 	struct glake__attendant *at;
-	do {
-		glake__lock();
-		at = *list;
-		*list = at ? at->next : NULL;
-		glake__unlock();
-		if (at) {
-			glake__thread_end(&at->thread, is_forked);
-			fd_close(&at->fd);
-			attendant_free(at);
-		}
-	} while (at);
+	while ((at = take_out(list, false))) {
+		end(at, is_forked);
+	}
 }
 
 /* 0: a socket as it has to be, to a process of this user. */
@@ -124,7 +138,11 @@ static int attendant_new(struct glake_elastic *elastic, uint32_t n_states,
 int glake__attendant_start(struct glake__attendant **list, int fd, uint32_t n_states,
                            glake__attendant_fn *follow, struct glake_elastic *elastic)
 {
-	struct glake__attendant *attendant = NULL;
+	struct glake__attendant *attendant;
+	/* Those whose process has gone make room for the one that has come in its place. */
+	while ((attendant = take_out(list, true))) {
+		end(attendant, false);
+	}
 	int r = check_socket(fd);
 	r = r < 0 ? r : attendant_new(elastic, n_states, &attendant);
 	if (r < 0) {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Elastic ranges of which another process keeps the books: requests over a socket, and marks behind work. */
+#include <dirent.h>
 #include <sys/socket.h>
 
 #include "tests/harness/gate.h"
@@ -193,6 +194,38 @@ START_TEST(a_commit_that_takes_long_holds_nobody_up)
 	world_set_own_faults("");
 	expect_states("HHHH----");
 	close(slow);
+	close(socket_fd);
+}
+END_TEST
+
+static unsigned count_fds(void)
+{
+	unsigned n = 0;
+	DIR *folder = opendir("/proc/self/fd");
+	ck_assert_ptr_nonnull(folder);
+	while (readdir(folder)) {
+		n++;
+	}
+	closedir(folder);
+	return n;
+}
+
+START_TEST(those_who_have_gone_leave_nothing)
+{
+	open_attended(0);
+	const unsigned n_before = count_fds();
+	for (int i = 0; i < 40; i++) {
+		int fd = attend();
+		tell(fd, GLAKE_ELASTIC_LOOK, 0, 0);
+		ck_assert_int_eq(hear(fd), 0);
+		/* No request: the other end closes, and its thread ends. */
+		ck_assert_int_eq(send(fd, "?", 1, 0), 1);
+		assert_closed(fd);
+		close(fd);
+	}
+	/* Of the last one, and of some whose threads took long to end. */
+	ck_assert_uint_lt(count_fds(), n_before + 20);
+	ck_assert_int_eq(ask(GLAKE_ELASTIC_LOOK, 0, 0), 0);
 	close(socket_fd);
 }
 END_TEST
