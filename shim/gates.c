@@ -203,7 +203,7 @@ static inline void look_at_stream(CUstream stream, bool is_per_thread)
 		ENTER \
 		note; \
 		do { \
-			while (writes_are_watched() && \
+			while (result == CUDA_SUCCESS && writes_are_watched() && \
 			       (sealed_ = writes_##find where).n_bytes > 0 && \
 			       writes_give_copies(&thread_, sealed_, stream, flags, &result)) { \
 			} \
