@@ -421,6 +421,22 @@ def one_stops_at_random(m):
     assert engine.n_done > 5 and m.held() == [0], engine.n_done
 
 
+def one_is_lent_during_a_commit(m):
+    """What is held is not asked for: it may be lent, and would be held by ranks of which nobody knows it."""
+    from glake.elastic import HELD, LENT
+    m.engine()
+    m.elastic.commit(1, 1)
+    ask = m.elastic._slow.ask
+
+    def lend_first(*arguments):
+        m.elastic.lend(1, 1)
+        return ask(*arguments)
+    m.elastic._slow.ask = lend_first
+    m.elastic.commit(1, 2)
+    assert m.states()[:3] == [HELD, LENT, HELD], m.states()
+    assert m.rank_held(0) == m.rank_held(1) == [0, 2]
+
+
 def one_is_killed(m):
     """The engine ends with it. Until then nothing is taken or lent, nobody waits, and it is said once."""
     from glake.elastic import GOING, HELD
@@ -492,6 +508,9 @@ class Ranks(kv.Case):
 
     def test_a_rank_stops_at_random(self):
         self.each(one_stops_at_random)
+
+    def test_a_step_is_lent_during_a_commit(self):
+        self.each(one_is_lent_during_a_commit)
 
     def test_a_rank_is_killed(self):
         self.each(one_is_killed)

@@ -256,31 +256,48 @@ class Ranks:
     def commit(self, first: int, n: int) -> None:
         """As many as all ranks get; who got more lends it again."""
         with self._commits:
-            is_settled = self._settle()
-            with self._lock:
-                # Nor is a step among them that is taken in vain.
-                if not is_settled or not self._settled():
-                    raise TimeoutError(self._why_gone or "a rank has not answered yet")
-                new = [step for step in range(first, first + n) if step not in self._held and step not in self._owed]
-                self._coming.update(new)
-            try:
-                answers: Sequence[Optional[Answer]] = self._slow.ask(COMMIT, first, n, _COMMIT_S, new)
-            except Gone as error:
-                self._end(error)
-                raise
-            n_all = min(answer.n if answer else 0 for answer in answers)
-            self._lend_again(self._slow, answers, first, n_all, new)
-            with self._lock:
-                come = {step for step in new if step < first + n_all}
-                self._held |= come
-                # The others are nobody's until those who are late have answered.
-                self._coming = set(new) - come if self._slow.is_late else set()
-            for rank, answer in enumerate(answers):
-                if answer is None:
-                    raise TimeoutError(f"rank {rank} does not answer")
-                if answer.n < n:
-                    text = _lib.text(_lib.library().glake_strerror(answer.result))
-                    raise errors.make(answer.result or -1, f"rank {rank}: {text}")
+            next_ = first
+            while next_ < first + n:
+                next_ = self._commit_run(next_, first + n)
+
+    def _commit_run(self, first: int, stop: int) -> int:
+        """With the lock of commits: those from the first on that are not held, which may be lent meanwhile. Returns the next one."""
+        is_settled = self._settle()
+        with self._lock:
+            # Nor is a step among them that is taken in vain.
+            if not is_settled or not self._settled():
+                raise TimeoutError(self._why_gone or "a rank has not answered yet")
+            while first < stop and first in self._held:
+                first += 1
+            n = 0
+            while first + n < stop and first + n not in self._held:
+                n += 1
+            new = range(first, first + n)
+            self._coming.update(new)
+        if new:
+            self._ask_commit(new)
+        return new.stop
+
+    def _ask_commit(self, new: range) -> None:
+        """With the lock of commits. They are COMING."""
+        try:
+            answers: Sequence[Optional[Answer]] = self._slow.ask(COMMIT, new.start, len(new), _COMMIT_S, new)
+        except Gone as error:
+            self._end(error)
+            raise
+        n_all = min(answer.n if answer else 0 for answer in answers)
+        self._lend_again(self._slow, answers, new.start, n_all, new)
+        with self._lock:
+            come = {step for step in new if step < new.start + n_all}
+            self._held |= come
+            # The others are nobody's until those who are late have answered.
+            self._coming = set(new) - come if self._slow.is_late else set()
+        for rank, answer in enumerate(answers):
+            if answer is None:
+                raise TimeoutError(f"rank {rank} does not answer")
+            if answer.n < len(new):
+                text = _lib.text(_lib.library().glake_strerror(answer.result))
+                raise errors.make(answer.result or -1, f"rank {rank}: {text}")
 
     def _settle(self) -> bool:
         """With the lock of commits: no step is in between."""
