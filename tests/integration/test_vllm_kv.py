@@ -62,7 +62,7 @@ class Machine:
     def patient(self):
         """A busy machine makes no difference: free memory comes, however late."""
         import glake._vllm_pool as pool
-        pool._FREE_WAIT_S = pool._PATIENCE_S = 10.0
+        pool._FREE_WAIT_S = pool._PATIENCE_S = pool._WAIT_S = 10.0
 
     def states(self):
         return self.elastic.states()
@@ -360,6 +360,7 @@ def leave_while_working(m):
     """Blocks whose work is not done are in no record, though they have a hash."""
     import glake._vllm_kept as kept
     kept._SEAL_S = 0.0
+    m.patient()
     engine = m.engine(key=KEY, depth=3, budget=200)
     # The floor's blocks are in use by another.
     engine.add(prompt(9, 8), [7] * 60)
