@@ -6,6 +6,9 @@
  * by cuCtxEnablePeerAccess(), and the call is made again: only programs that do so pay for it, once. Kernels could reach it then
  * as well, where those of a program without the shim would fault.
  *
+ * Who frees memory waits for the copies of the contexts that there were at the opening. Those of a context that is made later must
+ * have ended before, as CUDA demands of any memory.
+ *
  * GPUs that cannot be peers are left out, and so is what a program has mapped or attached by glake.h: there the refusal stays.
  */
 #ifndef GLAKE_SHIM_REACH_H
