@@ -12,6 +12,7 @@
 #include "shim/auto.h"
 #include "shim/connection.h"
 #include "shim/eyes.h"
+#include "shim/learn.h"
 #include "shim/shim.h"
 #include "shim/turn.h"
 
@@ -136,6 +137,9 @@ static void wait_until_told(void)
 
 void fault_look_closer(CUresult result)
 {
+	if (shim_dedup() == SHIM_DEDUP_LEARN && is_fault(result)) {
+		learn_wait_for_turn();
+	}
 	if (stage == TOLD || !is_fault(result) || shim_is_forked()) {
 		return;
 	}

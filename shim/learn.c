@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "glake_shim.h"
@@ -21,6 +22,7 @@
 #define MAX_CLOSED 16u
 /* Learning ends after so many launches in a row for which earlier work does not end. */
 #define MAX_WAITS 3u
+#define END_PATIENCE_S 2
 
 /* A part of a candidate. */
 struct part {
@@ -426,9 +428,29 @@ static void enter_turn(struct learn_turn *turn, struct gate_thread **thread, boo
 	*thread = gate_enter();
 }
 
+void learn_wait_for_turn(void)
+{
+	struct timespec end;
+	clock_gettime(CLOCK_REALTIME, &end);
+	end.tv_sec += END_PATIENCE_S;
+	if (!shim_is_forked() && pthread_mutex_timedlock(&lock, &end) == 0) {
+		pthread_mutex_unlock(&lock);
+	}
+}
+
+static void wait_at_end(void)
+{
+	atexit(learn_wait_for_turn);
+}
+
 static bool may_be_looked_at(void)
 {
-	return !shim_is_forked() && !capture_is_any() && learn_functions_begin();
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+	bool may = !shim_is_forked() && !capture_is_any() && learn_functions_begin();
+	if (may) {
+		pthread_once(&once, wait_at_end);
+	}
+	return may;
 }
 
 /* Kernels are noted even if no word points to a candidate. */

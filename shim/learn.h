@@ -65,4 +65,10 @@ void learn_begin(struct learn_turn *turn, struct gate_thread **thread, CUfunctio
 void learn_begin_graph(struct learn_turn *turn, struct gate_thread **thread, CUgraphExec exec);
 CUresult learn_end(struct learn_turn *turn, struct gate_thread *thread, CUresult result);
 
+/*
+ * A thread that gets the error of a launch that is tried may end the program at once: it waits here until the launch's own thread
+ * has told which one it was, two seconds at most. So does the program's end. Not for the launch's own thread, before learn_end().
+ */
+void learn_wait_for_turn(void);
+
 #endif

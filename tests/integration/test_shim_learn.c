@@ -179,6 +179,14 @@ START_TEST_WITH(no_byte_is_lost_at_random, .timeout_s = 300)
 }
 END_TEST
 
+/* Learning asks for the error a while after another thread has got it. */
+START_TEST_WITH(a_thread_ends_the_program_with_the_error_of_another, .timeout_s = 120)
+{
+	setenv("CUDASIM_FAULT", "auto/cuCtxSynchronize:*:slow=200", 1);
+	expect(0, "a fault: write, given words 0", "--seconds=60", "ends beside");
+}
+END_TEST
+
 START_TEST_WITH(a_kernel_that_does_not_end_alone, .timeout_s = 60)
 {
 	expect(0, "opaque wait # it did not end alone", "--seconds=60", "stuck");

@@ -1057,6 +1057,36 @@ static void in_threads(void)
 	must(count_of("looked_at") > 600);
 }
 
+static atomic_bool is_written;
+
+static void *write_in_thread(void *user)
+{
+	CUcontext ctx;
+	must_ok(cuDevicePrimaryCtxRetain(&ctx, 0));
+	must_ok(cuCtxSetCurrent(ctx));
+	must_ok(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	module = first_module;
+	write_by("write", user, 4096, 7);
+	must_ok(cuStreamSynchronize(stream));
+	is_written = true;
+	return NULL;
+}
+
+/* A thread that writes; this one ends the program as soon as it has the error. */
+static void ends_beside(void)
+{
+	pthread_t thread;
+	struct weights weights = load(0);
+	read_until_looked_at(&weights, W_BYTES);
+	must(pthread_create(&thread, NULL, write_in_thread, &weights) == 0);
+	while (!is_written) {
+		must_ok(cuStreamQuery(stream));
+		usleep(1000);
+	}
+	must(pthread_join(thread, NULL) == 0);
+	compare(&weights);
+}
+
 static void fails(void)
 {
 	struct weights weights = load(0);
@@ -1217,12 +1247,13 @@ static const struct {
 	{"again", used_again},
 	{"anew", loaded_anew},
 	{"shown", shown},
-	{"beside", beside},
+	{"ends beside", ends_beside},
 	{"host_room", host_room},
 	{"no_room", no_room},
 	{"told_to_write", writes_when_told},
 	{"rest", takes_rest},
 	{"learn", is_learned},
+	{"beside", beside},
 	{"stuck", is_stuck},
 	{"threads", in_threads},
 	{"fails", fails},
