@@ -248,6 +248,30 @@ def late(m):
     m.check()
 
 
+def together(m):
+    """Memory of others is asked for one step at a time; two at once, and not more, when others wait behind the request."""
+    engine = m.engine()
+    wanted, want = [], m.steps.want
+    m.elastic.ahead = lambda first, n: None
+
+    def wanting(steps):
+        wanted.append(len(list(steps)))
+        return want(steps)
+    m.steps.want = wanting
+    m.patient()
+    engine.add(prompt(1, 16), [7] * 8)
+    m.run()
+    alone = wanted[0]
+    m.finish()
+    wanted.clear()
+    for i in range(2, 8):
+        engine.add(prompt(i, 16), [7] * 8)
+    m.run()
+    m.finish()
+    m.check()
+    assert alone == 1 and max(wanted) == 2, (alone, wanted)
+
+
 def twice(m):
     """A step that comes ahead while it is committed is the engine's once."""
     engine = m.engine()
@@ -1086,6 +1110,9 @@ class Cache(Case):
 
     def test_memory_that_comes_late_is_lent(self):
         self.each(late)
+
+    def test_memory_of_others_comes_two_steps_at_once(self):
+        self.each(together)
 
     def test_what_comes_twice_is_there_once(self):
         self.each(twice)
