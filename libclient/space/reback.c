@@ -904,12 +904,18 @@ static int open_locked(struct glake__range *range, int reader)
 	return r;
 }
 
+/* Is it private memory of @device that @reader may not access? */
+static bool is_closed_to(const struct glake__range *range, int device, int reader)
+{
+	return range->use->is_private && range->device == device && !(range->readers >> reader & 1);
+}
+
 /* Called with the lock held. Driver calls under it after all: no range may go away meanwhile. */
 static int open_all_locked(int device, int reader)
 {
 	int r = 0;
 	for (struct glake__range *at = glake__space.ranges; r == 0 && at; at = at->next) {
-		if (at->use->is_private && at->device == device && !(at->readers >> reader & 1)) {
+		if (is_closed_to(at, device, reader)) {
 			r = open_locked(at, reader);
 		}
 	}
@@ -936,8 +942,7 @@ bool glake__space_is_closed_to(int device, int reader)
 {
 	glake__lock();
 	const struct glake__range *at = glake__space.ranges;
-	while (at &&
-	       !(at->use->is_private && at->device == device && !(at->readers >> reader & 1))) {
+	while (at && !is_closed_to(at, device, reader)) {
 		at = at->next;
 	}
 	glake__unlock();
