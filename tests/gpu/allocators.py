@@ -38,6 +38,7 @@ import types
 
 from child import Child, ask_all, serve
 from run import Daemon, expect, failures
+from structs import Access, Location, Prop
 
 KIB, MIB = 1 << 10, 1 << 20
 PROCESSES = 3
@@ -133,19 +134,6 @@ class Driver(Program):
         self.call("cuCtxSynchronize")
 
 
-class Location(ctypes.Structure):
-    _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
-
-
-class Properties(ctypes.Structure):
-    _fields_ = [("type", ctypes.c_int), ("handle_types", ctypes.c_int), ("location", Location),
-                ("win32", ctypes.c_void_p), ("flags", ctypes.c_uint8 * 8)]
-
-
-class Access(ctypes.Structure):
-    _fields_ = [("location", Location), ("flags", ctypes.c_int)]
-
-
 class Pool(Driver):
     """As ggml_cuda_pool_vmm: one range of 32 GiB, which grows at its end; the handles are released at once."""
 
@@ -155,7 +143,7 @@ class Pool(Driver):
 
     def place(self):
         location = Location(self.DEVICE, 0)
-        self.properties = Properties(type=self.PINNED, location=location)
+        self.properties = Prop(type=self.PINNED, location=location)
         self.access = Access(location, self.READ_WRITE)
         granularity = ctypes.c_size_t()
         self.call("cuMemGetAllocationGranularity", ctypes.byref(granularity),

@@ -19,24 +19,13 @@ import subprocess
 import sys
 import time
 
+from structs import Access, Location, Prop
+
 MIB = 1 << 20
 GIB = 1 << 30
 DEVICE, HOST, HOST_NUMA = 1, 2, 3
 PINNED, POSIX_FD, READ_WRITE = 1, 1, 3
 NUMA_ID, HOST_VMM = 134, 141
-
-
-class Location(ctypes.Structure):
-    _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
-
-
-class Prop(ctypes.Structure):
-    _fields_ = [("type", ctypes.c_int), ("handle_types", ctypes.c_int), ("location", Location),
-                ("win32", ctypes.c_void_p), ("flags", ctypes.c_ubyte * 8)]
-
-
-class Access(ctypes.Structure):
-    _fields_ = [("location", Location), ("flags", ctypes.c_int)]
 
 
 class Failed(Exception):

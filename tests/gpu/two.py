@@ -38,6 +38,7 @@ import urllib.request
 from child import Child, serve
 import run
 from run import ROOT, expect, failures, n_gpus
+from structs import Access, Location, Prop
 
 MIB = 1 << 20
 READY = 'mover_idle_ms = 0;\nhost_bytes = "{}GiB";\n'
@@ -264,19 +265,6 @@ class Copies:
                 for ptr in made[device]:
                     self.compare(ptr, self.plain[ptr.value])
         return {**self.counts, "errors": self.errors}
-
-
-class Location(ctypes.Structure):
-    _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
-
-
-class Prop(ctypes.Structure):
-    _fields_ = [("type", ctypes.c_int), ("handle_types", ctypes.c_int), ("location", Location),
-                ("win32", ctypes.c_void_p), ("flags", ctypes.c_ubyte * 8)]
-
-
-class Access(ctypes.Structure):
-    _fields_ = [("location", Location), ("flags", ctypes.c_int)]
 
 
 class Sharer(Holder):
