@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Copies and sets of memory reach the memory of all GPUs, whichever context is current and without peer access. So it is with
- * memory that the driver allocates. Memory that is mapped (glaked's) has the access that it was given, and the driver refuses
- * the same call with CUDA_ERROR_INVALID_VALUE. Behind such a refusal memory of glaked is opened to the current context's GPU, as
- * by cuCtxEnablePeerAccess(), and the call is made again: only programs that do so pay for it, once. Kernels could reach it then
- * as well, where those of a program without the shim would fault.
+ * Copies reach the memory of all GPUs, whichever context is current and without peer access. So it is with memory that the driver
+ * allocates. Memory that is mapped (glaked's) has the access that it was given, and the driver refuses the same copy with
+ * CUDA_ERROR_INVALID_VALUE. Behind such a refusal memory of glaked is opened to the current context's GPU, as by
+ * cuCtxEnablePeerAccess(), and the call is made again: only programs that do so pay for it, once. Sets then reach it as well, which
+ * the driver refuses of its own memory too, and so could kernels, where those of a program without the shim would fault.
  *
  * Who frees memory waits for the copies of the contexts that there were at the opening. Those of a context that is made later must
  * have ended before, as CUDA demands of any memory.
