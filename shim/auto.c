@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "glake_shim.h"
 #include "proto/clock.h"
@@ -38,7 +39,7 @@ _Static_assert(sizeof(((struct glake__alone *)0)->why) == GUARD_WHY_BYTES, "they
 /* Sealing that fails because the GPU is busy is tried again so often. */
 #define MAX_BUSY 40u
 #define MAX_GONE 4u
-/* Looking takes at most one part in so many of the time. */
+/* Looking takes at most one part in so many of a processor's time. Waits do not count: a look may wait while the program loads. */
 #define LOOK_PART 50u
 #define MAX_BACK_OFF_NS 3600000000000ull
 #define MAX_UNSEALED 2u
@@ -75,6 +76,14 @@ static CUdeviceptr mapped_ptr; /* the first such page */
 static uint64_t mapped_bytes;
 static const char mapped_why[] =
 	"the program maps it itself: which part of it a pointer is for is not known";
+
+/* The processor's time that this thread has taken. */
+static uint64_t cpu_ns(void)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
 
 static uint64_t quiet_ns(void)
 {
@@ -413,6 +422,7 @@ static void refuse_all(void)
 static void look(struct connection *connection, uint64_t now_ns)
 {
 	struct glake__candidates found;
+	const uint64_t began_ns = cpu_ns();
 	drop_gone();
 	if (glake__candidates_find(connection->session, &found) < 0) {
 		return;
@@ -421,7 +431,7 @@ static void look(struct connection *connection, uint64_t now_ns)
 		candidates[i].n_found = 0;
 	}
 	add_spans(&found, now_ns);
-	look_ns = now_ns + LOOK_PART * (clock_now_ns() - now_ns);
+	look_ns = now_ns + LOOK_PART * (cpu_ns() - began_ns);
 	for (size_t i = 0; i < n_candidates && !turn_is_last(); i++) {
 		step(&candidates[i], &found, now_ns);
 	}

@@ -474,22 +474,25 @@ def write(folder):
 
 # ---- the report ---------------------------------------------------------------------------------
 
+def run_for(command, environment, seconds):
+    """`glake learn`: how it ended, and what it printed. It ends its program when the time is over, and writes what it has."""
+    process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, text=True, errors="replace")
+    try:
+        text, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        text, _ = process.communicate(timeout=60)
+    return process.returncode, text
+
+
 def learn(daemon, root, name, options, seconds):
     """How it ended, and what it printed."""
     command = [os.path.join(root, "bin", "glake"), "learn", "--socket", daemon.socket,
                f"--out={options.out}", f"--state={options.state}", f"--runs={options.runs}",
                f"--seconds={options.run_seconds}", f"--least={options.least}", f"--for={options.what}", "--", sys.executable,
                SELF, "--child", name, "--folder", options.folder]
-    process = subprocess.Popen(command, env={**daemon.environment, **ENVIRONMENT},
-                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                               stderr=subprocess.STDOUT, text=True, errors="replace")
-    try:
-        text, _ = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        # It ends its program, and writes what it has.
-        process.terminate()
-        text, _ = process.communicate(timeout=60)
-    return process.returncode, text
+    return run_for(command, {**daemon.environment, **ENVIRONMENT}, seconds)
 
 
 def describe(name, code, text, seconds):

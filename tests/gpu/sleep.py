@@ -273,7 +273,7 @@ class Worker:
             return bytes(out)
         return step
 
-    def make_llama(self):
+    def make_llama(self, **sizes):
         """llama.cpp with all layers on the GPU: a folder in $LLAMA_CPP has llama_cpp, lib/ and what it imports."""
         sys.path.insert(0, os.environ["LLAMA_CPP"])
         os.environ["LLAMA_CPP_LIB_PATH"] = os.path.join(os.environ["LLAMA_CPP"], "lib")
@@ -281,7 +281,7 @@ class Worker:
         given = llama.llama_model_default_params()
         given.n_gpu_layers = 99
         place = os.path.join(tempfile.mkdtemp(prefix="glake-llama-"), "model.gguf")
-        write_gguf(place)
+        write_gguf(place, **sizes)
         llama.llama_backend_init()
         model = llama.llama_model_load_from_file(place.encode(), given)
         wanted = llama.llama_context_default_params()
@@ -306,11 +306,11 @@ class Worker:
 GGUF_VOCABULARY = 1024
 
 
-def write_gguf(path):
-    """A small Llama of random weights, for llama.cpp."""
+def write_gguf(path, hidden=512, inter=1024, layers=4):
+    """A Llama of random weights, for llama.cpp; a small one."""
     import gguf
     import numpy
-    hidden, inter, layers, heads = 512, 1024, 4, 8
+    heads = hidden // 64
     numbers = numpy.random.default_rng(1)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_vocab_size(GGUF_VOCABULARY)

@@ -53,6 +53,14 @@ START_TEST(two_programs_have_one_copy)
 }
 END_TEST
 
+/* So it is while several programs load: whoever asks the driver waits. */
+START_TEST(a_look_that_waits_does_not_put_the_next_one_off)
+{
+	setenv("CUDASIM_FAULT", "auto/cuDeviceGetAttribute:*:slow=400", 1);
+	run_as("GLAKE_DEDUP=auto", "reads");
+}
+END_TEST
+
 static const char *const writes[] = {"plain",  "same",   "added", "unlisted", "hidden",
                                      "itself", "packed", "graph", "captured", "updated"};
 

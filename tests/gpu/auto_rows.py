@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What two programs of each kind share by themselves, with tables of readers, and why not more.
+
+    python3 tests/gpu/auto_rows.py [--table FILE[,FILE]] [--only llama.cpp,vllm,vllm-graphs,cupy,jax,jax-arena,pipeline]
+                                   [--learn 120] [--out NAME.readers] [--dedup auto]
+
+    llama.cpp     random weights of 0.9 GB, all layers on the GPU ($LLAMA_CPP, as sleep.py has it)
+    vllm          a Llama of 1 B parameters in a real vLLM without glake's plugin ($KIT, $KIT_SITE); eager
+    vllm-graphs   the same with CUDA graphs
+    cupy, jax     inference of an MLP; jax has an allocation for each array, jax-arena XLA's own allocator
+    pipeline      a text encoder, a UNet and a decoder of images, in half precision, as diffusers has them
+
+A plain process says what is right. Then two under --dedup=auto have to say the same all the time, while they become one. With
+--learn, `glake learn` makes a table of the kind first, in at most so many seconds, and the packaged table is not needed.
+
+Printed last: for each kind MiB of weights, how much of it is sealed in each process, and the reasons of what is not. Kinds that are
+not installed are left out. Exit 1 when a program fails or says something else.
+"""
+import argparse
+import hashlib
+import os
+import sys
+import tempfile
+import time
+
+import auto
+import learn
+from child import Child, ask_all, serve
+from run import ROOT, Daemon, expect, failures
+
+SELF = os.path.abspath(__file__)
+HALF_PRECISION_SIDE = 64
+#: of a program that learns: each is run alone
+LEARN_TURNS = 6
+
+
+# ---- what runs: each function returns the bytes of its weights, and what a turn does ---------------
+
+def llama_cpp():
+    from sleep import Worker
+    model = {"hidden": 2048, "inter": 5632, "layers": 10}
+    return 2 * (10 * (4 * 2048 * 2048 + 3 * 2048 * 5632) + 2 * 1024 * 2048), Worker.make_llama(None, **model)
+
+
+def vllm(mode):
+    sys.path[:0] = [os.environ["KIT_SITE"], os.environ["KIT"]]
+    os.environ["VLLM_PLUGINS"] = ""
+    import kitlib
+    parser = argparse.ArgumentParser()
+    kitlib.add_arguments(parser, util=0.1, sleep=False)
+    asked = parser.parse_args(["--inproc", "--mode", mode, "--kv-mib", "1024", "--tokens", "8", "--prompts", "3"])
+    engine = kitlib.Engine(asked)
+    return os.path.getsize(os.path.join(engine.model, "model.safetensors")), lambda: engine.generate()["hash"].encode()
+
+
+def cupy():
+    import cupy as cp
+    import numpy as np
+    generator = np.random.default_rng(1)
+    weights = [cp.asarray(generator.standard_normal((4096, 4096)).astype("float32") / 64) for _ in range(4)]
+
+    def turn():
+        x = cp.ones((16, 4096), dtype="float32")
+        for w in weights:
+            x = cp.tanh(x @ w) + w[0]
+        return cp.asnumpy(x).tobytes()
+    return sum(w.nbytes for w in weights), turn
+
+
+def jax():
+    import jax as j
+    import jax.numpy as jnp
+    import numpy as np
+    generator = np.random.default_rng(1)
+    weights = [j.device_put((generator.standard_normal((4096, 4096)) / 64).astype("float32")) for _ in range(4)]
+
+    @j.jit
+    def forward(weights, x):
+        for w in weights:
+            x = j.nn.gelu(x @ w)
+        return x
+
+    return sum(w.nbytes for w in weights), lambda: np.asarray(forward(weights, jnp.ones((16, 4096)))).tobytes()
+
+
+def pipeline():
+    import torch
+    from workloads import Unet
+    torch.zeros(1, device="cuda")
+    torch.manual_seed(1)
+    layer = torch.nn.TransformerEncoderLayer(1280, 16, 5120, batch_first=True)
+    encoder = torch.nn.TransformerEncoder(layer, 8, enable_nested_tensor=False)
+    shown = torch.nn.Linear(1280, 3 * 64)
+    decoder = torch.nn.Sequential(torch.nn.ConvTranspose2d(3, 256, 4, 2, 1), torch.nn.SiLU(), torch.nn.Conv2d(256, 3, 3, padding=1))
+    parts = [part.half().eval().to("cuda") for part in (encoder, shown, Unet((128, 320, 640, 1280)), decoder)]
+    encoder, shown, unet, decoder = parts
+    side = HALF_PRECISION_SIDE
+
+    def turn():
+        with torch.no_grad():
+            generator = torch.Generator("cuda").manual_seed(1)
+            text = shown(encoder(torch.randn(1, 77, 1280, device="cuda", generator=generator).half()))
+            image = torch.randn(1, 3, side, side, device="cuda", generator=generator).half()
+            image = image + text.mean(1).reshape(1, 3, 8, 8).repeat(1, 1, side // 8, side // 8)
+            for _ in range(3):
+                image = image - 0.1 * unet(image)
+            return decoder(image).clamp(-1, 1).float().cpu().numpy().tobytes()
+    return sum(p.nbytes for part in parts for p in part.parameters()), turn
+
+
+#: name: environment variables and modules that it needs, what it is run with, the function
+KINDS = {
+    "llama.cpp": (("LLAMA_CPP",), (), {}, llama_cpp),
+    "vllm": (("KIT", "KIT_SITE"), (), {}, lambda: vllm("eager")),
+    "vllm-graphs": (("KIT", "KIT_SITE"), (), {}, lambda: vllm("graphs")),
+    "cupy": ((), ("cupy",), {}, cupy),
+    "jax": ((), ("jax",), {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, jax),
+    "jax-arena": ((), ("jax",), {"XLA_PYTHON_CLIENT_MEM_FRACTION": ".1"}, jax),
+    "pipeline": ((), ("torch",), {}, pipeline),
+}
+#: kernels are chosen the same way each time, and launched one by one where they are learned
+ALWAYS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "HF_HUB_OFFLINE": "1"}
+XLA = {False: "--xla_gpu_autotune_level=0", True: "--xla_gpu_autotune_level=0 --xla_gpu_enable_command_buffer="}
+
+
+class Program:
+    def load(self, kind):
+        n_bytes, self.step = KINDS[kind][3]()
+        return {"bytes": n_bytes, "digest": self.turn()}
+
+    def turn(self):
+        return hashlib.sha256(bytes(self.step())).hexdigest()[:16]
+
+
+def learn_here(kind):
+    """In a process of `glake learn`. A context that is lost cannot be torn down."""
+    try:
+        _, step = KINDS[kind][3]()
+        learn.settle()
+        digests = {hashlib.sha256(bytes(step())).hexdigest()[:16] for _ in range(LEARN_TURNS)}
+        print(f"# digests {digests}, {learn.n_looked_at()} launches looked at", flush=True)
+    except BaseException:
+        import traceback
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)
+
+
+# ---- beside them ---------------------------------------------------------------------------------
+
+def is_there(kind):
+    import importlib.util
+    variables, modules, _, _ = KINDS[kind]
+    return all(os.path.exists(os.environ.get(name, "")) for name in variables) and all(map(importlib.util.find_spec, modules))
+
+
+def make_table(daemon, kind, options, folder):
+    """Its path; "": none was made."""
+    path = os.path.join(folder, f"{kind}.readers")
+    command = [os.path.join(ROOT, "bin", "glake"), "learn", "--socket", daemon.socket, f"--out={path}", f"--state={path}.state",
+               "--runs=40", "--seconds=200", "--least=4", f"--for={kind}, as learned", "--", sys.executable, SELF, "--learn-child", kind]
+    environment = {**daemon.environment, **ALWAYS, **KINDS[kind][2], "XLA_FLAGS": XLA[True], "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    begin = time.perf_counter()
+    code, text = learn.run_for(command, environment, options.learn)
+    auto.say(learn.describe(f"{kind}, learned", code, text, time.perf_counter() - begin))
+    if not os.path.exists(path):
+        print(text[-3000:], flush=True)
+        return ""
+    auto.say(f"{kind}, its table: {learn.sum_up(path)}")
+    return path
+
+
+def measure(daemon, kind, options, readers):
+    environment = {**ALWAYS, **KINDS[kind][2], "XLA_FLAGS": XLA[False], "GLAKE_READERS": readers}
+    command = [SELF, "--child"]
+    plain = Child(daemon, f"{kind}, plain", command, shim=False, environment=environment)
+    want = plain.ask("load", kind)
+    plain.end()
+    children = [Child(daemon, f"{kind} {i}", command, environment=environment, options=(f"--dedup={options.dedup}",))
+                for i in range(2)]
+    begin = time.perf_counter()
+    # One after the other: each builds what it compiles, and two would write the same files.
+    loaded = [child.ask("load", kind) for child in children]
+    pids = [child.process.pid for child in children]
+    n_turns, since = 0, time.perf_counter()
+    while time.perf_counter() - since < options.seconds:
+        told = ask_all(children, "turn")
+        expect(all(one == want.get("digest") for one in told), f"{kind}: {told}, plain said {want}")
+        if {} in told:
+            break
+        n_turns += 1
+    rows = auto.rows_of(daemon, pids)
+    n_bytes = want.get("bytes", 0) or 1
+    expect(all(one.get("digest") == want.get("digest") for one in loaded), f"{kind}: {loaded}, plain said {want}")
+    sealed = " and ".join(str(row["sealed_bytes"] >> 20) for row in rows) or "nothing"
+    copies = auto.copies(daemon, children, n_bytes)
+    auto.say(f"{kind}: {n_bytes >> 20} MiB of weights, {sealed} sealed, {copies:.3f} copies; {n_turns} turns of both, "
+             f"{time.perf_counter() - begin:.0f} s")
+    auto.explain(daemon, children, kind)
+    for child in children:
+        child.end()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--table", default="")
+    parser.add_argument("--only", default=",".join(KINDS))
+    parser.add_argument("--learn", type=float, default=0, help="seconds; 0: only --table counts")
+    parser.add_argument("--out", help="folder for what was learned")
+    parser.add_argument("--seconds", type=float, default=15, help="of turns, behind the load")
+    parser.add_argument("--dedup", default="auto", choices=("auto", "observed"))
+    parser.add_argument("--child", action="store_true")
+    parser.add_argument("--learn-child", choices=KINDS)
+    options = parser.parse_args()
+    if options.child:
+        serve(Program())
+    if options.learn_child:
+        learn_here(options.learn_child)
+    daemon = Daemon()
+    with tempfile.TemporaryDirectory() as folder:
+        for kind in options.only.split(","):
+            if not is_there(kind):
+                auto.say(f"{kind}: not installed")
+                continue
+            try:
+                learned = make_table(daemon, kind, options, options.out or folder) if options.learn else ""
+                measure(daemon, kind, options, auto.copy_tables(",".join(filter(None, (learned, options.table)))))
+            except Exception as error:
+                expect(False, f"{kind}: {type(error).__name__}: {error}")
+    daemon.stop()
+    print("\n".join(["", *auto.report, *(f"FAILED: {what[:600]}" for what in failures),
+                     "OK" if not failures else f"{len(failures)} FAILED"]), flush=True)
+    return bool(failures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
