@@ -329,6 +329,7 @@ def no_memory(m):
         trim(neighbour)
         end = time.monotonic() + 30
         while engine.n_done < 4:
+            trim(neighbour)
             engine.step()
             m.check()
             assert time.monotonic() < end, (engine.n_done, m.states(), len(taken))

@@ -2,8 +2,9 @@
 """The steps of an elastic range as an engine's thread sees them: it never waits for the GPU, and for memory only as
 long as it says.
 
-Memory is committed by a thread of its own, since glaked may have to ask others for it. A step is lent by another one,
-when work that was queued before has ended; until then the engine can have it back without losing anything.
+Memory is committed by threads of its own, since glaked may have to ask others for it: each is at one step, so that one comes even
+if there is no memory for the other. A step is lent by another thread, when work that was queued before has ended; until then the
+engine can have it back without losing anything.
 """
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import time
 from typing import Callable, Deque, Dict, Iterable, List, Optional, Set, Tuple, Union
 
 from ._vllm_ranks import Ranks
-from .elastic import COMING, HELD, HOLE, LENT, Elastic, runs_of
+from .elastic import COMING, HELD, HOLE, LENT, Elastic
 from .errors import Error
 
 logger = logging.getLogger("vllm.glake")
@@ -23,8 +24,8 @@ logger = logging.getLogger("vllm.glake")
 _LOOK_S = (0.0005, 0.02)
 #: No memory: asked for again so much later, from the first to the last time in a row
 _AGAIN_S = (0.02, 0.25)
-#: So many steps are asked for at once; if there is no memory for all of them, one by one.
-_AT_ONCE = 4
+#: So many steps are asked for at the same time
+_AT_ONCE = 2
 
 
 class Steps:
@@ -40,18 +41,20 @@ class Steps:
         self._leaving: Dict[int, Callable[[], bool]] = {}
         #: what is asked in turn, in the order of the stream, and what is to be done then, before steps are lent
         self._marks: Deque[Tuple[Callable[[], bool], Optional[Callable[[], None]]]] = collections.deque()
+        #: Since when they are, how many of them have come, and when the last one did
         self._wanted: List[int] = []
-        self._wanted_at = 0.0
-        #: the thread is at them
+        self._wanted_at = self._came_at = 0.0
+        self._n_came = 0
+        #: a thread is at each
         self._coming: List[int] = []
         self._came: List[int] = []
         #: steps with memory that the engine does not know of
         self._new: Set[int] = set()
-        self._rests = False
+        self._rests = self._is_short = False
         self._again_s = _AGAIN_S[0]
         self._not_before = 0.0
         self._threads = [threading.Thread(target=loop, name="glake-kv", daemon=True)
-                         for loop in (self._commit_loop, self._lend_loop)]
+                         for loop in (*[self._commit_loop] * _AT_ONCE, self._lend_loop)]
         for thread in self._threads:
             thread.start()
 
@@ -215,51 +218,37 @@ class Steps:
                     self._changed.wait()
                 if self._is_closed:
                     return
-                self._coming, self._wanted = self._wanted, []
-            n_came = 0
-            for run in runs_of(self._coming):
-                n = self._commit(run)
-                n_came += n
-                if n < len(run):
-                    break
-            is_short = n_came < len(self._coming)
-            if n_came:
-                logger.debug("glake: %d KV steps of %d MiB came in %.2f ms", n_came,
-                             self._elastic.chunk_bytes * self._elastic.lanes >> 20,
-                             1000 * (time.monotonic() - self._wanted_at))
+                step = self._wanted.pop(0)
+                self._coming.append(step)
+            is_there = self._commit(step)
             with self._changed:
-                self._coming = []
-                self._not_before = time.monotonic() + self._again_s if is_short else 0.0
-                self._again_s = min(2 * self._again_s, _AGAIN_S[1]) if is_short else _AGAIN_S[0]
+                if is_there:
+                    self._n_came += 1
+                    self._came_at = time.monotonic()
+                    self._arrived([step])
+                else:
+                    self._wanted.clear()
+                    self._is_short = True
+                self._coming.remove(step)
+                if not self._wanted and not self._coming:
+                    self._end_want()
                 self._changed.notify_all()
 
-    def _commit(self, run: range) -> int:
-        """How many have come: if not all can, as many as can."""
-        first, at_once = run.start, _AT_ONCE
-        while first < run.stop:
-            error = self._commit_some(first, min(at_once, run.stop - first))
-            states = self._elastic.states()
-            came = 0
-            while first + came < run.stop and states[first + came] == HELD:
-                came += 1
-            with self._changed:
-                self._arrived(range(first, first + came))
-            first += came
-            if came and error is None:
-                at_once = _AT_ONCE
-            elif at_once > 1:
-                at_once = 1
-            else:
-                break
-        return first - run.start
-
-    def _commit_some(self, first: int, n: int) -> Optional[Exception]:
+    def _commit(self, step: int) -> bool:
         try:
-            self._elastic.commit(first, n)
-            return None
+            self._elastic.commit(step, 1)
         except (RuntimeError, OSError, ValueError) as error:  # glake's own are RuntimeErrors
-            logger.debug("glake: no memory for KV steps %d to %d: %s", first, first + n - 1, error)
-            return error
+            logger.debug("glake: no memory for KV step %d: %s", step, error)
+        return self._elastic.states()[step] == HELD
+
+    def _end_want(self) -> None:
+        """With the lock."""
+        if self._n_came:
+            logger.debug("glake: %d KV steps of %d MiB came in %.2f ms", self._n_came,
+                         self._elastic.chunk_bytes * self._elastic.lanes >> 20, 1000 * (self._came_at - self._wanted_at))
+        self._not_before = time.monotonic() + self._again_s if self._is_short else 0.0
+        self._again_s = min(2 * self._again_s, _AGAIN_S[1]) if self._is_short else _AGAIN_S[0]
+        self._n_came, self._is_short = 0, False
 
 
 __all__ = ["COMING", "HELD", "HOLE", "LENT", "Steps"]
