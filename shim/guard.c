@@ -358,25 +358,17 @@ static bool holds(const struct arguments *arguments, const struct reader_word *w
 	return i == word->n_conditions;
 }
 
-/* Is the word at byte @at the one that the table names, or in the parameter that it names? */
-static bool is_of(const struct kernel_known *known, const struct reader_word *word, size_t at)
-{
-	if (!word->is_param) {
-		return word->at == at;
-	}
-	const struct kernel_param *param = &known->params[word->at];
-	return at >= param->offset && at + 8 <= (size_t)param->offset + param->n_bytes;
-}
-
 /* @number: the word's, among all words of the kernel. */
 static bool is_reader(const struct arguments *arguments, size_t number)
 {
 	const struct kernel_known *known = arguments->kernel->known;
 	const struct reader_function *function = known ? known->function : NULL;
-	bool reads = false;
-	for (size_t i = 0; function && !reads && i < function->n_words; i++) {
-		reads = is_of(known, &function->words[i], 8 * number) &&
-		        holds(arguments, &function->words[i]);
+	bool reads = function && function->names_written;
+	for (size_t i = 0; function && i < function->n_words; i++) {
+		const struct reader_word *word = &function->words[i];
+		if (word->at == 8 * number) {
+			reads = !word->is_written && (reads || holds(arguments, word));
+		}
 	}
 	return reads && !doubts_has(arguments->kernel, number);
 }

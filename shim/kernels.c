@@ -169,7 +169,7 @@ static bool fits(const struct kernel_known *known)
 	bool fits = true;
 	for (size_t i = 0; fits && i < function->n_words; i++) {
 		const struct reader_word *word = &function->words[i];
-		fits = word->is_param ? word->at < known->n_params : is_within(known, word->at, 8);
+		fits = is_within(known, word->at, 8);
 		for (unsigned j = 0; fits && j < word->n_conditions; j++) {
 			fits = is_within(known, word->conditions[j].at,
 			                 word->conditions[j].n_bytes);

@@ -275,39 +275,34 @@ static int add_word(struct parser *parser, const struct reader_word *word)
 	return 0;
 }
 
-/* Parse what is read: "OFFSET", or "param NUMBER". Returns how many tokens it has, or an error. */
-static int parse_read(struct parser *parser, char **tokens, int n, struct reader_word *word)
+static bool parse_word(const char *text, struct reader_word *word)
 {
 	uint64_t at;
-	word->is_param = n > 0 && strcmp(tokens[0], "param") == 0;
-	if (n < 1 + word->is_param || (n - 1 - word->is_param) % 5 != 0) {
-		return fail(parser,
-		            "must be: reads OFFSET, or: reads param NUMBER, and then maybe: "
-		            "if TYPE OFFSET = VALUE [and ...]");
-	}
-	if (word->is_param && !parse_number(tokens[1], READERS_MAX_PARAM_BYTES / 8, &at)) {
-		return fail(parser, "\"%.80s\" is no number of a parameter", tokens[1]);
-	}
-	if (!word->is_param &&
-	    (!parse_number(tokens[0], READERS_MAX_PARAM_BYTES - 8, &at) || at % 8 != 0)) {
-		return fail(parser, "\"%.80s\" is no offset of a pointer: a multiple of 8",
-		            tokens[0]);
+	if (!parse_number(text, READERS_MAX_PARAM_BYTES - 8, &at) || at % 8 != 0) {
+		return false;
 	}
 	word->at = (uint16_t)at;
-	return 1 + word->is_param;
+	return true;
 }
 
-/* Parse "reads OFFSET [if CONDITION [and CONDITION]...]", or the same with "param NUMBER". */
-static int on_reads(struct parser *parser, char **tokens, int n)
+/* Parse "reads OFFSET [if CONDITION [and CONDITION]...]", or "writes OFFSET". */
+static int on_word(struct parser *parser, char **tokens, int n)
 {
-	const struct reader_function *function = last_of(parser->readers);
-	struct reader_word word = {0};
+	struct reader_function *function = last_of(parser->readers);
+	struct reader_word word = {.is_written = strcmp(tokens[0], "writes") == 0};
 	if (!function || function->is_opaque) {
 		return fail(parser, "there is no function before it");
 	}
-	int n_read = parse_read(parser, tokens + 1, n - 1, &word);
-	for (int i = 1 + n_read; n_read > 0 && i < n; i += 5) {
-		const char *wanted = i == 1 + n_read ? "if" : "and";
+	if (n < 2 || (n - 2) % 5 != 0 || (word.is_written && n > 2)) {
+		return fail(parser, "must be: writes OFFSET, or: reads OFFSET, and then maybe: "
+		                    "if TYPE OFFSET = VALUE [and ...]");
+	}
+	if (!parse_word(tokens[1], &word)) {
+		return fail(parser, "\"%.80s\" is no offset of a pointer: a multiple of 8",
+		            tokens[1]);
+	}
+	for (int i = 2; i < n; i += 5) {
+		const char *wanted = i == 2 ? "if" : "and";
 		if (strcmp(tokens[i], wanted) != 0) {
 			return fail(parser, "\"%.80s\" is not \"%s\"", tokens[i], wanted);
 		}
@@ -320,7 +315,8 @@ static int on_reads(struct parser *parser, char **tokens, int n)
 			return r;
 		}
 	}
-	return n_read < 0 ? n_read : add_word(parser, &word);
+	function->names_written = function->names_written || word.is_written;
+	return add_word(parser, &word);
 }
 
 static int on_line(struct parser *parser, char *line)
@@ -345,8 +341,8 @@ static int on_line(struct parser *parser, char *line)
 	if (strcmp(tokens[0], "function") == 0 || strcmp(tokens[0], "opaque") == 0) {
 		return on_function(parser, tokens, n, tokens[0][0] == 'o');
 	}
-	if (strcmp(tokens[0], "reads") == 0) {
-		return on_reads(parser, tokens, n);
+	if (strcmp(tokens[0], "reads") == 0 || strcmp(tokens[0], "writes") == 0) {
+		return on_word(parser, tokens, n);
 	}
 	return fail(parser, "\"%.80s\" is not known", tokens[0]);
 }

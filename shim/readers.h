@@ -8,12 +8,12 @@
  *     image build-id HEX offset 0xHEX       or: image digest HEX bytes N
  *     function NAME
  *       reads OFFSET [if u32 OFFSET = VALUE [and ...]]
- *       reads param NUMBER [if ...]           each pointer in this parameter
+ *       writes OFFSET                         in place of what it reads: all other words
  *     opaque NAME
  *
  * A function that is listed is closed: it launches nothing, and each byte that it touches lies in an allocation that one of
  * its own parameters points into, by a word of 8 bytes at a multiple of 8. Through words that it `reads` it writes nothing,
- * as long as the conditions hold. Through all others it may write. An opaque function may write anywhere.
+ * as long as the conditions hold. Through all others it may write; if a `writes` names some, through these alone. An opaque function may write anywhere.
  *
  * Owner: the caller. Lifetime: parse to free. Threads: any read.
  */
@@ -56,8 +56,8 @@ struct reader_condition {
 };
 
 struct reader_word {
-	uint16_t at;   /* the word's byte of the parameters, or the number of a whole parameter */
-	bool is_param; /* at: the number of a parameter */
+	uint16_t at;     /* byte of the parameters */
+	bool is_written; /* then there are no conditions */
 	uint16_t n_conditions;
 	struct reader_condition conditions[READERS_MAX_CONDITIONS];
 };
@@ -66,6 +66,7 @@ struct reader_function {
 	struct image_id image;
 	char *name; /* owned */
 	bool is_opaque;
+	bool names_written; /* it reads through each word that is not is_written */
 	uint32_t line;
 	size_t n_words;
 	struct reader_word *words; /* owned; in the order of the file */

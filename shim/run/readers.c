@@ -24,7 +24,7 @@ static void print(const char *path, const struct readers *readers, bool is_roots
 		n_words += readers->functions[i].n_words;
 		n_opaque += readers->functions[i].is_opaque;
 	}
-	printf("%s: for %s: %zu functions, %zu of them opaque; %zu reading words%s\n", path,
+	printf("%s: for %s: %zu functions, %zu of them opaque; %zu words%s\n", path,
 	       readers->what_for, readers->n_functions, n_opaque, n_words,
 	       is_roots ? "" : "; it is yours: it counts only as a table of a glaked that you run");
 }

@@ -130,7 +130,7 @@ START_TEST_WITH(what_is_learned_is_true, .timeout_s = 120)
 	expect_learned(table);
 	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "readers", table, NULL);
 	run_end_well(&run);
-	run_expect(&run, "for what was seen: 7 functions, 1 of them opaque; 2 reading words");
+	run_expect(&run, "for what was seen: 7 functions, 1 of them opaque; 2 words");
 	/* And programs live by it. */
 	for (size_t i = 0; i < n_elements(writes); i++) {
 		run_as("GLAKE_DEDUP=auto", writes[i]);

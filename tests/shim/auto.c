@@ -176,7 +176,7 @@ static const char table_text[] = "function read\n"
 				 "function same\n"
 				 "opaque hidden\n"
 				 "function gather\n"
-				 "  reads param 1\n"
+				 "  writes 0\n"
 				 "function add # beta\n"
 				 "  reads 0 if u32 8 = 0\n";
 
@@ -377,7 +377,7 @@ static void gather(CUdeviceptr to, const struct weights *weights)
 	launch("gather", &gather, list);
 }
 
-/* A parameter that is read as a whole hurts nobody, whatever it has; the one before it is written to. */
+/* Of a function that names what it writes through, no other word hurts, whatever it has. */
 static void gathers(void)
 {
 	struct weights weights = load(0);

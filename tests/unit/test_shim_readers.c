@@ -38,7 +38,7 @@ START_TEST(what_a_table_says_is_found)
 		"# a comment\n" BEGIN "\n" IMAGE "function gemm # and another\n"
 		"\treads 0\n"
 		"  reads 0x10 if u32 24 = 0 and u8 28 = 0xff\n"
-		"  reads param 3 if u8 8 = 1\n"
+		"  reads 24 if u8 8 = 1\n"
 		"opaque scatter\n"
 		"image build-id 00ff offset 17\nfunction gemm\n"
 		"image digest 000102030405060708090a0b0c0d0e0f bytes 5\n"
@@ -48,8 +48,8 @@ START_TEST(what_a_table_says_is_found)
 	ck_assert_ptr_nonnull(gemm);
 	ck_assert(!gemm->is_opaque);
 	ck_assert_uint_eq(gemm->n_words, 3);
-	ck_assert(gemm->words[2].is_param && !gemm->words[1].is_param);
-	ck_assert_uint_eq(gemm->words[2].at, 3);
+	ck_assert(!gemm->names_written);
+	ck_assert_uint_eq(gemm->words[2].at, 24);
 	ck_assert_uint_eq(gemm->words[2].n_conditions, 1);
 	ck_assert_uint_eq(gemm->words[0].at, 0);
 	ck_assert_uint_eq(gemm->words[0].n_conditions, 0);
@@ -106,14 +106,10 @@ static const struct {
 	{BEGIN IMAGE "function f g\n", 4, "must be: function NAME"},
 	{BEGIN IMAGE "function f\nfunction g\nfunction f\n", 6, "there twice"},
 	{BEGIN IMAGE "function f\n" IMAGE "opaque f\n", 6, "there twice"},
-	{BEGIN IMAGE "function f\nreads\n", 5, "must be: reads OFFSET"},
+	{BEGIN IMAGE "function f\nreads\n", 5, "must be: writes OFFSET, or: reads OFFSET"},
 	{BEGIN IMAGE "function f\nreads 4\n", 5, "a multiple of 8"},
 	{BEGIN IMAGE "function f\nreads 32768\n", 5, "is no offset of a pointer"},
-	{BEGIN IMAGE "function f\nreads param\n", 5, "must be: reads OFFSET, or: reads param"},
-	{BEGIN IMAGE "function f\nreads param x\n", 5, "is no number of a parameter"},
-	{BEGIN IMAGE "function f\nreads param 4096\n", 5, "is no number of a parameter"},
-	{BEGIN IMAGE "function f\nreads param 0 if\n", 5, "must be: reads OFFSET"},
-	{BEGIN IMAGE "function f\nreads 0 if\n", 5, "must be: reads OFFSET"},
+	{BEGIN IMAGE "function f\nreads 0 if\n", 5, "must be: writes OFFSET, or: reads OFFSET"},
 	{BEGIN IMAGE "function f\nreads 0 or u8 8 = 1\n", 5, "is not \"if\""},
 	{BEGIN IMAGE "function f\nreads 0 if u8 8 = 1 if u8 8 = 1\n", 5, "is not \"and\""},
 	{BEGIN IMAGE "function f\nreads 0 if u9 8 = 1\n", 5, "is none of u8"},
@@ -124,7 +120,11 @@ static const struct {
          "function f\nreads 0 if u8 8 = 1 and u8 8 = 1 and u8 8 = 1 and u8 8 = 1 and u8 8 = "
          "1\n",
          5, "more than 4 conditions"},
-	{BEGIN IMAGE "function f\nwrites 0\n", 5, "\"writes\" is not known"},
+	{BEGIN "writes 0\n", 3, "there is no function before it"},
+	{BEGIN IMAGE "function f\nwrites\n", 5, "must be: writes OFFSET"},
+	{BEGIN IMAGE "function f\nwrites 4\n", 5, "a multiple of 8"},
+	{BEGIN IMAGE "function f\nwrites 0 if u8 8 = 1\n", 5, "must be: writes OFFSET"},
+	{BEGIN IMAGE "function f\nholds 0\n", 5, "\"holds\" is not known"},
 };
 
 START_TEST_WITH(what_is_not_understood_is_refused, .n = n_elements(wrong))
