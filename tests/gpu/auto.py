@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Equal weights that become one copy without anybody asking, with tables of readers, in programs that know nothing.
 
-    python3 tests/gpu/auto.py --table FILE[,FILE] [--only share,speed,alone,unseal] [--layers 32] [--pairs 60]
-                              [--dedup auto] [--loader map]
+    python3 tests/gpu/auto.py --table FILE[,FILE] [--only share,speed,alone,replays,unseal] [--layers 32] [--pairs 20]
+                              [--rounds 3] [--dedup auto] [--loader map]
 
     share    three transformers processes with one model of Llama-3-8B's shapes, which generate all the time: how
              many copies there are, and how long after the last of them was loaded
     speed    decoding of a Llama of 1.1 B parameters in pairs of stretches: a process with --dedup=auto, whose weights
-             are shared with another process, and one with --dedup=off; eager, and as a graph
+             are shared with another process, and two with --dedup=off; eager, and as a graph
     alone    the same where nobody has the same weights
+    replays  the graph in many processes, plain and guarded: they differ among each other, too
     unseal   a kernel that no table knows is launched while a graph decodes: how long its tokens are held up until
              all is private
 
@@ -17,6 +18,7 @@ the numbers, and what was not sealed and why; numbers are not judged. Exit 1 whe
 other tokens.
 """
 import argparse
+import contextlib
 import os
 import random
 import shutil
@@ -72,6 +74,8 @@ class Program:
 
     def pin(self):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, -20)
 
     def tokens(self):
         return learn.generate(self.model, 1)
@@ -271,51 +275,56 @@ def share(options):
     daemon.stop()
 
 
-def median_of(rows):
-    return statistics.median(off / auto for auto, off in rows)
+def ratio(rows, which):
+    """How much faster than the first one, in the median of rows of times."""
+    return statistics.median(row[0] / row[which] for row in rows)
 
 
-def say_speed(what, rows):
+def say_speed(what, rounds):
+    """Of rounds of rows: milliseconds of a plain process, of another plain one, and of the one that is measured."""
+    rows = [row for one in rounds for row in one]
     if not rows:
         return
-    drawn = sorted(median_of(random.choices(rows, k=len(rows))) for _ in range(N_RESAMPLES))
-    say(f"{what}: x {median_of(rows):.4f} ({drawn[N_RESAMPLES // 40]:.4f} .. "
-        f"{drawn[-N_RESAMPLES // 40]:.4f}), {statistics.median(off for _, off in rows):.3f} ms a token "
-        f"off, {len(rows)} pairs")
+    for which, name in ((2, what), (1, "    two plain ones")):
+        drawn = sorted(ratio(random.choices(rows, k=len(rows)), which) for _ in range(N_RESAMPLES))
+        say(f"{name}: x {ratio(rows, which):.4f} ({drawn[N_RESAMPLES // 40]:.4f} .. {drawn[-N_RESAMPLES // 40]:.4f}), "
+            f"{statistics.median(row[0] for row in rows):.3f} ms a token plain, {len(rows)} pairs; each set of processes: "
+            + ", ".join(f"{ratio(one, which):.4f}" for one in rounds if one))
 
 
-def pairs(auto, off, kind, n_pairs):
-    """Milliseconds of a token, with the guard and without, one after the other."""
+def stretches(children, kind, n):
+    """Milliseconds of a token of each, one after the other, in changing order."""
     rows = []
     tokens = set()
-    for number in range(n_pairs):
+    for number in range(n):
         row = {}
-        for child in (auto, off) if number % 2 else (off, auto):
+        for i in range(len(children)):
+            child = children[(i + number) % len(children)]
             answer = child.ask("stretch", kind)
             if not answer:
                 return rows
             row[child] = answer[0]
             tokens.add(answer[1])
-        rows.append((row[auto], row[off]))
+        rows.append([row[child] for child in children])
     expect(len(tokens) == 1, f"{kind}: other tokens: {tokens}")
     return rows
 
 
-def measure_speed(options, what, seeds, target):
-    """The first two processes are compared; the third has the weights that are shared."""
-    daemon = Daemon()
-    ways = [options.dedup, "off", options.dedup][:len(seeds)]
+def measure_round(options, what, daemon, seeds, rounds):
+    """Two plain processes, the one that is measured, and perhaps one that has the weights that are shared."""
+    ways = ["off", "off", options.dedup, options.dedup][:len(seeds)]
     children = [start(daemon, options, f"{what} {i}", way) for i, way in enumerate(ways)]
     for child, seed in zip(children, seeds):
         child.tell("load", model_of(options, "1b", seed), "to")
     loaded = [child.hear("load") for child in children]
-    for child in children[:2]:
+    for child in children[:3]:
         child.ask("pin")
     prepared = ask_all(children, "prepare")
-    expect(prepared[0] and prepared[0] == prepared[1], f"{what}: other tokens: {prepared}")
+    expect(prepared[0] and all(one == prepared[0] for one in prepared[:3]), f"{what}: other tokens: {prepared}")
     n_bytes = loaded[0].get("bytes", 1)
+    rounds["graph, not yet sealed"].append(stretches(children[:3], "graph", 10))
     # Work goes on meanwhile: without any, nothing is sealed.
-    guarded = [children[0], *children[2:]]
+    guarded = children[2:]
     begin = time.perf_counter()
     seconds = None
     while seconds is None and time.perf_counter() - begin < PATIENCE_SECONDS:
@@ -326,20 +335,55 @@ def measure_speed(options, what, seeds, target):
             seconds = time.perf_counter() - begin
     say(f"{what}: " + (f"sealed {seconds:.1f} s after loading" if seconds else "not all is sealed"))
     for kind in ("eager", "graph"):
-        say_speed(f"{what}, {kind}, {options.dedup} to off  {target}",
-                  pairs(children[0], children[1], kind, options.pairs))
+        rounds[kind].append(stretches(children[:3], kind, options.pairs))
     explain(daemon, guarded, what)
+    for child in children:
+        child.end()
+
+
+def measure_speed(options, what, seeds, target):
+    """In several sets of processes: where their memory lies on the GPU makes a difference, too."""
+    daemon = Daemon()
+    rounds = {"graph, not yet sealed": [], "eager": [], "graph": []}
+    for _ in range(options.rounds):
+        measure_round(options, what, daemon, seeds, rounds)
+    for kind, rows in rounds.items():
+        say_speed(f"{what}, {kind}, {options.dedup} to off  {target}", rows)
+    daemon.stop()
+
+
+def replays(options):
+    """Graphs of many processes: whether those that are guarded are slower than plain ones differ among each other."""
+    daemon = Daemon()
+    children = [start(daemon, options, f"{way} {i}", way) for i in range(options.processes) for way in ("off", options.dedup)]
+    ask_all(children, "load", model_of(options, "1b"), "to")
+    prepared = ask_all(children, "prepare")
+    expect(prepared[0] and all(one == prepared[0] for one in prepared), f"replays: other tokens: {prepared}")
+    rows = {}
+    for kind in ("not yet sealed", "sealed"):
+        rows[kind] = [statistics.median(times) for times in zip(*stretches(children, "graph", options.pairs))]
+        since = time.perf_counter()
+        while kind == "not yet sealed" and time.perf_counter() - since < 12:
+            ask_all(children, "stretch", "graph")
+    for kind, medians in rows.items():
+        plain, guarded = sorted(medians[0::2]), sorted(medians[1::2])
+        drawn = sorted(statistics.median(random.choices(plain, k=len(plain))) / statistics.median(random.choices(guarded, k=len(guarded)))
+                       for _ in range(N_RESAMPLES))
+        say(f"replays, {kind}: x {statistics.median(plain) / statistics.median(guarded):.4f} ({drawn[N_RESAMPLES // 40]:.4f} .. "
+            f"{drawn[-N_RESAMPLES // 40]:.4f}); ms of plain processes {', '.join(f'{ms:.3f}' for ms in plain)}; of guarded "
+            f"{', '.join(f'{ms:.3f}' for ms in guarded)}")
+    explain(daemon, children[1:2], "replays")
     for child in children:
         child.end()
     daemon.stop()
 
 
 def speed(options):
-    measure_speed(options, "speed", (1, 1, 1), "[>= 0.997]")
+    measure_speed(options, "speed", (1, 1, 1, 1), "[>= 0.997]")
 
 
 def alone(options):
-    measure_speed(options, "alone", (1, 1), "[>= 0.998]")
+    measure_speed(options, "alone", (1, 1, 1), "[>= 0.998]")
 
 
 def unseal(options):
@@ -373,7 +417,7 @@ def unseal(options):
     daemon.stop()
 
 
-MEASURE = {"share": share, "speed": speed, "alone": alone, "unseal": unseal}
+MEASURE = {"share": share, "speed": speed, "alone": alone, "replays": replays, "unseal": unseal}
 
 
 def copy_tables(names):
@@ -396,7 +440,9 @@ def main():
     parser.add_argument("--only", default=",".join(MEASURE))
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--loader", default="map", choices=("map", "to"))
-    parser.add_argument("--pairs", type=int, default=60)
+    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--processes", type=int, default=6, help="of replays: so many plain ones, and so many guarded")
     parser.add_argument("--dedup", default="auto", choices=("auto", "observed"))
     parser.add_argument("--folder", default=os.path.join(tempfile.gettempdir(), "glake-auto"))
     parser.add_argument("--child", action="store_true")

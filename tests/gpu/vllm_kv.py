@@ -82,6 +82,7 @@ def rounds(engines, is_busy, n):
         times, per_gib = [ms for _, ms in rows], [ms / mib * 1024 for mib, ms in rows]
         mib = sum(mib for mib, _ in rows)
         row(f"{name}: KV memory that came", f"{mib} MiB in {len(rows)} times, {sum(times) / mib * 1024:.2f} ms/GiB over all")
+        row(f"{name}: the longest", ", ".join(f"{mib} MiB in {ms:.1f} ms" for mib, ms in sorted(rows, key=lambda one: -one[1])[:5]))
         row(f"{name}: one time", f"p50 {percentile(times, 0.5):.2f} ms, p99 {percentile(times, 0.99):.2f} ms")
         row(f"{name}: ms/GiB", f"p50 {percentile(per_gib, 0.5):.2f}, p99 {percentile(per_gib, 0.99):.2f}")
         whole = gibs(rows)
