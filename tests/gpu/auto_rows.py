@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What two programs of each kind share by themselves, with tables of readers, and why not more.
 
-    python3 tests/gpu/auto_rows.py [--table FILE[,FILE]] [--only llama.cpp,vllm,vllm-graphs,cupy,jax,jax-arena,pipeline]
+    python3 tests/gpu/auto_rows.py [--table FILE[,FILE]] [--only llama.cpp,vllm,vllm-graphs,cupy,jax,jax-arena,pipeline,training]
                                    [--learn 120] [--out NAME.readers] [--dedup auto]
 
     llama.cpp     random weights of 0.9 GB, all layers on the GPU ($LLAMA_CPP, as sleep.py has it)
@@ -9,6 +9,7 @@
     vllm-graphs   the same with CUDA graphs
     cupy, jax     inference of an MLP; jax has an allocation for each array, jax-arena XLA's own allocator
     pipeline      a text encoder, a UNet and a decoder of images, in half precision, as diffusers has them
+    training      a Llama that is evaluated all the time, and then trained
 
 A plain process says what is right. Then two under --dedup=auto have to say the same all the time, while they become one. With
 --learn, `glake learn` makes a table of the kind first, in at most so many seconds, and the packaged table is not needed.
@@ -34,7 +35,7 @@ HALF_PRECISION_SIDE = 64
 LEARN_TURNS = 6
 
 
-# ---- what runs: each function returns the bytes of its weights, and what a turn does ---------------
+# ---- what runs: each function returns the bytes of its weights, what a turn does, and perhaps what comes last ----
 
 def llama_cpp():
     from sleep import Worker
@@ -108,6 +109,30 @@ def pipeline():
     return sum(p.nbytes for part in parts for p in part.parameters()), turn
 
 
+def training():
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+    torch.zeros(1, device="cuda")
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(1)
+    model = LlamaForCausalLM(LlamaConfig(hidden_size=2048, intermediate_size=5632, num_hidden_layers=4, num_attention_heads=32,
+                                         num_key_value_heads=4, vocab_size=32000)).to(torch.bfloat16).to("cuda")
+    tokens = torch.arange(2 * 128, device="cuda").reshape(2, 128)
+
+    def evaluate():
+        with torch.no_grad():
+            return model.eval()(tokens, use_cache=False).logits.float().cpu().numpy().tobytes()
+
+    def train():
+        optimizer = torch.optim.AdamW(model.train().parameters(), lr=1e-4)
+        for _ in range(5):
+            model(tokens, labels=tokens, use_cache=False).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return evaluate() + b"".join(p.detach().float().cpu().numpy().tobytes() for p in model.parameters())
+    return sum(p.nbytes for p in model.parameters()), evaluate, train
+
+
 #: name: environment variables and modules that it needs, what it is run with, the function
 KINDS = {
     "llama.cpp": (("LLAMA_CPP",), (), {}, llama_cpp),
@@ -117,27 +142,35 @@ KINDS = {
     "jax": ((), ("jax",), {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, jax),
     "jax-arena": ((), ("jax",), {"XLA_PYTHON_CLIENT_MEM_FRACTION": ".1"}, jax),
     "pipeline": ((), ("torch",), {}, pipeline),
+    "training": ((), ("transformers",), {}, training),
 }
 #: kernels are chosen the same way each time, and launched one by one where they are learned
 ALWAYS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "HF_HUB_OFFLINE": "1"}
 XLA = {False: "--xla_gpu_autotune_level=0", True: "--xla_gpu_autotune_level=0 --xla_gpu_enable_command_buffer="}
 
 
+def digest(content):
+    return hashlib.sha256(bytes(content)).hexdigest()[:16]
+
+
 class Program:
     def load(self, kind):
-        n_bytes, self.step = KINDS[kind][3]()
+        n_bytes, self.step, *self.last = KINDS[kind][3]()
         return {"bytes": n_bytes, "digest": self.turn()}
 
     def turn(self):
-        return hashlib.sha256(bytes(self.step())).hexdigest()[:16]
+        return digest(self.step())
+
+    def end(self):
+        return [digest(function()) for function in self.last]
 
 
 def learn_here(kind):
     """In a process of `glake learn`. A context that is lost cannot be torn down."""
     try:
-        _, step = KINDS[kind][3]()
+        _, step, *_ = KINDS[kind][3]()
         learn.settle()
-        digests = {hashlib.sha256(bytes(step())).hexdigest()[:16] for _ in range(LEARN_TURNS)}
+        digests = {digest(step()) for _ in range(LEARN_TURNS)}
         print(f"# digests {digests}, {learn.n_looked_at()} launches looked at", flush=True)
     except BaseException:
         import traceback
@@ -175,7 +208,7 @@ def measure(daemon, kind, options, readers):
     environment = {**ALWAYS, **KINDS[kind][2], "XLA_FLAGS": XLA[False], "GLAKE_READERS": readers}
     command = [SELF, "--child"]
     plain = Child(daemon, f"{kind}, plain", command, shim=False, environment=environment)
-    want = plain.ask("load", kind)
+    want, want_last = plain.ask("load", kind), plain.ask("end")
     plain.end()
     children = [Child(daemon, f"{kind} {i}", command, environment=environment, options=(f"--dedup={options.dedup}",))
                 for i in range(2)]
@@ -198,6 +231,11 @@ def measure(daemon, kind, options, readers):
     auto.say(f"{kind}: {n_bytes >> 20} MiB of weights, {sealed} sealed, {copies:.3f} copies; {n_turns} turns of both, "
              f"{time.perf_counter() - begin:.0f} s")
     auto.explain(daemon, children, kind)
+    last = ask_all(children, "end")
+    expect(all(one == want_last for one in last), f"{kind}: {last} in the end, plain said {want_last}")
+    if want_last:
+        private = sum(row["sealed_bytes"] >> 20 for row in auto.rows_of(daemon, pids))
+        auto.say(f"{kind}: the same in the end, {private} MiB of both sealed then")
     for child in children:
         child.end()
 
