@@ -44,8 +44,6 @@ def llama_cpp():
 
 
 def vllm(mode):
-    sys.path[:0] = [os.environ["KIT_SITE"], os.environ["KIT"]]
-    os.environ["VLLM_PLUGINS"] = ""
     import kitlib
     parser = argparse.ArgumentParser()
     kitlib.add_arguments(parser, util=0.1, sleep=False)
@@ -188,12 +186,19 @@ def is_there(kind):
     return all(os.path.exists(os.environ.get(name, "")) for name in variables) and all(map(importlib.util.find_spec, modules))
 
 
+def environment_of(daemon, kind, **more):
+    """vLLM asks other processes about models."""
+    paths = [os.environ.get(name, "") for name in ("KIT_SITE", "KIT")] if kind.startswith("vllm") else []
+    return {**ALWAYS, **KINDS[kind][2], "VLLM_PLUGINS": "",
+            "PYTHONPATH": os.pathsep.join([*paths, daemon.environment["PYTHONPATH"]]), **more}
+
+
 def make_table(daemon, kind, options, folder):
     """Its path; "": none was made."""
     path = os.path.join(folder, f"{kind}.readers")
     command = [os.path.join(ROOT, "bin", "glake"), "learn", "--socket", daemon.socket, f"--out={path}", f"--state={path}.state",
                "--runs=40", "--seconds=200", "--least=4", f"--for={kind}, as learned", "--", sys.executable, SELF, "--learn-child", kind]
-    environment = {**daemon.environment, **ALWAYS, **KINDS[kind][2], "XLA_FLAGS": XLA[True], "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    environment = {**daemon.environment, **environment_of(daemon, kind, XLA_FLAGS=XLA[True])}
     begin = time.perf_counter()
     code, text = learn.run_for(command, environment, options.learn)
     auto.say(learn.describe(f"{kind}, learned", code, text, time.perf_counter() - begin))
@@ -205,7 +210,7 @@ def make_table(daemon, kind, options, folder):
 
 
 def measure(daemon, kind, options, readers):
-    environment = {**ALWAYS, **KINDS[kind][2], "XLA_FLAGS": XLA[False], "GLAKE_READERS": readers}
+    environment = environment_of(daemon, kind, XLA_FLAGS=XLA[False], GLAKE_READERS=readers)
     command = [SELF, "--child"]
     plain = Child(daemon, f"{kind}, plain", command, shim=False, environment=environment)
     want, want_last = plain.ask("load", kind), plain.ask("end")

@@ -15,7 +15,9 @@ PATIENCE_SECONDS = 300
 
 
 def serve(program):
-    """In the process. A line is a method's name and its arguments, as JSON."""
+    """In the process. A line is a method's name and its arguments, as JSON. What else is printed goes to stderr."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     for line in sys.stdin:
         name, *arguments = json.loads(line)
         try:
@@ -24,7 +26,7 @@ def serve(program):
             import traceback
             traceback.print_exc()
             answer = {"error": f"{type(error).__name__}: {error}"[:1000]}
-        print(json.dumps(answer), flush=True)
+        print(json.dumps(answer), file=out, flush=True)
     # A context that is lost cannot be torn down.
     os._exit(0)
 
