@@ -4,7 +4,7 @@
     python3 tests/gpu/auto_rows.py [--table FILE[,FILE]] [--only llama.cpp,vllm,vllm-graphs,cupy,jax,jax-arena,pipeline,training]
                                    [--learn 120] [--out NAME.readers] [--dedup auto]
 
-    llama.cpp     random weights of 0.9 GB, all layers on the GPU ($LLAMA_CPP, as sleep.py has it)
+    llama.cpp     random weights of 0.4 GB, all layers on the GPU ($LLAMA_CPP, as sleep.py has it)
     vllm          a Llama of 1 B parameters in a real vLLM without glake's plugin ($KIT, $KIT_SITE); eager
     vllm-graphs   the same with CUDA graphs
     cupy, jax     inference of an MLP; jax has an allocation for each array, jax-arena XLA's own allocator
@@ -30,7 +30,8 @@ from child import Child, ask_all, serve
 from run import ROOT, Daemon, expect, failures
 
 SELF = os.path.abspath(__file__)
-HALF_PRECISION_SIDE = 64
+SIDE = 64
+LLAMA_LAYERS = 4
 #: of a program that learns: each is run alone
 LEARN_TURNS = 6
 
@@ -39,8 +40,8 @@ LEARN_TURNS = 6
 
 def llama_cpp():
     from sleep import Worker
-    model = {"hidden": 2048, "inter": 5632, "layers": 10}
-    return 2 * (10 * (4 * 2048 * 2048 + 3 * 2048 * 5632) + 2 * 1024 * 2048), Worker.make_llama(None, **model)
+    model = {"hidden": 2048, "inter": 5632, "layers": LLAMA_LAYERS}
+    return 2 * (LLAMA_LAYERS * (4 * 2048 * 2048 + 3 * 2048 * 5632) + 2 * 1024 * 2048), Worker.make_llama(None, **model)
 
 
 def vllm(mode):
@@ -93,14 +94,13 @@ def pipeline():
     decoder = torch.nn.Sequential(torch.nn.ConvTranspose2d(3, 256, 4, 2, 1), torch.nn.SiLU(), torch.nn.Conv2d(256, 3, 3, padding=1))
     parts = [part.half().eval().to("cuda") for part in (encoder, shown, Unet((128, 320, 640, 1280)), decoder)]
     encoder, shown, unet, decoder = parts
-    side = HALF_PRECISION_SIDE
 
     def turn():
         with torch.no_grad():
             generator = torch.Generator("cuda").manual_seed(1)
             text = shown(encoder(torch.randn(1, 77, 1280, device="cuda", generator=generator).half()))
-            image = torch.randn(1, 3, side, side, device="cuda", generator=generator).half()
-            image = image + text.mean(1).reshape(1, 3, 8, 8).repeat(1, 1, side // 8, side // 8)
+            image = torch.randn(1, 3, SIDE, SIDE, device="cuda", generator=generator).half()
+            image = image + text.mean(1).reshape(1, 3, 8, 8).repeat(1, 1, SIDE // 8, SIDE // 8)
             for _ in range(3):
                 image = image - 0.1 * unet(image)
             return decoder(image).clamp(-1, 1).float().cpu().numpy().tobytes()
@@ -142,9 +142,11 @@ KINDS = {
     "pipeline": ((), ("torch",), {}, pipeline),
     "training": ((), ("transformers",), {}, training),
 }
-#: kernels are chosen the same way each time, and launched one by one where they are learned
+#: kernels are chosen the same way each time
 ALWAYS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "HF_HUB_OFFLINE": "1"}
-XLA = {False: "--xla_gpu_autotune_level=0", True: "--xla_gpu_autotune_level=0 --xla_gpu_enable_command_buffer="}
+XLA = "--xla_gpu_autotune_level=0"
+#: kernels are launched one by one where they are learned
+ALONE = {"XLA_FLAGS": XLA + " --xla_gpu_enable_command_buffer=", "GGML_CUDA_DISABLE_GRAPHS": "1"}
 
 
 def digest(content):
@@ -198,7 +200,7 @@ def make_table(daemon, kind, options, folder):
     path = os.path.join(folder, f"{kind}.readers")
     command = [os.path.join(ROOT, "bin", "glake"), "learn", "--socket", daemon.socket, f"--out={path}", f"--state={path}.state",
                "--runs=40", "--seconds=200", "--least=4", f"--for={kind}, as learned", "--", sys.executable, SELF, "--learn-child", kind]
-    environment = {**daemon.environment, **environment_of(daemon, kind, XLA_FLAGS=XLA[True])}
+    environment = {**daemon.environment, **environment_of(daemon, kind, **ALONE)}
     begin = time.perf_counter()
     code, text = learn.run_for(command, environment, options.learn)
     auto.say(learn.describe(f"{kind}, learned", code, text, time.perf_counter() - begin))
@@ -210,7 +212,7 @@ def make_table(daemon, kind, options, folder):
 
 
 def measure(daemon, kind, options, readers):
-    environment = environment_of(daemon, kind, XLA_FLAGS=XLA[False], GLAKE_READERS=readers)
+    environment = environment_of(daemon, kind, XLA_FLAGS=XLA, GLAKE_READERS=readers)
     command = [SELF, "--child"]
     plain = Child(daemon, f"{kind}, plain", command, shim=False, environment=environment)
     want, want_last = plain.ask("load", kind), plain.ask("end")
@@ -268,7 +270,7 @@ def main():
                 continue
             try:
                 learned = make_table(daemon, kind, options, options.out or folder) if options.learn else ""
-                measure(daemon, kind, options, auto.copy_tables(",".join(filter(None, (learned, options.table)))))
+                measure(daemon, kind, options, auto.copy_tables(",".join(filter(None, (options.table, learned)))))
             except Exception as error:
                 expect(False, f"{kind}: {type(error).__name__}: {error}")
     daemon.stop()

@@ -22,7 +22,7 @@ logger = logging.getLogger("vllm.glake")
 
 #: Between two looks whether work has ended
 _LOOK_S = (0.0005, 0.02)
-#: No memory: asked for again so much later, from the first to the last time in a row
+#: No memory, or not for all: asked for again so much later; each time in a row that nothing came, twice as much
 _AGAIN_S = (0.02, 0.25)
 #: So many steps are asked for at the same time
 _AT_ONCE = 2
@@ -246,8 +246,9 @@ class Steps:
         if self._n_came:
             logger.debug("glake: %d KV steps of %d MiB came in %.2f ms", self._n_came,
                          self._elastic.chunk_bytes * self._elastic.lanes >> 20, 1000 * (self._came_at - self._wanted_at))
+        is_vain = self._is_short and not self._n_came
         self._not_before = time.monotonic() + self._again_s if self._is_short else 0.0
-        self._again_s = min(2 * self._again_s, _AGAIN_S[1]) if self._is_short else _AGAIN_S[0]
+        self._again_s = min(2 * self._again_s, _AGAIN_S[1]) if is_vain else _AGAIN_S[0]
         self._n_came, self._is_short = 0, False
 
 
