@@ -47,7 +47,7 @@ static void add_block(struct walk *walk, Glake__Wire__LayoutInfo *row, const str
 {
 	const struct block_layout *layout = &block->layout;
 	row->unshared_bytes += block->chunk.bytes;
-	if (!layout->is_looked_at || layout->is_left_out) {
+	if (layout->state != LAYOUT_SEEN) {
 		return;
 	}
 	row->looked_bytes += block->chunk.bytes;

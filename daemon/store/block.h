@@ -64,13 +64,17 @@ enum block_state {
 	BLOCK_N_STATES,
 };
 
-/* The parts of a block that may be elsewhere, at another offset (prints.h). */
+enum layout_state {
+	LAYOUT_UNSEEN,
+	LAYOUT_SEEN,
+	LAYOUT_LEFT_OUT, /* seen: the block has prints, and no room for them */
+};
+
+/* The parts of a block that may be elsewhere, at another offset (prints.h). A block is looked at once. */
 struct block_layout {
-	struct block_print
-		*prints; /* owned by the store's table; NULL: none, or not looked at yet */
+	struct block_print *prints; /* owned by the store's table; NULL: none are known */
 	uint32_t n_prints;
-	bool is_looked_at; /* not again */
-	bool is_left_out;  /* the block has prints, and no room for them */
+	enum layout_state state;
 	uint64_t varied_bytes;
 	uint64_t mark; /* prints_mark() */
 };
@@ -106,8 +110,9 @@ struct block {
 	struct parking_wait parking; /* while PARKING; its link while ROOMLESS, too */
 	struct user *maker;       /* owned reference; who pays for its place there. NULL: glaked */
 	struct user_charge place; /* for that, while PARKING or PARKED */
-	bool is_noted;            /* the watch knows it */
-	bool is_published;        /* without users and manifests it is cache */
+	/* Facts that do not depend on each other. */
+	bool is_noted;     /* the watch knows it */
+	bool is_published; /* without users and manifests it is cache */
 	bool was_shared; /* the block has had two users at a time; not known of an earlier glaked's */
 	bool is_suspect; /* other bytes had its digest: the patrol looks at it first */
 	struct block_layout layout;

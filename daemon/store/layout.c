@@ -64,7 +64,7 @@ static void on_gone(struct mover_job *job)
 /* Only published blocks are looked at: a block that glaked has loaded lies as in its file, and who loads it so shares it. */
 static bool is_wanted(const struct block *block)
 {
-	return !block->layout.is_looked_at && block->n_users > 0 && block->is_published &&
+	return block->layout.state == LAYOUT_UNSEEN && block->n_users > 0 && block->is_published &&
 	       block->state == BLOCK_SHARED;
 }
 

@@ -66,8 +66,7 @@ int prints_add(struct prints *prints, struct block *block, const uint64_t *value
 {
 	struct block_layout *layout = &block->layout;
 	const uint64_t room = room_for(prints, block->realm);
-	layout->is_looked_at = true;
-	layout->is_left_out = n > 0;
+	layout->state = n > 0 ? LAYOUT_LEFT_OUT : LAYOUT_SEEN;
 	n = n < room ? n : (size_t)room;
 	layout->varied_bytes = varied_bytes < block->content_bytes ? varied_bytes
 	                                                           : block->content_bytes;
@@ -89,7 +88,7 @@ int prints_add(struct prints *prints, struct block *block, const uint64_t *value
 		}
 	}
 	layout->n_prints = (uint32_t)n;
-	layout->is_left_out = false;
+	layout->state = LAYOUT_SEEN;
 	prints->n += layout->n_prints;
 	block->realm->n_prints += layout->n_prints;
 	return 0;

@@ -198,8 +198,8 @@ START_TEST(a_realm_has_its_share)
 	ck_assert_uint_eq(first->layout.n_prints, PRINTS_MAX / 2);
 	struct block *more = new_block(&realms[0], 0, 1ull << 40, 10);
 	ck_assert_uint_eq(more->layout.n_prints, 0);
-	ck_assert(more->layout.is_looked_at && more->layout.is_left_out);
-	ck_assert(!first->layout.is_left_out);
+	ck_assert_int_eq(more->layout.state, LAYOUT_LEFT_OUT);
+	ck_assert_int_eq(first->layout.state, LAYOUT_SEEN);
 	struct block *other = new_block(&realms[1], 0, 1, PRINTS_MAX);
 	ck_assert_uint_eq(other->layout.n_prints, PRINTS_MAX / 4);
 	ck_assert_uint_eq(prints.n, PRINTS_MAX / 4 * 3);
