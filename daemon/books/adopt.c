@@ -388,7 +388,7 @@ static bool add_manifest(struct arrival *arrival, const Glake__State__Model *bod
 static bool set_flags(struct model *model, const Glake__State__Model *body)
 {
 	model->is_pinned = body->is_pinned;
-	model->is_published = body->is_published;
+	model->key.is_published = body->is_published;
 	model->is_in_log = body->is_in_log;
 	model->content_bytes = body->content_bytes;
 	model->manifest = body->manifest;

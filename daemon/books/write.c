@@ -174,7 +174,7 @@ static void write_model(void *user, const struct model *model, bool is_new)
 	body.has_user = model->charge.of_user.n > 0;
 	body.user = body.has_user ? model->charge.user->uid : 0;
 	body.is_pinned = model->is_pinned;
-	body.is_published = model->is_published;
+	body.is_published = model->key.is_published;
 	body.is_hidden = !model_is_found(model);
 	body.is_in_log = model->is_in_log;
 	body.has_reload_reason = model->reload_reason != NULL;
@@ -192,7 +192,7 @@ static void write_model(void *user, const struct model *model, bool is_new)
 
 static void delete_model(void *user, const struct model *model)
 {
-	if (model->is_noted) {
+	if (model_is_complete(model)) {
 		journal_delete(user, BOOKS_MODEL, model->id);
 	}
 	journal_delete(user, BOOKS_MANIFEST, model->manifest);

@@ -688,7 +688,7 @@ static void describe_model(const struct session *session, const struct model *mo
 	row->n_open = is_complete ? model->n_holders : 0;
 	row->pinned = model->is_pinned;
 	row->reload_reason = (char *)(model->reload_reason ? model->reload_reason : "");
-	row->is_published = model->is_published;
+	row->is_published = model->key.is_published;
 	row->idle_ms = model->n_holders == 0 ? age_ms(session, model->idle.since_ms) : 0;
 }
 

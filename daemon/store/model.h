@@ -103,7 +103,6 @@ struct model {
 	struct device *device; /* borrowed */
 	enum model_state state;
 	bool is_pinned;
-	bool is_published;
 	bool is_in_log; /* the log has a line about its load, and will have one about its eviction */
 	uint32_t n_holders;
 	struct load *load; /* borrowed; while LOADING or ASIDE */
@@ -122,7 +121,6 @@ struct model {
 	struct file_id *files; /* owned */
 	uint64_t manifest;     /* the id of its manifest for store.watch; 0: none of it is noted */
 	size_t n_noted;        /* of the tensors */
-	bool is_noted;         /* store.watch knows of the model */
 	struct model_parts parts; /* as store_look_at_parts() last found them */
 	struct model_parts parts_so_far;
 	size_t parts_place;       /* the next place */

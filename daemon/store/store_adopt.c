@@ -80,7 +80,7 @@ int store_finish_adopted(struct store *store, struct model *model, struct block 
 		r = hide_adopted(model);
 		state = MODEL_HIDDEN;
 	}
-	model->key = model->is_published
+	model->key = model->key.is_published
 	                     ? store_published_key(model->realm, model->device, model->name)
 	                     : store_model_key(model->realm, model->device, model->files,
 	                                       model->n_files);
@@ -97,7 +97,6 @@ int store_finish_adopted(struct store *store, struct model *model, struct block 
 	}
 	charge_refund(&model->charge);
 	model->charge = tenant_charge_adopted(payer, 0, 0, 0, model->manifest_bytes);
-	model->is_noted = true;
 	model->n_noted = model->n_tensors;
 	for (size_t i = 0; i < model->n_blocks; i++) {
 		model->blocks[i].block = blocks[i];

@@ -69,7 +69,6 @@ bool store_demote(struct store *store, struct model *model, uint64_t *freed_byte
 	store_note_model_gone(store, model);
 	model->manifest = 0;
 	model->n_noted = 0;
-	model->is_noted = false;
 	store_model_leave_idle(store, model);
 	enter_demoted(store, model);
 	*freed_bytes_out = store_leave_blocks(store, model);

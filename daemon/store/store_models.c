@@ -316,7 +316,7 @@ uint64_t store_remove_model(struct store *store, struct model *model)
 
 bool store_is_for_users_only(const struct model *model)
 {
-	return (model->is_published && !model_is_found(model)) || store_has_unparked(model);
+	return (model->key.is_published && !model_is_found(model)) || store_has_unparked(model);
 }
 
 void store_unhold_model(struct store *store, struct model *model, int32_t priority)

@@ -9,7 +9,6 @@ struct model *store_new_draft(struct store *store, struct realm *realm, struct d
 {
 	struct model *draft = store_new_model(store, realm, device, payer, key);
 	if (draft) {
-		draft->is_published = true;
 		draft->key = store_published_key(realm, device, key);
 	}
 	return draft;

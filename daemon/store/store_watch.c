@@ -11,7 +11,7 @@ void store_note_block(const struct store *store, const struct block *block)
 
 void store_note_model(const struct store *store, const struct model *model)
 {
-	if (store->watch && model->is_noted) {
+	if (store->watch && model_is_complete(model)) {
 		store->watch->model(store->watcher, model, false);
 	}
 }
@@ -42,7 +42,6 @@ void store_note_new_model(struct store *store, struct model *model)
 	if (!model->manifest) {
 		model->manifest = ++store->last_id;
 	}
-	model->is_noted = true;
 	store->watch->model(store->watcher, model, true);
 }
 
@@ -63,7 +62,7 @@ void store_note_all(struct store *store)
 	}
 	list_for_each (model, &store->model_list, link) {
 		store_note_draft(store, model);
-		if (model->is_noted) {
+		if (model_is_complete(model)) {
 			store->watch->model(store->watcher, model, true);
 		}
 	}
