@@ -389,7 +389,7 @@ static void on_taken(void *user, enum status status, struct extent *extent)
 		making->i_node++;
 		ask_node(making);
 	} else if (making->full_nodes && copies->n_forgetting > 0) {
-		making->is_waiting = true;
+		making->state = MAKING_SHORT;
 	} else if (making->full_nodes && copies_make_room(copies, making->full_nodes)) {
 		take(making);
 	} else {
@@ -400,8 +400,7 @@ static void on_taken(void *user, enum status status, struct extent *extent)
 void copies_look_for_room(struct copies *copies)
 {
 	struct copy_making *making = copies->taking;
-	if (making && making->is_waiting) {
-		making->is_waiting = false;
+	if (making && making->state == MAKING_SHORT) {
 		take(making);
 	}
 }
@@ -449,13 +448,12 @@ static struct copy_making *make_block(struct copies *copies, struct block *block
                                       struct tenant *payer)
 {
 	bool is_damaged = block->state == BLOCK_DAMAGED;
-	const struct copy *other = find_private(copies, block);
 	const struct copy_wanted wanted = {
 		.realm = block->realm,
 		.digest = is_damaged ? NULL : &block->key.digest,
 		.content_bytes = is_damaged ? block->chunk.bytes : block->content_bytes,
 		.bytes = block->chunk.bytes,
-		.is_found = block->state == BLOCK_SHARED && !other,
+		.is_found = block->state == BLOCK_SHARED && !find_private(copies, block),
 		.is_of_block = true,
 	};
 	struct copy_making *making = making_new(copies, &wanted, payer);
@@ -463,7 +461,6 @@ static struct copy_making *make_block(struct copies *copies, struct block *block
 		making->block = block;
 		making->device = location_device(block->chunk.at);
 		making->fd = block->chunk.fd;
-		making->is_likely = other != NULL;
 		store_begin_compare(block);
 	}
 	return making;
@@ -488,7 +485,6 @@ static struct copy_making *make_chunk(struct copies *copies, struct copy_order *
 	if (making) {
 		making->owner = order;
 		making->past = past_of(copies, order);
-		making->is_likely = copies->expects_same || (making->past && !copies->expects_new);
 		making->device = order->chunk.device;
 		making->fd = order->chunk.fd;
 	}
@@ -522,12 +518,15 @@ static bool find_or_refuse(struct copies *copies, struct copy_order *order)
 
 static void start(struct copy_making *making)
 {
-	if (!making->is_likely) {
-		take(making);
-	} else if (making->block) {
+	struct copies *copies = making->copies;
+	if (making->block && find_private(copies, making->block)) {
 		making_meet(making);
-	} else {
+	} else if (!making->block &&
+	           (copies->expects_same || (making->past && !copies->expects_new))) {
+		/* The chunk probably needs no copy of its own. */
 		making_look(making);
+	} else {
+		take(making);
 	}
 }
 
@@ -666,6 +665,7 @@ static void give_up(struct copy_making *making)
 	}
 	switch (making->state) {
 	case MAKING_TAKING:
+	case MAKING_SHORT:
 	case MAKING_BEHIND:
 	case MAKING_QUEUED:
 		making_drop(making);

@@ -86,6 +86,7 @@ void copies_note(const struct copies *copies, const struct copy *copy);
  */
 enum making_state {
 	MAKING_TAKING,    /* it looks for an extent, one at a time: copies.taking */
+	MAKING_SHORT,     /* the same, until chunks are forgotten that take up the room */
 	MAKING_WRITING,   /* the mover copies it */
 	MAKING_LOOKING,   /* the mover digests it */
 	MAKING_BEHIND,    /* the copy with its digest is on its way */
@@ -109,7 +110,6 @@ struct copy_making {
 	int fd;
 	bool is_ordered;
 	bool has_digest; /* the copy's key: else it is as what was written */
-	bool is_likely;  /* the chunk probably needs no copy of its own */
 	bool has_looked;
 	bool is_written; /* only the digest is new */
 	struct digest
@@ -117,8 +117,7 @@ struct copy_making {
 	struct tenant *payer; /* while nobody has the copy: of an order that waits, or the cache */
 	struct list waiting;  /* of copy_order.link */
 
-	struct extents_request *request; /* while TAKING, unless: */
-	bool is_waiting;                 /* for chunks that are being forgotten */
+	struct extents_request *request; /* while TAKING */
 	size_t i_node;                   /* the node that was asked last */
 	uint64_t full_nodes;             /* nodes that have no room, but would have without cache */
 	size_t i_refused;                /* the node of the next */
