@@ -345,12 +345,12 @@ static void on_config_read(uv_work_t *work, int status)
 	} else {
 		take_config(server, reload->config, mover_path);
 	}
-	server->is_reloading = false;
+	bool again = server->reload == RELOAD_AGAIN;
+	server->reload = RELOAD_NONE;
 	free(reload->path);
 	free(reload);
 	notify_ready(NULL);
-	if (server->reload_again) {
-		server->reload_again = false;
+	if (again) {
 		start_reload(server);
 	}
 }
@@ -358,8 +358,8 @@ static void on_config_read(uv_work_t *work, int status)
 /* One at a time. A signal that comes meanwhile may be for a newer file, so read again afterwards. */
 static void start_reload(struct server *server)
 {
-	if (server->is_reloading) {
-		server->reload_again = true;
+	if (server->reload != RELOAD_NONE) {
+		server->reload = RELOAD_AGAIN;
 		return;
 	}
 	struct reload *reload = calloc(1, sizeof(*reload));
@@ -373,7 +373,7 @@ static void start_reload(struct server *server)
 	notify_reloading();
 	reload->server = server;
 	reload->path = path;
-	server->is_reloading = true;
+	server->reload = RELOAD_READS;
 	uv_queue_work(&server->loop, &reload->work, read_config, on_config_read);
 }
 
@@ -719,8 +719,8 @@ static void close_parts(struct server *server)
 		stock_drain(&server->allocator.stocks[i]);
 	}
 	owners_close(server->owners);
-	while (workers_are_busy(server) || server->is_reloading || owners_is_busy(server->owners) ||
-	       server->rpc.drain.is_busy) {
+	while (workers_are_busy(server) || server->reload != RELOAD_NONE ||
+	       owners_is_busy(server->owners) || server->rpc.drain.is_busy) {
 		uv_run(&server->loop, UV_RUN_ONCE);
 	}
 	drain_close(&server->rpc.drain);

@@ -50,6 +50,13 @@ enum server_state {
 	SERVER_STOPPED,
 };
 
+/* The configuration is being read again. */
+enum reload_state {
+	RELOAD_NONE,
+	RELOAD_READS,
+	RELOAD_AGAIN, /* and must be read once more after that */
+};
+
 struct server {
 	uv_loop_t loop;
 	struct fdstore *fdstore; /* owned */
@@ -86,8 +93,7 @@ struct server {
 	char lacking[512];         /* why there are no devices */
 	bool is_left;              /* to the next glaked */
 	bool is_paused;            /* the listener, for the owners */
-	bool is_reloading;         /* the config is being read again */
-	bool reload_again;         /* the configuration must be read once more after that */
+	enum reload_state reload;
 
 	uv_timer_t
 		tick; /* once a second: stocks, greetings that never came, NVML, the status line */

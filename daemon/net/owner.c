@@ -54,6 +54,12 @@ struct lookup {
 	int n_owners; /* < 0: unknown */
 };
 
+enum turn_state {
+	TURN_NONE,
+	TURN_RUNS,
+	TURN_STALE, /* it runs, and nobody wants any more what it finds */
+};
+
 struct owners {
 	uv_loop_t *loop; /* borrowed */
 	owner_fn on_known;
@@ -64,13 +70,11 @@ struct owners {
 	struct list waiting;
 	unsigned n_waiting;
 	const struct line *full; /* the last that got its share */
-	bool is_closed;
 	struct log_limit log_limit;
 
 	/* The turn that is running; its thread writes this until it ends. */
 	uv_work_t work;
-	bool is_busy;
-	bool is_stale; /* owners_forget() was called after its start */
+	enum turn_state turn;
 	struct lookup lookups[TURN_LOOKUPS];
 	unsigned n_wanted;
 	unsigned n_done;
@@ -192,13 +196,19 @@ static void remember(struct owners *owners, uid_t uid, uid_t owner)
 	forget_beyond_share(owners, known->line);
 }
 
+/* Leave the turn that runs to itself. */
+static void end_turn(struct owners *owners)
+{
+	owners->turn = owners->turn == TURN_NONE ? TURN_NONE : TURN_STALE;
+}
+
 void owners_forget(struct owners *owners)
 {
 	while (owners->known) {
 		forget(owners, owners->known);
 	}
 	lines_forget_ranges(&owners->lines);
-	owners->is_stale = true;
+	end_turn(owners);
 }
 
 /* ---- who waits ------------------------------------------------------------------------------- */
@@ -274,8 +284,7 @@ static void learn_ranges(struct owners *owners)
 static void on_looked_up(uv_work_t *work, int status)
 {
 	struct owners *owners = container_of(work, struct owners, work);
-	owners->is_busy = false;
-	if (!owners->is_closed && !owners->is_stale) {
+	if (owners->turn == TURN_RUNS) {
 		learn_ranges(owners);
 		for (unsigned i = 0; i < owners->n_done; i++) {
 			remember(owners, owners->lookups[i].uid, owners->lookups[i].owner);
@@ -283,6 +292,7 @@ static void on_looked_up(uv_work_t *work, int status)
 		}
 	}
 	free(ptr_steal(owners->ranges));
+	owners->turn = TURN_NONE;
 	start(owners);
 }
 
@@ -313,14 +323,13 @@ static void want(struct owners *owners, const struct line *line)
 /* Start the next turn, if somebody waits. */
 static void start(struct owners *owners)
 {
-	struct line *line = owners->is_busy ? NULL : lines_next(&owners->lines);
+	struct line *line = owners->turn == TURN_NONE ? lines_next(&owners->lines) : NULL;
 	if (!line) {
 		return;
 	}
 	want(owners, line);
 	owners->wants_ranges = !line_is_of_owner(line);
-	owners->is_busy = true;
-	owners->is_stale = false;
+	owners->turn = TURN_RUNS;
 	uv_queue_work(owners->loop, &owners->work, look_up, on_looked_up);
 }
 
@@ -431,7 +440,7 @@ int owners_new(uv_loop_t *loop, owner_fn on_known, void *user, struct owners **o
 
 void owners_close(struct owners *owners)
 {
-	owners->is_closed = true;
+	end_turn(owners);
 	while (!list_is_empty(&owners->waiting)) {
 		turn_away(owners, list_first(&owners->waiting, struct waiting, link));
 	}
@@ -439,7 +448,7 @@ void owners_close(struct owners *owners)
 
 bool owners_is_busy(const struct owners *owners)
 {
-	return owners->is_busy;
+	return owners->turn != TURN_NONE;
 }
 
 void owners_free(struct owners *owners)
@@ -447,7 +456,7 @@ void owners_free(struct owners *owners)
 	if (!owners) {
 		return;
 	}
-	assert(owners->is_closed && !owners->is_busy);
+	assert(owners->turn == TURN_NONE && list_is_empty(&owners->waiting));
 	owners_forget(owners);
 	assert(!owners->lines.table);
 	if (owners->nowhere) {

@@ -17,6 +17,12 @@
 /* At most MAX_PASSED_ON packets with files of users wait until the mover reads. */
 #define MAX_PASSED_ON 8
 
+enum process_state {
+	PROCESS_ALIVE, /* or about to be started */
+	PROCESS_DEAD,  /* and may have not ended: it may have memory still */
+	PROCESS_GONE,
+};
+
 struct mover_process {
 	struct keeper_child child;
 	struct keeper *keeper; /* borrowed */
@@ -28,8 +34,7 @@ struct mover_process {
 	int their_fd; /* owned; open until it is started, so that the keeper never does the last close */
 	int pid;      /* 0 until it is started */
 	bool was_killed; /* because of what it sent */
-	bool is_dead;
-	bool is_gone;
+	enum process_state state;
 	bool is_closed; /* the connection */
 };
 
@@ -37,7 +42,7 @@ struct mover_process {
 
 static void free_if_over(struct mover_process *process)
 {
-	if (process->is_gone && process->is_closed) {
+	if (process->state == PROCESS_GONE && process->is_closed) {
 		free(process->path);
 		free(process);
 	}
@@ -70,10 +75,10 @@ void mover_process_leave(struct mover_process *process)
 
 static void die(struct mover_process *process, const char *error, bool is_gone)
 {
-	if (process->is_dead) {
+	if (process->state != PROCESS_ALIVE) {
 		return;
 	}
-	process->is_dead = true;
+	process->state = PROCESS_DEAD;
 	close_connection(process);
 	if (process->ops) {
 		process->stats->mover_deaths += process->pid != 0;
@@ -84,12 +89,12 @@ static void die(struct mover_process *process, const char *error, bool is_gone)
 /* @process may be freed. */
 static void go(struct mover_process *process, const char *error)
 {
-	bool was_dead = process->is_dead;
+	bool was_dead = process->state == PROCESS_DEAD;
 	die(process, error, true);
 	if (was_dead && process->ops) {
 		process->ops->on_gone(process->user, process);
 	}
-	process->is_gone = true;
+	process->state = PROCESS_GONE;
 	free_if_over(process);
 }
 
@@ -226,7 +231,7 @@ int mover_process_new(uv_loop_t *loop, struct keeper *keeper, const char *path, 
 	process->their_fd = fd_steal(&their_fd);
 	r = order(process);
 	if (r < 0) {
-		process->is_gone = true;
+		process->state = PROCESS_GONE;
 		close_connection(process);
 		return r;
 	}
