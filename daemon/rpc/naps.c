@@ -85,7 +85,7 @@ static bool waits_for_room(const struct session *session)
 static bool may_nap(const struct rpc_context *rpc, const struct holder *holder, uint64_t number,
                     uint64_t now_ms)
 {
-	static const struct rpc_wish wish = {.is_sleep = true};
+	static const struct rpc_wish wish = {.kind = RPC_WISH_SLEEP};
 	bool may_be = holder->tenant && !holder->sleeper &&
 	              awake_ms_of(holder, now_ms) >= rpc->config->min_awake_ms &&
 	              !is_left_alone(holder, now_ms) && rpc_may_ask(rpc, holder, &wish);
@@ -120,7 +120,8 @@ static void on_answer(void *user, struct holder *holder, enum status status)
 
 static void nap(struct rpc_context *rpc, struct holder *holder, enum sleep_why why)
 {
-	const struct rpc_wish wish = {.is_sleep = true, .why = why, .done = on_answer, .user = rpc};
+	const struct rpc_wish wish = {
+		.kind = RPC_WISH_SLEEP, .why = why, .done = on_answer, .user = rpc};
 	rpc_ask(rpc, holder, &wish);
 }
 
@@ -136,7 +137,7 @@ static bool has_any(const struct rpc_context *rpc, const struct holder *holder)
 /* Who waits for memory fell asleep only for others. */
 static void wake_who_waits(struct rpc_context *rpc)
 {
-	static const struct rpc_wish wish = {.is_sleep = true, .wakes = true};
+	static const struct rpc_wish wish = {.kind = RPC_WISH_WAKE};
 	struct holder *holder;
 	list_for_each (holder, &rpc->holders.list, link) {
 		const struct session *session = session_of(rpc, holder);

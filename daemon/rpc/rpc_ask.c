@@ -121,9 +121,14 @@ static void tell_progress(struct ask *ask, Glake__Wire__LoadProgress *progress)
 	rpc_notify(ask->pending.session, &notice);
 }
 
+static bool is_of_sleep(const struct rpc_wish *wish)
+{
+	return wish->kind >= RPC_WISH_SLEEP;
+}
+
 static bool wants_looks(const struct ask *ask)
 {
-	return ask->wish.is_sleep && ask->wish.wakes && ask->wants_progress;
+	return ask->wish.kind == RPC_WISH_WAKE && ask->wants_progress;
 }
 
 static void tell_look(struct ask *ask)
@@ -208,16 +213,17 @@ static bool notify(struct session *session, uint64_t id, const struct rpc_wish *
 	answer_t notice = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__Seal seal = GLAKE__WIRE__SEAL__INIT;
 	Glake__Wire__Sleep sleep = GLAKE__WIRE__SLEEP__INIT;
-	if (wish->is_sleep) {
+	if (is_of_sleep(wish)) {
 		sleep.id = id;
-		sleep.wakes = wish->wakes;
+		sleep.wakes = wish->kind == RPC_WISH_WAKE;
 		sleep.why = (Glake__Wire__SleepWhy)wish->why;
 		notice.body_case = GLAKE__WIRE__ANSWER__BODY_SLEEP;
 		notice.sleep = &sleep;
 	} else {
 		seal.id = id;
-		seal.dry_run = wish->is_dry_run;
-		seal.candidates = wish->is_question;
+		/* An earlier program, which knows no candidates, would seal. */
+		seal.dry_run = wish->kind != RPC_WISH_SEAL;
+		seal.candidates = wish->kind == RPC_WISH_CANDIDATES;
 		notice.body_case = GLAKE__WIRE__ANSWER__BODY_SEAL;
 		notice.seal = &seal;
 	}
@@ -251,7 +257,7 @@ static struct ask *ask_new(struct holder *holder, const struct rpc_wish *wish)
 
 static bool follows(const struct holder *holder, const struct rpc_wish *wish)
 {
-	return wish->is_sleep ? holder->follows_sleeps : holder->follows_seals;
+	return is_of_sleep(wish) ? holder->follows_sleeps : holder->follows_seals;
 }
 
 bool rpc_may_ask(const struct rpc_context *rpc, const struct holder *holder,
@@ -263,14 +269,14 @@ bool rpc_may_ask(const struct rpc_context *rpc, const struct holder *holder,
 bool rpc_falls_asleep(const struct rpc_context *rpc, const struct holder *holder)
 {
 	const struct ask *ask = find_ask(rpc, holder);
-	return ask && ask->wish.is_sleep && !ask->wish.wakes;
+	return ask && ask->wish.kind == RPC_WISH_SLEEP;
 }
 
 bool rpc_is_asked_to_wake(const struct rpc_context *rpc, const struct holder *holder)
 {
 	const struct ask *ask;
 	list_for_each (ask, &rpc->asks, link) {
-		if (ask->wish.wakes && ask->holder->peer.pid == holder->peer.pid) {
+		if (ask->wish.kind == RPC_WISH_WAKE && ask->holder->peer.pid == holder->peer.pid) {
 			return true;
 		}
 	}
@@ -308,6 +314,7 @@ static void begin(struct session *session, uint64_t request, struct holder *hold
 static void ask_session(struct session *session, uint64_t request, uint64_t id,
                         const struct rpc_wish *wish, bool wants_progress)
 {
+	static const char *const names[] = {"seal", "seal", "seal", "sleep", "wake"};
 	struct rpc_context *rpc = rpc_of(session);
 	struct holder *holder = holder_by_id(&rpc->holders, id);
 	/* Nobody learns which sessions other realms have. */
@@ -323,10 +330,7 @@ static void ask_session(struct session *session, uint64_t request, uint64_t id,
 	} else if (find_ask(rpc, holder)) {
 		rpc_refuse(session, request, STATUS_BUSY,
 		           "session %" PRIu64 " (pid %d) is being asked to %s already", id,
-		           (int)holder->peer.pid,
-		           !find_ask(rpc, holder)->wish.is_sleep ? "seal"
-		           : find_ask(rpc, holder)->wish.wakes   ? "wake"
-		                                                 : "sleep");
+		           (int)holder->peer.pid, names[find_ask(rpc, holder)->wish.kind]);
 	} else {
 		begin(session, request, holder, wish, wants_progress);
 	}
@@ -335,16 +339,17 @@ static void ask_session(struct session *session, uint64_t request, uint64_t id,
 void rpc_session_seal(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	const Glake__Wire__SessionSeal *body = request->session_seal;
-	/* An earlier program would seal. */
-	const struct rpc_wish wish = {.is_dry_run = body->dry_run || body->candidates,
-	                              .is_question = body->candidates};
+	const struct rpc_wish wish = {.kind = body->candidates ? RPC_WISH_CANDIDATES
+	                                      : body->dry_run  ? RPC_WISH_DRY_RUN
+	                                                       : RPC_WISH_SEAL};
 	ask_session(session, request->id, body->session, &wish, body->progress);
 }
 
 void rpc_session_sleep(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	const Glake__Wire__SessionSleep *body = request->session_sleep;
-	const struct rpc_wish wish = {.is_sleep = true, .wakes = body->wakes, .why = SLEEP_ASKED};
+	const struct rpc_wish wish = {.kind = body->wakes ? RPC_WISH_WAKE : RPC_WISH_SLEEP,
+	                              .why = SLEEP_ASKED};
 	ask_session(session, request->id, body->session, &wish, body->progress);
 }
 
@@ -380,7 +385,7 @@ static void pass_on(struct ask *ask, answer_t *answer)
 /* Nobody has asked for them with a seal, and numbers are cut as all that clients report. */
 static void bound_candidates(const struct ask *ask, Glake__Wire__SealResult *result)
 {
-	if (!ask->wish.is_question || result->n_candidates > GLAKE_MAX_CANDIDATES ||
+	if (ask->wish.kind != RPC_WISH_CANDIDATES || result->n_candidates > GLAKE_MAX_CANDIDATES ||
 	    result->n_reasons > GLAKE_MAX_REASONS) {
 		result->n_candidates = 0;
 		result->n_reasons = 0;
@@ -426,7 +431,8 @@ static void pass_on_sleep(struct ask *ask, Glake__Wire__SleepResult *result)
 		text_clean(result->stays[i]->why);
 		result->stays[i]->bytes = bounded(result->stays[i]->bytes);
 	}
-	bool has_woken = ask->wish.wakes && result->private_bytes + result->shared_bytes > 0;
+	bool has_woken = ask->wish.kind == RPC_WISH_WAKE &&
+	                 result->private_bytes + result->shared_bytes > 0;
 	result->waited_ms = has_woken ? ask->holder->sleep.woke_waited_ms : 0;
 	answer.body_case = GLAKE__WIRE__ANSWER__BODY_SESSION_SLEEP;
 	answer.session_sleep = result;
@@ -474,9 +480,9 @@ void rpc_seal_progress(struct session *session, const request_t *request, struct
 	} else if (report->status != GLAKE__WIRE__STATUS__OK) {
 		ask_fail(ask, status_of(report), "session %" PRIu64 " (pid %d): %s",
 		         session->holder->id, (int)session->holder->peer.pid, report->error);
-	} else if (report->sleep && ask->wish.is_sleep) {
+	} else if (report->sleep && is_of_sleep(&ask->wish)) {
 		pass_on_sleep(ask, report->sleep);
-	} else if (report->result && !ask->wish.is_sleep) {
+	} else if (report->result && !is_of_sleep(&ask->wish)) {
 		pass_on_result(ask, report->result);
 	} else {
 		pass_on_progress(rpc, ask, report);

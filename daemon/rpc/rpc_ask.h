@@ -12,13 +12,18 @@
 #include "daemon/holders/sleeper.h"
 #include "daemon/rpc/rpc_context.h"
 
+enum rpc_wish_kind {
+	RPC_WISH_SEAL,
+	RPC_WISH_DRY_RUN,
+	RPC_WISH_CANDIDATES, /* a dry run, of what it seals without being asked */
+	RPC_WISH_SLEEP,
+	RPC_WISH_WAKE,
+};
+
 /* A wish that a program is asked to fulfil. */
 struct rpc_wish {
-	bool is_sleep; /* or to wake; else to seal */
-	bool is_dry_run;
-	bool is_question; /* only what it seals without being asked */
-	bool wakes;
-	enum sleep_why why;
+	enum rpc_wish_kind kind;
+	enum sleep_why why; /* of SLEEP */
 	/* rpc_ask() calls it, unless it is NULL: the program has done so (STATUS_OK), or not. @holder may have ended. */
 	void (*done)(void *user, struct holder *holder, enum status status);
 	void *user;

@@ -77,7 +77,7 @@ void wake_again_note(struct rpc_context *rpc, struct holder *holder, enum status
 /* The session of its process that follows such wishes. Returns whether it can be asked now. */
 static bool ask_process(struct rpc_context *rpc, const struct holder *holder)
 {
-	static const struct rpc_wish wish = {.is_sleep = true, .wakes = true};
+	static const struct rpc_wish wish = {.kind = RPC_WISH_WAKE};
 	struct holder *other;
 	list_for_each (other, &rpc->holders.list, link) {
 		if (other->peer.pid == holder->peer.pid && rpc_may_ask(rpc, other, &wish)) {
