@@ -142,14 +142,13 @@ static bool ask(struct pressure_request *request, struct pressure_asked *asked,
 {
 	struct pressure *pressure = request->pressure;
 	uint64_t now = now_ms(pressure);
-	bool is_time = !request->has_asked || bytes > request->asked_bytes ||
+	bool is_time = bytes > request->asked_bytes ||
 	               (patience_of(request) > 0 && now - asked->asked_ms >= ASK_AGAIN_MS);
 	if (is_time || asked->n_looks != pressure->n_looks) {
 		asked->is_awaited = ask_all(pressure, request->at, tenant, is_time ? bytes : 0);
 		asked->n_looks = pressure->n_looks;
 	}
 	if (is_time) {
-		request->has_asked = true;
 		request->asked_bytes = bytes > request->asked_bytes ? bytes : request->asked_bytes;
 		asked->asked_ms = now;
 	}
@@ -436,7 +435,7 @@ static enum status wait_in_line(struct pressure_request *request, bool is_next)
 {
 	struct pressure *pressure = request->pressure;
 	/* A request behind others asks when it is its turn. */
-	bool is_awaited = (is_next || !request->has_asked) && fits_after_asking(request) &&
+	bool is_awaited = (is_next || request->asked_bytes == 0) && fits_after_asking(request) &&
 	                  ask(request, &request->asked, request->tenant, request->bytes);
 	if (!may_wait(request, is_awaited || !is_next)) {
 		return refuse(request, BOUND_QUOTA);
@@ -473,7 +472,6 @@ static enum status admit(struct pressure_request *request)
 	if (r != 0) {
 		return refuse(request, BOUND_TENANT_FDS);
 	}
-	request->has_asked = false;
 	request->asked_bytes = 0;
 	tenant_queue_leave(request->tenant, &request->place);
 	pressure_set_state(request, PRESSURE_MAKING);

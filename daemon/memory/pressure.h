@@ -217,11 +217,11 @@ struct pressure_request {
 	uint64_t n_reserved; /* fds, until they are made */
 	uint64_t since_ms;   /* when it began to wait */
 	bool has_waited;
-	bool is_counted;             /* as one that waits for room */
-	struct refusal refusal;      /* once it is REFUSED by a bound */
-	bool has_asked;              /* clients, for the room that it lacks now, */
-	uint64_t asked_bytes;        /* for so much at most */
-	bool has_coming;             /* programs were falling asleep when that was asked last, */
+	bool is_counted;        /* as one that waits for room */
+	struct refusal refusal; /* once it is REFUSED by a bound */
+	uint64_t
+		asked_bytes; /* clients were asked for so much at most, of the room that it lacks now */
+	bool has_coming;     /* programs were falling asleep when that was asked last, */
 	uint64_t naps_ms;            /* then; 0: never */
 	uint64_t coming_ms;          /* when any was falling asleep last */
 	struct pressure_asked asked; /* of the tenant's clients */
