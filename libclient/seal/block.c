@@ -126,7 +126,7 @@ static int become(struct glake__backing *backing, uint64_t content_bytes, struct
 		.answer = {.fd = -1},
 	};
 	int r = publish(&part);
-	*is_ours_out = !part.is_published;
+	*is_ours_out = part.state != GLAKE__PART_PUBLISHED;
 	if (*is_ours_out) {
 		return r;
 	}

@@ -100,7 +100,7 @@ static int list_parts(const struct glake__seal *seal, struct glake_span **parts_
 	}
 	for (size_t i = 0; i < seal->n_parts; i++) {
 		const struct glake__seal_part *part = &seal->parts[i];
-		if (!part->is_again && !part->is_gone) {
+		if (!part->is_again) {
 			parts[n++] = (struct glake_span){part->ptr, part->n_bytes};
 		}
 	}

@@ -89,13 +89,9 @@ static void let_part(struct glake__seal_part *part)
 /* Another call may have sealed it. */
 static bool is_as_planned(const struct glake__seal_part *part)
 {
-	bool is_planned = false;
 	glake__lock();
-	const struct glake__chunk *chunk = part->is_gone ? NULL : chunk_of_locked(part);
-	if (chunk) {
-		is_planned = part->is_again ? chunk->is_unfinished
-		                            : chunk->kind == GLAKE__PAGE_CHUNK;
-	}
+	const struct glake__chunk *chunk = chunk_of_locked(part);
+	bool is_planned = part->is_again ? chunk->is_unfinished : chunk->kind == GLAKE__PAGE_CHUNK;
 	glake__unlock();
 	return is_planned;
 }
@@ -103,10 +99,11 @@ static bool is_as_planned(const struct glake__seal_part *part)
 /* Nobody can pin the part from here on. What is pinned already, or is not what was planned, is let. */
 static void check_held(struct glake__seal *seal, struct glake__seal_part *part)
 {
-	part->is_gone = !glake__look_is_still(&part->hold, part->ptr, part->n_bytes, seal->last,
-	                                      &part->pin) ||
-	                !is_as_planned(part);
-	if (part->hold.range && (part->is_gone || part->pin)) {
+	if (!glake__look_is_still(&part->hold, part->ptr, part->n_bytes, seal->last, &part->pin) ||
+	    !is_as_planned(part)) {
+		part->state = GLAKE__PART_GONE;
+	}
+	if (part->hold.range && (part->state == GLAKE__PART_GONE || part->pin)) {
 		let_part(part);
 	}
 	if (part->pin) {
@@ -141,13 +138,14 @@ static bool hold_all(struct glake__seal *seal, struct glake__seal_part *parts, s
 static int flip(struct glake__seal_part *part)
 {
 	if (part->is_again) {
-		part->is_flipped = true;
+		part->state = GLAKE__PART_FLIPPED;
 		return 0;
 	}
 	mark(part, GLAKE__PAGE_BLOCK);
 	int r = glake__hold_access(&part->hold, GLAKE__ACCESS_READ);
-	part->is_flipped = r == 0;
-	if (r < 0) {
+	if (r == 0) {
+		part->state = GLAKE__PART_FLIPPED;
+	} else {
 		mark(part, GLAKE__PAGE_CHUNK);
 	}
 	return r;
@@ -173,7 +171,7 @@ static void unflip(struct glake__seal *seal, struct glake__seal_part *part)
 		glake__grant_unfinish_locked(session, chunk_of_locked(part));
 		glake__unlock();
 	}
-	part->is_flipped = false;
+	part->state = GLAKE__PART_PLANNED;
 	glake__error_restore(text);
 }
 
@@ -228,7 +226,7 @@ static int take_answer(struct glake__seal *seal, struct glake__seal_part *part,
 	glake__unlock();
 	if (r == 0) {
 		part->answer = publication->answer;
-		part->is_published = true;
+		part->state = GLAKE__PART_PUBLISHED;
 	}
 	return r;
 }
@@ -239,9 +237,10 @@ static void publish_all(struct glake__seal *seal, struct glake__publisher *publi
 {
 	for (size_t i = 0; i < n; i++) {
 		struct glake__seal_part *part = &parts[i];
-		if (part->is_flipped && seal->is_stopped) {
+		bool is_flipped = part->state == GLAKE__PART_FLIPPED;
+		if (is_flipped && seal->is_stopped) {
 			unflip(seal, part);
-		} else if (part->is_flipped) {
+		} else if (is_flipped) {
 			part->publication = &publisher->list[publisher->n++];
 			glake__lock();
 			*part->publication = (struct glake__publication){
@@ -278,7 +277,9 @@ static void take_all(struct glake__seal *seal, struct glake__publisher *publishe
 			glake__error_restore(ptr_steal(part->publication->text));
 		}
 		stop(seal, take_answer(seal, part, part->publication));
-		seal->sum.sealed_bytes += part->is_published ? part->n_bytes : 0;
+		if (part->state == GLAKE__PART_PUBLISHED) {
+			seal->sum.sealed_bytes += part->n_bytes;
+		}
 	}
 }
 
@@ -286,7 +287,8 @@ static void take_all(struct glake__seal *seal, struct glake__publisher *publishe
 
 static bool is_known(const struct glake__seal_part *part)
 {
-	return part->is_published && part->answer.was_known && part->answer.fd >= 0;
+	return part->state == GLAKE__PART_PUBLISHED && part->answer.was_known &&
+	       part->answer.fd >= 0;
 }
 
 /* *old_out is what is there, with a use more. */

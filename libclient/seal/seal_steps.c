@@ -15,7 +15,7 @@ void glake__seal_note(struct glake__seal *seal, int r)
 void glake__seal_note_causes(const struct glake__seal_part *parts, size_t n)
 {
 	for (size_t i = 0; i < n; i++) {
-		if (!parts[i].is_gone) {
+		if (parts[i].state != GLAKE__PART_GONE) {
 			glake__unsealed_note(parts[i].device->session, parts[i].ptr,
 			                     parts[i].ptr + parts[i].n_bytes,
 			                     glake__unsealed_by_pin(parts[i].pin));

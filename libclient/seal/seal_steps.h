@@ -13,6 +13,20 @@
 #include "libclient/seal/look.h"
 #include "libclient/seal/spans.h"
 
+/*
+ *            something else is there, or another part has the chunk
+ *   PLANNED -------------------------------------------------------> GONE
+ *    |   ^ refused, and writable again
+ *    v   |       glaked has it as a block
+ *   FLIPPED ------------------------------> PUBLISHED
+ */
+enum glake__part_state {
+	GLAKE__PART_PLANNED,
+	GLAKE__PART_GONE,
+	GLAKE__PART_FLIPPED, /* read-only */
+	GLAKE__PART_PUBLISHED,
+};
+
 /* Pages that are one block when all is done: of one piece, once they are separated. */
 struct glake__seal_part {
 	glake_ptr ptr;
@@ -25,9 +39,7 @@ struct glake__seal_part {
 	struct glake__block_answer answer;      /* once it is published */
 	enum glake__pin pin;                    /* the reason why it is not held */
 	bool is_again; /* it is a block already, and only to be collapsed */
-	bool is_gone;  /* something else is there now, or another part has the chunk */
-	bool is_flipped;
-	bool is_published;
+	enum glake__part_state state;
 };
 
 struct glake__seal {
