@@ -241,7 +241,7 @@ static int unmap_all(struct glake__sleeping *first)
 	for (struct glake__sleeping *at = first; at; at = at->next) {
 		r = r < 0 ? r : glake__asleep_unmap(&at->memory);
 		at->is_begun = r < 0;
-		at->is_told = at->is_begun;
+		at->state = at->is_begun ? GLAKE__SLEEPING_AWAY : GLAKE__SLEEPING_UNTOLD;
 	}
 	return r;
 }

@@ -120,7 +120,7 @@ int glake__sleeping_tell(struct glake__sleeping *sleeping)
 	                ? glake__rpc_sleep_enter(sleeping->session, (uint32_t)sleeping->why,
 	                                         memory->stays, memory->n_stays)
 	                : 0;
-	sleeping->is_told = r == 0;
+	sleeping->state = r == 0 ? GLAKE__SLEEPING_AWAY : GLAKE__SLEEPING_UNTOLD;
 	return r;
 }
 

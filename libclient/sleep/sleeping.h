@@ -15,6 +15,21 @@
 
 #include "libclient/space/asleep.h"
 
+/*
+ *            told           fetched
+ *   UNTOLD --------> AWAY ----------> HERE
+ *     ^               ^  given back    |
+ *     |               '----------------|
+ *     '---------- STALE <--------------' glaked was started anew
+ *      unmapped
+ */
+enum glake__sleeping_state {
+	GLAKE__SLEEPING_UNTOLD, /* glaked may take it to be mapped still */
+	GLAKE__SLEEPING_AWAY,   /* glaked knows that it is unmapped, as far as that is so */
+	GLAKE__SLEEPING_HERE,   /* glaked has brought it to the GPU */
+	GLAKE__SLEEPING_STALE, /* UNTOLD; what is mapped of it goes first: it is not what glaked has */
+};
+
 struct glake__sleeping {
 	struct glake__asleep memory;
 	struct glake_session *session;
@@ -24,10 +39,8 @@ struct glake__sleeping {
 	size_t n_ids;
 	uint32_t why; /* enum glake__sleep_why */
 	bool is_held;
-	bool is_told;  /* glaked knows that all of it is unmapped, as far as that is so */
-	bool is_here;  /* glaked has brought it to the GPU */
-	bool is_begun; /* some of what is here may be mapped */
-	bool is_stale; /* what of it is mapped has to go first: it is not what glaked has */
+	enum glake__sleeping_state state;
+	bool is_begun; /* some of it may be mapped */
 };
 
 /* All of the party of @asked that are awake, for the caller to drop(). 0 or -ENOMEM. */

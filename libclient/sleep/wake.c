@@ -97,15 +97,19 @@ static int map(struct glake__sleeping *sleeping)
  */
 static int fetch(struct glake__sleeping *sleeping, uint64_t patience_ms)
 {
-	if (sleeping->memory.n_chunks == 0 || sleeping->is_stale) {
+	if (sleeping->memory.n_chunks == 0 || sleeping->state == GLAKE__SLEEPING_STALE) {
 		return 0;
 	}
-	int r = sleeping->is_told ? 0 : glake__sleeping_tell(sleeping);
+	int r = sleeping->state == GLAKE__SLEEPING_UNTOLD ? glake__sleeping_tell(sleeping) : 0;
 	if (r == 0 || r == GLAKE_E_BAD_REQUEST) {
 		r = glake__rpc_sleep_wake(sleeping->session, patience_ms, glake__party_is_left);
 	}
 	r = r == GLAKE_E_BAD_REQUEST ? 0 : r;
-	sleeping->is_here = r == 0;
+	if (r == 0) {
+		sleeping->state = GLAKE__SLEEPING_HERE;
+	} else if (sleeping->state == GLAKE__SLEEPING_HERE) {
+		sleeping->state = GLAKE__SLEEPING_AWAY;
+	}
 	return r;
 }
 
@@ -114,7 +118,7 @@ static int fetch_beside_others(struct glake__sleeping *first, struct glake__slee
 {
 	bool has_others = false;
 	for (const struct glake__sleeping *at = first; at; at = at->next) {
-		has_others |= at != sleeping && at->is_here;
+		has_others |= at != sleeping && at->state == GLAKE__SLEEPING_HERE;
 	}
 	return fetch(sleeping, has_others ? OTHERS_PATIENCE_MS : 0);
 }
@@ -122,8 +126,8 @@ static int fetch_beside_others(struct glake__sleeping *first, struct glake__slee
 /* Unmaps memory of an earlier import, which the new one replaces. If that fails, nothing may be mapped beside it. */
 static int drop_stale(struct glake__sleeping *sleeping)
 {
-	int r = sleeping->is_stale ? glake__asleep_unmap(&sleeping->memory) : 0;
-	sleeping->is_stale = r < 0;
+	int r = glake__asleep_unmap(&sleeping->memory);
+	sleeping->state = r < 0 ? GLAKE__SLEEPING_STALE : GLAKE__SLEEPING_UNTOLD;
 	return r;
 }
 
@@ -136,14 +140,14 @@ static void give_back(struct glake__sleeping *first, bool unmaps)
 	char *text = glake__error_save();
 	bool is_all_here = true;
 	for (const struct glake__sleeping *at = first; at; at = at->next) {
-		is_all_here &= at->is_here || at->memory.n_chunks == 0;
+		is_all_here &= at->state == GLAKE__SLEEPING_HERE || at->memory.n_chunks == 0;
 	}
 	for (struct glake__sleeping *at = first; !is_all_here && at; at = at->next) {
-		if (at->is_here && at->is_begun && unmaps) {
+		bool is_here = at->state == GLAKE__SLEEPING_HERE;
+		if (is_here && at->is_begun && unmaps) {
 			at->is_begun = glake__asleep_unmap(&at->memory) < 0;
 		}
-		if (at->is_here && !at->is_begun) {
-			at->is_here = false;
+		if (is_here && !at->is_begun) {
 			glake__sleeping_tell(at);
 		}
 	}
@@ -166,19 +170,14 @@ static int fetch_all(struct glake__sleeping *first)
 /* If glaked was started anew since it was fetched, what had come is lost, but not the copies: they stay until all is mapped. */
 static int map_again(struct glake__sleeping *first, struct glake__sleeping *sleeping)
 {
-	int r = sleeping->is_stale ? GLAKE_E_NO_FDS : map(sleeping);
+	int r = sleeping->state == GLAKE__SLEEPING_STALE ? GLAKE_E_NO_FDS : map(sleeping);
 	for (unsigned i = 1; r == GLAKE_E_NO_FDS && i < MAP_TRIES; i++) {
-		sleeping->is_stale = true;
-		sleeping->is_told = false;
-		sleeping->is_here = false;
 		r = drop_stale(sleeping);
 		r = r < 0 ? r : fetch_beside_others(first, sleeping);
 		r = r < 0 ? r : map(sleeping);
 	}
 	if (r == GLAKE_E_NO_FDS) {
-		sleeping->is_stale = true;
-		sleeping->is_told = false;
-		sleeping->is_here = false;
+		sleeping->state = GLAKE__SLEEPING_STALE;
 	}
 	return r;
 }
