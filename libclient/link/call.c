@@ -163,7 +163,7 @@ static void take_answer(struct glake__link *link, Glake__Wire__Answer *answer)
 	call->answer = answer;
 	call->fds = link->receive_fds;
 	fdlist_init(&link->receive_fds);
-	call->is_done = true;
+	call->state = GLAKE__CALL_DONE;
 }
 
 static void take_packet(struct glake__link *link, size_t n_bytes)
@@ -335,7 +335,7 @@ static int send_one(struct glake__link *link, uint64_t connection,
 	return r;
 }
 
-/* *is_owed_out is call->is_owed, which whoever sees the connection end may set from now on. */
+/* *is_owed_out: it is OWED already. Whoever sees the connection end may set that from now on. */
 static int add_pending(struct glake__link *link, struct glake__call *call, bool *is_owed_out)
 {
 	pthread_mutex_lock(&link->lock);
@@ -354,10 +354,10 @@ static int add_pending(struct glake__link *link, struct glake__call *call, bool 
 		link->pending = call;
 	} else if (glake__link_owe(link, call)) {
 		call->error = error;
-		call->is_owed = call->is_done = true;
+		call->state = GLAKE__CALL_OWED;
 		error = 0;
 	}
-	*is_owed_out = call->is_owed;
+	*is_owed_out = call->state == GLAKE__CALL_OWED;
 	pthread_mutex_unlock(&link->lock);
 	return error == -ENOTSUP
 	               ? glake__fail(error, "the daemon has no chunks in host memory any more")
@@ -423,7 +423,7 @@ static int start(struct glake__link *link, struct glake__call *call, Glake__Wire
 		r = send_one(link, call->connection, request, fds, n_fds);
 		if (r < 0) {
 			remove_pending(link, call);
-			r = call->is_owed ? 0 : r;
+			r = call->state == GLAKE__CALL_OWED ? 0 : r;
 		}
 	}
 	if (r < 0) {
@@ -461,7 +461,7 @@ static bool has_news(const struct glake__link *link, const struct glake__call *c
 /* Called with link->lock held, until the call is done or, if asked, has news. */
 static void wait_locked(struct glake__link *link, struct glake__call *call, bool for_news)
 {
-	while (!call->is_done && !(for_news && has_news(link, call))) {
+	while (call->state == GLAKE__CALL_UNDER_WAY && !(for_news && has_news(link, call))) {
 		if (link->is_reading) {
 			pthread_cond_wait(&link->changed, &link->lock);
 		} else {
@@ -472,7 +472,7 @@ static void wait_locked(struct glake__link *link, struct glake__call *call, bool
 
 static int judge(struct glake__link *link, struct glake__call *call)
 {
-	if (call->is_owed) {
+	if (call->state == GLAKE__CALL_OWED) {
 		return 0;
 	}
 	if (call->error) {
@@ -508,7 +508,7 @@ int glake__call_wait_news(struct glake__link *link, struct glake__call *call,
 	pthread_mutex_lock(&link->lock);
 	for (;;) {
 		wait_locked(link, call, true);
-		if (call->is_done) {
+		if (call->state != GLAKE__CALL_UNDER_WAY) {
 			break;
 		}
 		const struct glake__call seen = {.has_progress = call->has_progress,
@@ -538,7 +538,7 @@ int glake__call_wait(struct glake__link *link, struct glake__call *call, glake_p
 bool glake__call_is_done(struct glake__link *link, const struct glake__call *call)
 {
 	pthread_mutex_lock(&link->lock);
-	bool is_done = call->is_done;
+	bool is_done = call->state != GLAKE__CALL_UNDER_WAY;
 	pthread_mutex_unlock(&link->lock);
 	return is_done;
 }
@@ -597,7 +597,7 @@ int glake__call(struct glake__link *link, struct glake__call *call, Glake__Wire_
 {
 	cleanup_cancel int cancel = cancel_disable();
 	int r = call_once(link, call, request, expected, fds, n_fds);
-	if (call->is_owed) {
+	if (call->state == GLAKE__CALL_OWED) {
 		glake__resume(link, false);
 	} else if (r == GLAKE_E_GONE && may_repeat(request) && glake__resume(link, true) == 0) {
 		r = call_once(link, call, request, expected, fds, n_fds);

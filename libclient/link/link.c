@@ -109,8 +109,7 @@ void glake__link_fail(struct glake__link *link, int error, const char *why)
 			link->unanswered[link->n_unanswered++] = call->id;
 		}
 		call->error = error;
-		call->is_owed = glake__link_owe(link, call);
-		call->is_done = true;
+		call->state = glake__link_owe(link, call) ? GLAKE__CALL_OWED : GLAKE__CALL_DONE;
 	}
 	if (!is_lost) {
 		glake__notices_add(&link->notices, GLAKE_NOTICE_GONE);

@@ -95,6 +95,12 @@ struct glake__link {
 	void *handler_user;
 };
 
+enum glake__call_state {
+	GLAKE__CALL_UNDER_WAY,
+	GLAKE__CALL_DONE,
+	GLAKE__CALL_OWED, /* glaked will be told so with the next connection: that is success */
+};
+
 struct glake__call {
 	uint64_t id;              /* 0: not started */
 	uint64_t connection;      /* link.n_connections when it was started */
@@ -102,10 +108,9 @@ struct glake__call {
 	Glake__Wire__Answer__BodyCase expected;
 	const uint64_t *released; /* borrowed from the request: what it gives back */
 	size_t n_released;
-	bool is_owed; /* glaked will be told so with the next connection: that is success */
-	bool is_done;
-	int error;                   /* when done: 0, or why there is no answer */
-	Glake__Wire__Answer *answer; /* owned, when done without error */
+	enum glake__call_state state;
+	int error;                   /* when DONE: 0, or why there is no answer */
+	Glake__Wire__Answer *answer; /* owned, when DONE without error */
 	struct fdlist fds;           /* owned, of the answer: may be cut */
 	bool wants_hosts;            /* an earlier glaked would do it to a GPU */
 	bool wants_memory;           /* glaked may let it wait for some */
