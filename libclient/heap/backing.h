@@ -30,7 +30,6 @@ struct glake__backing {
 	uint64_t n_bytes;
 	struct glake__device *device; /* borrowed from the session */
 	bool is_live;                 /* in the books: the program's, or parked, or a slab */
-	bool is_warm;                 /* in its device's warm memory */
 	bool is_held;                 /* (held.h) */
 
 	/* Links of whichever list has it: a warm bin, the live ones of the books, a batch on its way out. */

@@ -47,7 +47,6 @@ static void remove_bin(struct glake__warm *warm, size_t i_bin)
 
 static void link_newest(struct glake__warm *warm, struct glake__backing *backing)
 {
-	backing->is_warm = true;
 	backing->newer = NULL;
 	backing->older = warm->newest;
 	if (warm->newest) {
@@ -71,7 +70,6 @@ static void unlink_age(struct glake__warm *warm, struct glake__backing *backing)
 	} else {
 		warm->newest = backing->older;
 	}
-	backing->is_warm = false;
 	backing->older = NULL;
 	backing->newer = NULL;
 	warm->n_bytes -= backing->n_bytes;
