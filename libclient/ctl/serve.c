@@ -40,11 +40,17 @@
 /* ---- pages ------------------------------------------------------------------------------------ */
 
 /* A connection. */
+/* Who can be sent away comes last, the first to go before the others. */
+enum guest_state {
+	GUEST_NONE,
+	GUEST_LEAVING, /* its socket was shut down */
+	GUEST_NEW,     /* it has not asked for anything that it may have */
+	GUEST_HAS_ASKED,
+};
+
 struct guest {
-	bool is_here;
-	bool has_asked;
-	bool is_leaving; /* its socket was shut down */
-	int fd;          /* borrowed from the library */
+	enum guest_state state;
+	int fd; /* borrowed from the library */
 	uint64_t since_ms;
 };
 
@@ -190,15 +196,14 @@ static bool may_ask(const struct server *server, struct MHD_Connection *connecti
 static void end_guest(struct server *server, struct guest *guest)
 {
 	shutdown(guest->fd, SHUT_RDWR);
-	guest->is_leaving = true;
+	guest->state = GUEST_LEAVING;
 	server->n_guests--;
 }
 
-/* Who has not asked for anything goes before who has. */
 static bool goes_before(const struct guest *guest, const struct guest *other)
 {
-	return guest->has_asked != other->has_asked ? !guest->has_asked
-	                                            : guest->since_ms < other->since_ms;
+	return guest->state != other->state ? guest->state < other->state
+	                                    : guest->since_ms < other->since_ms;
 }
 
 static void make_room(struct server *server)
@@ -206,7 +211,7 @@ static void make_room(struct server *server)
 	struct guest *first = NULL;
 	for (size_t i = 0; i < MAX_CONNECTIONS; i++) {
 		struct guest *guest = &server->guests[i];
-		if (guest->is_here && !guest->is_leaving && (!first || goes_before(guest, first))) {
+		if (guest->state >= GUEST_NEW && (!first || goes_before(guest, first))) {
 			first = guest;
 		}
 	}
@@ -223,19 +228,19 @@ static void note_guest(void *user, struct MHD_Connection *connection, void **pla
 	pthread_mutex_lock(&server->guests_lock);
 	if (code == MHD_CONNECTION_NOTIFY_CLOSED) {
 		struct guest *guest = *place;
-		server->n_guests -= guest->is_here && !guest->is_leaving;
-		*guest = (struct guest){.is_here = false};
+		server->n_guests -= guest->state >= GUEST_NEW;
+		*guest = (struct guest){.state = GUEST_NONE};
 	} else {
 		if (server->n_guests >= MAX_GUESTS) {
 			make_room(server);
 		}
 		size_t i = 0;
 		/* There are as many places as connections, at most. */
-		while (i < MAX_CONNECTIONS - 1 && server->guests[i].is_here) {
+		while (i < MAX_CONNECTIONS - 1 && server->guests[i].state != GUEST_NONE) {
 			i++;
 		}
 		server->guests[i] = (struct guest){
-			.is_here = true,
+			.state = GUEST_NEW,
 			.fd = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)
 		                      ->connect_fd,
 			.since_ms = ctl_now_ms(),
@@ -254,7 +259,7 @@ static void note_request(struct server *server, struct MHD_Connection *connectio
 	                              ->socket_context;
 	pthread_mutex_lock(&server->guests_lock);
 	guest->since_ms = ctl_now_ms();
-	guest->has_asked = guest->has_asked || may;
+	guest->state = may && guest->state == GUEST_NEW ? GUEST_HAS_ASKED : guest->state;
 	pthread_mutex_unlock(&server->guests_lock);
 }
 
@@ -265,7 +270,7 @@ static void end_slow_guests(struct server *server)
 	pthread_mutex_lock(&server->guests_lock);
 	for (size_t i = 0; i < MAX_CONNECTIONS; i++) {
 		struct guest *guest = &server->guests[i];
-		if (guest->is_here && !guest->is_leaving && now_ms - guest->since_ms > TURN_MS) {
+		if (guest->state >= GUEST_NEW && now_ms - guest->since_ms > TURN_MS) {
 			end_guest(server, guest);
 		}
 	}
