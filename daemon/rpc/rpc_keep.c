@@ -41,10 +41,8 @@ static bool find_chunks(struct session *session, uint64_t id, const Glake__Wire_
 				return false;
 			}
 		}
-	}
-	const struct chunk *first = &chunks_out[0]->chunk;
-	for (size_t i = 0; i < body->n_ids; i++) {
-		const struct chunk *chunk = &chunks_out[i]->chunk;
+		const struct chunk *chunk = &held->chunk;
+		const struct chunk *first = &chunks_out[0]->chunk;
 		if (chunk->at != first->at || chunk->bytes != first->bytes ||
 		    chunk->at->kind != LOCATION_GPU) {
 			rpc_refuse(session, id, STATUS_BAD_REQUEST,
