@@ -111,13 +111,6 @@ void will_void_of(const struct held *held)
 	}
 }
 
-void wills_void(struct holder *holder)
-{
-	while (!list_is_empty(&holder->wills)) {
-		will_void(list_first(&holder->wills, struct will, link));
-	}
-}
-
 bool will_has_key(const struct will *will, const struct will_wanted *wanted)
 {
 	return will->n_key == wanted->n_key && will->n_chunks == wanted->n_chunks &&

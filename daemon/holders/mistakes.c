@@ -50,12 +50,6 @@ struct mistake *mistakes_next(const struct mistakes *mistakes, uint64_t after)
 	return next;
 }
 
-struct mistake *mistakes_by_id(const struct mistakes *mistakes, uint64_t id)
-{
-	struct mistake *mistake = id > 0 ? mistakes_next(mistakes, id - 1) : NULL;
-	return mistake && mistake->id == id ? mistake : NULL;
-}
-
 struct mistake *mistakes_add(struct mistakes *mistakes, const struct mistake_key *key, uint64_t id)
 {
 	struct mistake *mistake = calloc(1, sizeof(*mistake));

@@ -57,7 +57,6 @@ void mistakes_deinit(struct mistakes *mistakes);
 
 /* Find the mistake of a program; NULL: there is none. */
 struct mistake *mistakes_find(const struct mistakes *mistakes, const struct mistake_key *key);
-struct mistake *mistakes_by_id(const struct mistakes *mistakes, uint64_t id);
 /* The one with the smallest id above @after; NULL at the end. */
 struct mistake *mistakes_next(const struct mistakes *mistakes, uint64_t after);
 

@@ -132,7 +132,8 @@ bool sleeper_add(struct sleeper *sleeper, struct held *held, const struct slept_
 	return true;
 }
 
-void slept_free(struct sleeper *sleeper, struct slept *slept)
+/* @slept is on the GPU, or nobody wants it any more. */
+static void slept_free(struct sleeper *sleeper, struct slept *slept)
 {
 	struct copies *copies = sleeper->context->copies;
 	*sum_of(sleeper, slept) -= slept->bytes;

@@ -179,8 +179,6 @@ bool sleeper_add(struct sleeper *sleeper, struct held *held, const struct slept_
 /* ASLEEP no more; the copies stay. */
 void sleeper_wake_up(struct sleeper *sleeper);
 void sleeper_set_state(struct sleeper *sleeper, enum sleeper_state state);
-/* @slept is on the GPU, or nobody wants it any more. */
-void slept_free(struct sleeper *sleeper, struct slept *slept);
 /* Free the sleeper if nothing is left of it. */
 void sleeper_free_if_over(struct sleeper *sleeper);
 void sleep_wake_forget(struct sleep_wake *wake, const struct slept *slept);

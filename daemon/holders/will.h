@@ -59,8 +59,6 @@ int will_set(struct holder *holder, struct held *const *chunks, size_t n_chunks,
 void will_void(struct will *will);
 /* Void the will of a chunk, if it has one. */
 void will_void_of(const struct held *held);
-/* All wills of the holder. */
-void wills_void(struct holder *holder);
 
 /* Whether it is for who asks so: at that location, chunks of that size, so many. */
 struct will_wanted {

@@ -67,7 +67,8 @@ static void correct_only_node(struct node *node)
 	node->total_bytes = bytes > node->total_bytes ? bytes : node->total_bytes;
 }
 
-size_t node_list(const char *sysfs, struct node nodes_out[NODE_MAX])
+/* The nodes that count, by number. @sysfs NULL: NODE_SYSFS. Returns how many. */
+static size_t node_list(const char *sysfs, struct node nodes_out[NODE_MAX])
 {
 	const bool is_this_machine = !sysfs;
 	size_t n = 0;

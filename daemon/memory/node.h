@@ -35,9 +35,6 @@ struct nodes {
 		[96]; /* why not all host memory is a location, as far as is known; "" = all is */
 };
 
-/* The nodes that count, by number. @sysfs NULL: NODE_SYSFS. Returns how many. */
-size_t node_list(const char *sysfs, struct node nodes_out[NODE_MAX]);
-
 /*
  * Make locations of the machine's nodes, of which chunks may have @host_bytes each, or a quarter of the node if that is
  * not given. Blocks in driver calls: it makes a chunk at each, and gives it back. Where that fails there is none,

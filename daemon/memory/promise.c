@@ -165,7 +165,8 @@ void promise_undraw(struct promise *promise, uint64_t bytes)
 	promise_unref(promise);
 }
 
-uint64_t promise_take(struct promise *promise, uint64_t bytes)
+/* Up to @bytes of what was drawn are no more reserved, but the caller's to charge. Returns how many. */
+static uint64_t take(struct promise *promise, uint64_t bytes)
 {
 	uint64_t taken = at_most(bytes, promise->reserved_bytes);
 	give_back(promise, taken);
@@ -179,7 +180,7 @@ int promise_charge(struct promise *promise, struct tenant *tenant, uint32_t slot
 	for (size_t i = 0; i < n; i++) {
 		bytes += sizes[i];
 	}
-	uint64_t taken_bytes = promise ? promise_take(promise, bytes) : 0;
+	uint64_t taken_bytes = promise ? take(promise, bytes) : 0;
 	for (size_t i = 0; i < n; i++) {
 		int r = (taken_bytes == bytes ? tenant_charge_promised : tenant_charge)(
 			tenant, slot, sizes[i], 1, &charges_out[i]);

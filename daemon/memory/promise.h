@@ -71,14 +71,12 @@ uint64_t promise_left_bytes(const struct promise *promise);
 bool promise_draw(struct promise *promise, uint64_t bytes);
 /* The request is over, and its memory is free, or is handed over. */
 void promise_undraw(struct promise *promise, uint64_t bytes);
-/* Up to @bytes of what was drawn are no more reserved, but the caller's to charge and to count as coming. Returns how many. */
-uint64_t promise_take(struct promise *promise, uint64_t bytes);
-/* @bytes that promise_take() took are reserved again. */
+/* @bytes that promise_charge() took are reserved again. */
 void promise_put(struct promise *promise, uint64_t bytes);
 
 /*
  * Charge chunks of these sizes to @tenant at @slot, all or none; what @promise (NULL: none) has reserved for them comes first:
- * *taken_out bytes of it, as promise_take() says. Without a limit of bytes, if that is all. Returns 0 or TENANT_E_*.
+ * *taken_out bytes of it, no more reserved, but the caller's to count as coming. Without a limit of bytes, if that is all. Returns 0 or TENANT_E_*.
  */
 int promise_charge(struct promise *promise, struct tenant *tenant, uint32_t slot,
                    const uint64_t *sizes, size_t n, struct charge *charges_out,

@@ -170,7 +170,7 @@ bool user_charge(struct user_charge *charge, struct pot *pot, struct user *user,
 	return !user || n == 0 || charge->share;
 }
 
-void user_refund(struct user_charge *charge, uint64_t n)
+static void user_refund(struct user_charge *charge, uint64_t n)
 {
 	struct share *share = charge->share;
 	if (!share) {

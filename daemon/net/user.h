@@ -113,8 +113,7 @@ void pot_deinit(struct pot *pot);
 bool user_charge(struct user_charge *charge, struct pot *pot, struct user *user, uint64_t n);
 /* Take @n more for the user, whatever the share is. Without host memory nobody pays. */
 void user_charge_anyway(struct user_charge *charge, struct pot *pot, struct user *user, uint64_t n);
-/* Pay back @n of it, or all; harmless if there is nothing. */
-void user_refund(struct user_charge *charge, uint64_t n);
+/* Pay it back; harmless if there is nothing. */
 void user_refund_all(struct user_charge *charge);
 /* Have @n in all, whatever the share is. */
 void user_charge_set(struct user_charge *charge, struct pot *pot, struct user *user, uint64_t n);

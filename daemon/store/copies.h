@@ -206,9 +206,6 @@ void copies_cancel(struct copies *copies, struct copy_order *order);
 struct copy *copies_find(const struct copies *copies, const struct realm *realm,
                          const struct digest *digest);
 
-/* @copy is used now. */
-void copies_use(struct copies *copies, struct copy *copy);
-
 /* @copy stays until it is let. */
 void copies_hold(struct copies *copies, struct copy *copy);
 void copies_let(struct copies *copies, struct copy *copy);

@@ -207,14 +207,6 @@ static bool is_over(const struct copy *copy)
 	       !(copy->is_found && copy->is_of_block);
 }
 
-void copies_use(struct copies *copies, struct copy *copy)
-{
-	if (may_go(copy)) {
-		list_remove(&copy->link);
-		list_insert(&copies->order, &copy->link);
-	}
-}
-
 void copies_hold(struct copies *copies, struct copy *copy)
 {
 	assert(copy->state == COPY_THERE);

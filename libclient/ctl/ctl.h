@@ -195,8 +195,6 @@ int ctl_list_add_object(struct ctl_list *list, json_t *object);
 int ctl_list_add(void *list, const void *row);
 /* The same; in JSON the row has a member @key besides, @more, which is taken over. */
 int ctl_list_add_more(void *list, const void *row, const char *key, json_t *more);
-/* One more of the row that was added last. */
-int ctl_list_more(struct ctl_list *list, const char *key, json_t *more);
 
 /* ---- the commands, by file ---- */
 

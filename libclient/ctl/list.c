@@ -43,19 +43,11 @@ int ctl_list_add(void *user, const void *row)
 
 int ctl_list_add_more(void *user, const void *row, const char *key, json_t *more)
 {
-	int err = ctl_list_add(user, row);
-	if (err) {
+	struct ctl_list *list = user;
+	int err = ctl_list_add(list, row);
+	if (err || !list->rows) {
 		json_decref(more);
 		return err;
-	}
-	return ctl_list_more(user, key, more);
-}
-
-int ctl_list_more(struct ctl_list *list, const char *key, json_t *more)
-{
-	if (!list->rows) {
-		json_decref(more);
-		return 0;
 	}
 	json_t *object = json_array_get(list->rows, json_array_size(list->rows) - 1);
 	return json_object_set_new(object, key, more) < 0 ? CTL_E_OUTPUT : 0;

@@ -5,8 +5,9 @@
 #include <libsmartcols/libsmartcols.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
 
-#include "ctl/screen.h"
 #include "ctl/text.h"
 
 void table_init(struct table *table)
@@ -149,7 +150,14 @@ int table_print_width(struct table *table, FILE *out, size_t width)
 	return r;
 }
 
+unsigned table_room(FILE *out)
+{
+	struct winsize size;
+	int fd = fileno(out);
+	return fd >= 0 && isatty(fd) && ioctl(fd, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+}
+
 int table_print(struct table *table, FILE *out)
 {
-	return table_print_width(table, out, screen_width(out));
+	return table_print_width(table, out, table_room(out));
 }

@@ -31,6 +31,8 @@ void table_column(struct table *table, const char *title, bool right);
 /* @text comes as it is: names of foreign origin go through text_escape() first. */
 void table_cell(struct table *table, const char *text);
 
+/* Columns of the terminal that @out is; 0: it is none. */
+unsigned table_room(FILE *out);
 /*
  * Returns 0 or -ENOMEM. Unfinished rows are filled up. If @out is a terminal on which the columns do not fit side by
  * side, they come in several tables that begin with the first column. A last column of text may run over.

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "ctl/memory.h"
-#include "ctl/screen.h"
+#include "ctl/table.h"
 #include "ctl/text.h"
 #include "glake.h"
 
@@ -619,7 +619,7 @@ static void begin_orders(struct top *top)
 static bool is_lines(const struct ctl *ctl)
 {
 	return ctl->json || ctl->values.given & (CTL_OPTION_ONCE | CTL_OPTION_SECONDS) ||
-	       screen_width(ctl->out) == 0 || !isatty(STDIN_FILENO);
+	       table_room(ctl->out) == 0 || !isatty(STDIN_FILENO);
 }
 
 static int run_top(struct ctl *ctl)

@@ -34,7 +34,8 @@ static int parse_item(const char *item, bool *is_for_all_out, uint32_t *index_ou
 	return 0;
 }
 
-int glake__promise_parse(const char *text, uint32_t index, uint64_t *bytes_out)
+/* @index: of a device. 0: nothing is wanted there. -EINVAL: @text is no such list. */
+static int parse(const char *text, uint32_t index, uint64_t *bytes_out)
 {
 	uint64_t found = 0;
 	bool is_found_by_number = false;
@@ -64,7 +65,7 @@ int glake__promise_init(struct glake_session *session, const char *text)
 	text = text ? text : secure_getenv("GLAKE_PROMISE");
 	for (uint32_t i = 0; text && *text && i < session->n_devices; i++) {
 		struct glake__device *device = &session->devices[i];
-		int r = glake__promise_parse(text, device->public.index, &device->promise_bytes);
+		int r = parse(text, device->public.index, &device->promise_bytes);
 		if (r < 0) {
 			return glake__fail(r, "a promise of \"%s\": SIZE, or NUMBER=SIZE,...",
 			                   text);

@@ -11,9 +11,6 @@
 
 #include "libclient/link/session.h"
 
-/* @index: of a device. 0: nothing is wanted there. -EINVAL: @text is no such list. */
-int glake__promise_parse(const char *text, uint32_t index, uint64_t *bytes_out);
-
 /* For a session that has said Hello. @text NULL: of the environment. -EINVAL. */
 int glake__promise_init(struct glake_session *session, const char *text);
 

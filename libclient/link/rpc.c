@@ -854,16 +854,6 @@ static int check_published(struct glake_session *session, struct glake__publicat
 	                        "the daemon's block has another size than the chunk");
 }
 
-int glake__rpc_block_publish(struct glake_session *session, struct glake__publication *publication)
-{
-	Glake__Wire__BlockPublish publish;
-	Glake__Wire__Request request;
-	want_block(&request, &publish, publication);
-	int r = call_block(session, &request, &publication->answer);
-	publication->result = r < 0 ? r : check_published(session, publication);
-	return publication->result;
-}
-
 static void start_publish(struct glake__publisher *publisher)
 {
 	size_t i = publisher->n_started++;
@@ -880,6 +870,16 @@ static void start_publish(struct glake__publisher *publisher)
 bool glake__may_be_block(int error)
 {
 	return error == GLAKE_E_GONE || error == GLAKE_E_PROTOCOL;
+}
+
+/* By itself, and on a new connection if there is one. */
+static void publish_again(struct glake_session *session, struct glake__publication *publication)
+{
+	Glake__Wire__BlockPublish publish;
+	Glake__Wire__Request request;
+	want_block(&request, &publish, publication);
+	int r = call_block(session, &request, &publication->answer);
+	publication->result = r < 0 ? r : check_published(session, publication);
 }
 
 /* Wait for the oldest that is under way. */
@@ -901,8 +901,7 @@ static void end_publish(struct glake__publisher *publisher)
 		}
 	}
 	if (publication->result == GLAKE_E_GONE || publication->result == GLAKE_E_BUSY) {
-		/* By itself, and on a new connection if there is one. */
-		glake__rpc_block_publish(session, publication);
+		publish_again(session, publication);
 	}
 	if (publication->result < 0) {
 		publication->text = glake__error_save();

@@ -167,9 +167,6 @@ struct glake__publication {
 	struct glake__block_answer answer; /* out, if the result is 0 */
 };
 
-/* Returns its result. */
-int glake__rpc_block_publish(struct glake_session *session, struct glake__publication *publication);
-
 /*
  * Whether glaked may have made a block of the chunk in spite of @error: the answer was lost, or makes no
  * sense. Others may have that block then, so nobody may write to the memory any more.

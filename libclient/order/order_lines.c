@@ -80,12 +80,6 @@ struct glake__order_context *glake__order_context_of(struct glake_order *order, 
 	return context;
 }
 
-void glake__order_keep_spare(struct glake_order *order, struct glake__parked *parked)
-{
-	parked->next = order->spares;
-	order->spares = parked;
-}
-
 void glake__order_forget_line(struct glake_order *order, struct glake__order_line **link)
 {
 	struct glake__order_line *line = *link;
@@ -147,7 +141,8 @@ void *glake__order_take_allocation(struct glake_order *order, struct glake__orde
 	void *allocation = parked->allocation;
 	glake__order_take_out(order, line, parked);
 	glake__order_put_mark(line->of, parked);
-	glake__order_keep_spare(order, parked);
+	parked->next = order->spares;
+	order->spares = parked;
 	return allocation;
 }
 

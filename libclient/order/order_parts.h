@@ -153,7 +153,6 @@ void glake__order_take_out(struct glake_order *order, struct glake__order_line *
 /* The same; returns the allocation. */
 void *glake__order_take_allocation(struct glake_order *order, struct glake__order_line *line,
                                    struct glake__parked *parked);
-void glake__order_keep_spare(struct glake_order *order, struct glake__parked *parked);
 void glake__order_free_nodes(struct glake__parked *list);
 
 /* ---- marks ------------------------------------------------------------------------------------ */

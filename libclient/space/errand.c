@@ -10,7 +10,8 @@
 #include "libclient/space/reback.h"
 #include "proto/cleanup.h"
 
-const struct glake__use glake__use_mirror = {
+/* Memory of others, for work of our own. */
+static const struct glake__use use_mirror = {
 	.name = "mirror", .kind = GLAKE__FREE, .is_ours = true, .is_worked_on = true};
 
 /* The GPU is known to be idle, and the program is held back. */
@@ -183,8 +184,7 @@ int glake__errand_mirror(const struct glake__device *device, struct glake__range
 {
 	/* Those that have ended stand in nobody's way. */
 	glake__errands_collect();
-	int r = glake__range_reserve(&glake__use_mirror, NULL, device->handle, n_bytes, 0, 0,
-	                             mirror_out);
+	int r = glake__range_reserve(&use_mirror, NULL, device->handle, n_bytes, 0, 0, mirror_out);
 	if (r < 0) {
 		*mirror_out = NULL;
 		return r;

@@ -19,9 +19,6 @@
 #include "libclient/space/grant.h"
 #include "libclient/space/range.h"
 
-/* Memory of others, for work of our own. */
-extern const struct glake__use glake__use_mirror;
-
 /* The pieces that fill [offset, offset + n_bytes) of @range, memory of @device, at other addresses. End it by glake__errand_end(). */
 int glake__errand_mirror(const struct glake__device *device, struct glake__range *range,
                          uint64_t offset, uint64_t n_bytes, enum glake__access access,

@@ -26,7 +26,7 @@ enum glake__page_kind {
 	GLAKE__PAGE_HOST,  /* a chunk of host memory */
 };
 
-/* An entry: the kind in 4 bits, 44 bits of a pointer that is a multiple of 16, the device in 8 bits + 1. */
+/* An entry: the kind in 4 bits, and a pointer that is a multiple of 16. */
 struct glake__pages {
 	_Atomic uint64_t n_bytes; /* 0: no window; set last, read first */
 	_Atomic uint64_t base;
@@ -52,22 +52,15 @@ static inline enum glake__page_kind glake__page_kind(uint64_t page)
 	return (enum glake__page_kind)(page & 15);
 }
 
-/* The CUDA device of the memory; -1 where there is none. */
-static inline int glake__page_device(uint64_t page)
-{
-	return (int)(page >> 56) - 1;
-}
-
 /* Called with the lock of the space held. */
 static inline void *glake__page_pointer(uint64_t page)
 {
-	return (void *)(uintptr_t)(page & 0x00fffffffffffff0);
+	return (void *)(uintptr_t)(page & ~15ull);
 }
 
-static inline uint64_t glake__page_entry(enum glake__page_kind kind, int device,
-                                         const void *pointer)
+static inline uint64_t glake__page_entry(enum glake__page_kind kind, const void *pointer)
 {
-	return (uint64_t)(device + 1) << 56 | (uint64_t)(uintptr_t)pointer | (uint64_t)kind;
+	return (uint64_t)(uintptr_t)pointer | (uint64_t)kind;
 }
 
 #endif

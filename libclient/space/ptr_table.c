@@ -92,13 +92,3 @@ void *glake__ptr_table_remove(struct glake__ptr_table *table, uint64_t key)
 	}
 	return value;
 }
-
-void *glake__ptr_table_remove_any(struct glake__ptr_table *table)
-{
-	for (size_t i = 0; table->n_used && i < table->n_slots; i++) {
-		if (table->slots[i].key != 0) {
-			return glake__ptr_table_remove(table, table->slots[i].key);
-		}
-	}
-	return NULL;
-}

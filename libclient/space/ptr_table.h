@@ -33,7 +33,4 @@ int glake__ptr_table_add(struct glake__ptr_table *table, uint64_t key, void *val
 void *glake__ptr_table_get(const struct glake__ptr_table *table, uint64_t key);
 void *glake__ptr_table_remove(struct glake__ptr_table *table, uint64_t key);
 
-/* Any value, or NULL when the table is empty. For tearing down. */
-void *glake__ptr_table_remove_any(struct glake__ptr_table *table);
-
 #endif

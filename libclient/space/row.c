@@ -16,8 +16,7 @@ static void enter_part(const struct glake__piece *piece, uint64_t offset, uint64
 		return;
 	}
 	enum glake__page_kind kind = piece->chunk ? piece->chunk->kind : GLAKE__PAGE_HOLE;
-	int device = piece->chunk ? piece->chunk->device : range->device;
-	uint64_t entry = glake__page_entry(kind, device, piece);
+	uint64_t entry = glake__page_entry(kind, piece);
 	uint64_t at = (range->ptr + offset - glake__pages.base) >> GLAKE__PAGE_SHIFT;
 	uint64_t n = n_bytes >> GLAKE__PAGE_SHIFT;
 	for (uint64_t i = 0; i < n; i++) {

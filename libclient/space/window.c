@@ -46,7 +46,7 @@ static void set_entry(uint64_t page, uint64_t entry)
 
 static void tag(const struct extent *extent, const struct extent *value)
 {
-	uint64_t entry = value ? glake__page_entry(GLAKE__PAGE_NONE, -1, value) : 0;
+	uint64_t entry = value ? glake__page_entry(GLAKE__PAGE_NONE, value) : 0;
 	set_entry(extent->first, entry);
 	set_entry(extent->first + extent->n_pages - 1, entry);
 }

@@ -183,8 +183,7 @@ static void measure_launches(void)
 	void *large_params[] = {words};
 	any_call_fn *body = body_of("cuLaunchKernel");
 	for (unsigned i = 0; i < N_PAGES; i++) {
-		entries[i] = glake__page_entry(i % 2 ? GLAKE__PAGE_BLOCK : GLAKE__PAGE_CHUNK, 0,
-		                               NULL);
+		entries[i] = glake__page_entry(i % 2 ? GLAKE__PAGE_BLOCK : GLAKE__PAGE_CHUNK, NULL);
 	}
 	for (unsigned i = 0; i < N_POINTERS; i++) {
 		pointers[i] = BASE + i * PAGE;

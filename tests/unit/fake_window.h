@@ -21,7 +21,7 @@ static void make_window(void)
 	for (unsigned i = 0; i < N_PAGES; i++) {
 		enum glake__page_kind kind = BASE + i * PAGE == SEALED ? GLAKE__PAGE_BLOCK
 		                                                       : GLAKE__PAGE_CHUNK;
-		fake_entries[i] = glake__page_entry(kind, 0, NULL);
+		fake_entries[i] = glake__page_entry(kind, NULL);
 	}
 	glake__pages.base = BASE;
 	glake__pages.entries = fake_entries;

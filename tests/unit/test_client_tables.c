@@ -50,11 +50,6 @@ START_TEST(a_table_keeps_what_a_plain_array_keeps)
 		}
 		ck_assert_uint_eq(table.n_used, n_used);
 	}
-	while (n_used > 0) {
-		ck_assert_ptr_nonnull(glake__ptr_table_remove_any(&table));
-		n_used--;
-	}
-	ck_assert_ptr_null(glake__ptr_table_remove_any(&table));
 	ck_assert_ptr_null(glake__ptr_table_get(&table, 0));
 	glake__ptr_table_deinit(&table);
 }

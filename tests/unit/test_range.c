@@ -214,7 +214,7 @@ START_TEST(a_chunk_is_mapped_at_a_hundred_thousand_places)
 }
 END_TEST
 
-START_TEST(the_page_map_tells_kind_and_device)
+START_TEST(the_page_map_tells_kinds)
 {
 	begin("2x1GiB");
 	struct glake__range *range = reserve_range(8);
@@ -224,7 +224,6 @@ START_TEST(the_page_map_tells_kind_and_device)
 	ck_assert_int_eq(glake__range_fill(range, 2 * MIB, &part, 1), 0);
 	uint64_t page = glake__page_of(range->ptr + 5 * MIB);
 	ck_assert_int_eq(glake__page_kind(page), GLAKE__PAGE_BLOCK);
-	ck_assert_int_eq(glake__page_device(page), 0);
 	ck_assert_int_eq(glake__page_kind(glake__page_of(range->ptr)), GLAKE__PAGE_HOLE);
 	ck_assert_int_eq(glake__page_kind(glake__page_of(range->ptr + 6 * MIB)), GLAKE__PAGE_HOLE);
 	/* Read-only to the program as well. */

@@ -159,7 +159,7 @@ END_TEST
 START_TEST(memory_that_is_private_again_accuses_nobody)
 {
 	launch(0, SEALED);
-	fake_entries[(SEALED - BASE) / PAGE] = glake__page_entry(GLAKE__PAGE_CHUNK, 0, NULL);
+	fake_entries[(SEALED - BASE) / PAGE] = glake__page_entry(GLAKE__PAGE_CHUNK, NULL);
 	ck_assert_str_eq(suspects(), "");
 }
 END_TEST
