@@ -58,6 +58,25 @@ struct rpc_page {
 /* Copies @row. Returns false if it does not fit: then the page is complete. */
 bool rpc_page_add(struct rpc_page *page, uint64_t id, const ProtobufCMessage *row);
 
+/* Declares an empty `page` of at most @n messages of type @Row. */
+#define RPC_PAGE(Row, n) \
+	static Row page_rows[n]; \
+	static Row *page_list[n]; \
+	struct rpc_page page = {.rows = page_rows, .list = page_list, .max_rows = (n)}
+
+/* Answers @request with @page: its rows are the @name##s of a list answer called so. */
+#define RPC_ANSWER_PAGE(session, request, page, Name, NAME, name) \
+	do { \
+		answer_t answer = GLAKE__WIRE__ANSWER__INIT; \
+		Glake__Wire__##Name##ListAnswer body = GLAKE__WIRE__##NAME##_LIST_ANSWER__INIT; \
+		body.name##s = (page).list; \
+		body.n_##name##s = (page).n_rows; \
+		body.next = (page).next; \
+		answer.body_case = GLAKE__WIRE__ANSWER__BODY_##NAME##_LIST; \
+		answer.name##_list = &body; \
+		rpc_answer(session, (request)->id, &answer, NULL, 0); \
+	} while (0)
+
 /*
  * Notices. If answers wait because the client does not read, a notice is dropped and counted, not
  * sent.

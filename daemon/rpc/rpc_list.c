@@ -472,8 +472,7 @@ static void look_at_waits(struct rpc_context *rpc)
 
 void rpc_session_list(struct session *session, const request_t *request, struct fdlist *fds)
 {
-	static Glake__Wire__SessionInfo rows[PAGE_ROWS];
-	static Glake__Wire__SessionInfo *list[PAGE_ROWS];
+	RPC_PAGE(Glake__Wire__SessionInfo, PAGE_ROWS);
 	static Glake__Wire__SessionDevice devices[PAGE_DEVICES];
 	static Glake__Wire__SessionDevice *device_list[PAGE_DEVICES];
 	static Glake__Wire__Unsealed unsealed[PAGE_ROWS + 1][GLAKE_N_UNSEALED];
@@ -484,9 +483,6 @@ void rpc_session_list(struct session *session, const request_t *request, struct 
 	size_t n_devices = 0;
 	size_t n_pools = 0;
 	size_t n_steps = PAGE_HELD;
-	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
-	Glake__Wire__SessionListAnswer body = GLAKE__WIRE__SESSION_LIST_ANSWER__INIT;
-	struct rpc_page page = {.rows = rows, .list = list, .max_rows = PAGE_ROWS};
 	struct rpc_context *rpc = rpc_of(session);
 	struct holder *holder;
 	look_at_waits(rpc);
@@ -513,12 +509,7 @@ void rpc_session_list(struct session *session, const request_t *request, struct 
 		n_devices += next.n_devices;
 		n_pools += next.n_pools;
 	}
-	body.sessions = list;
-	body.n_sessions = page.n_rows;
-	body.next = page.next;
-	answer.body_case = GLAKE__WIRE__ANSWER__BODY_SESSION_LIST;
-	answer.session_list = &body;
-	rpc_answer(session, request->id, &answer, NULL, 0);
+	RPC_ANSWER_PAGE(session, request, page, Session, SESSION, session);
 }
 
 /* Models of the rows of one page, and of one row. */
@@ -541,14 +532,10 @@ static size_t list_models(const struct holder *holder, uint64_t *ids_out)
 
 void rpc_use_list(struct session *session, const request_t *request, struct fdlist *fds)
 {
-	static Glake__Wire__Use rows[PAGE_ROWS];
-	static Glake__Wire__Use *list[PAGE_ROWS];
+	RPC_PAGE(Glake__Wire__Use, PAGE_ROWS);
 	static uint64_t ids[PAGE_USES];
 	size_t n_ids = 0;
 	size_t n_walked = 0;
-	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
-	Glake__Wire__UseListAnswer body = GLAKE__WIRE__USE_LIST_ANSWER__INIT;
-	struct rpc_page page = {.rows = rows, .list = list, .max_rows = PAGE_ROWS};
 	struct holder *holder;
 	list_for_each (holder, &rpc_of(session)->holders.list, link) {
 		if (holder->id <= request->use_list->after || holder->state == HOLDER_NEW ||
@@ -569,12 +556,7 @@ void rpc_use_list(struct session *session, const request_t *request, struct fdli
 		n_ids += next.n_models;
 		n_walked += HASH_COUNT(holder->held);
 	}
-	body.uses = list;
-	body.n_uses = page.n_rows;
-	body.next = page.next;
-	answer.body_case = GLAKE__WIRE__ANSWER__BODY_USE_LIST;
-	answer.use_list = &body;
-	rpc_answer(session, request->id, &answer, NULL, 0);
+	RPC_ANSWER_PAGE(session, request, page, Use, USE, use);
 }
 
 /* The refusals at one location of a tenant; lists by slot. */
@@ -694,11 +676,7 @@ static void describe_model(const struct session *session, const struct model *mo
 
 void rpc_model_list(struct session *session, const request_t *request, struct fdlist *fds)
 {
-	static Glake__Wire__ModelInfo rows[PAGE_ROWS];
-	static Glake__Wire__ModelInfo *list[PAGE_ROWS];
-	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
-	Glake__Wire__ModelListAnswer body = GLAKE__WIRE__MODEL_LIST_ANSWER__INIT;
-	struct rpc_page page = {.rows = rows, .list = list, .max_rows = PAGE_ROWS};
+	RPC_PAGE(Glake__Wire__ModelInfo, PAGE_ROWS);
 	size_t n_steps = PAGE_HELD;
 	struct model *model;
 	list_for_each (model, &rpc_of(session)->store->model_list, link) {
@@ -718,12 +696,7 @@ void rpc_model_list(struct session *session, const request_t *request, struct fd
 			break;
 		}
 	}
-	body.models = list;
-	body.n_models = page.n_rows;
-	body.next = page.next;
-	answer.body_case = GLAKE__WIRE__ANSWER__BODY_MODEL_LIST;
-	answer.model_list = &body;
-	rpc_answer(session, request->id, &answer, NULL, 0);
+	RPC_ANSWER_PAGE(session, request, page, Model, MODEL, model);
 }
 
 static void describe_block(const struct block *block, Glake__Wire__BlockInfo *row,
@@ -745,12 +718,8 @@ static void describe_block(const struct block *block, Glake__Wire__BlockInfo *ro
 
 void rpc_block_list(struct session *session, const request_t *request, struct fdlist *fds)
 {
-	static Glake__Wire__BlockInfo rows[PAGE_ROWS];
-	static Glake__Wire__BlockInfo *list[PAGE_ROWS];
+	RPC_PAGE(Glake__Wire__BlockInfo, PAGE_ROWS);
 	static uint8_t digests[PAGE_ROWS + 1][DIGEST_BYTES];
-	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
-	Glake__Wire__BlockListAnswer body = GLAKE__WIRE__BLOCK_LIST_ANSWER__INIT;
-	struct rpc_page page = {.rows = rows, .list = list, .max_rows = PAGE_ROWS};
 	struct block *block;
 	list_for_each (block, &rpc_of(session)->store->block_list, link) {
 		if (block->id <= request->block_list->after ||
@@ -763,12 +732,7 @@ void rpc_block_list(struct session *session, const request_t *request, struct fd
 			break;
 		}
 	}
-	body.blocks = list;
-	body.n_blocks = page.n_rows;
-	body.next = page.next;
-	answer.body_case = GLAKE__WIRE__ANSWER__BODY_BLOCK_LIST;
-	answer.block_list = &body;
-	rpc_answer(session, request->id, &answer, NULL, 0);
+	RPC_ANSWER_PAGE(session, request, page, Block, BLOCK, block);
 }
 
 static void describe_refusal(const struct event_refusal *refusal, Glake__Wire__EventInfo *row)
@@ -803,11 +767,7 @@ static void describe_event(const struct event *event, Glake__Wire__EventInfo *ro
 
 void rpc_event_list(struct session *session, const request_t *request, struct fdlist *fds)
 {
-	static Glake__Wire__EventInfo rows[PAGE_ROWS];
-	static Glake__Wire__EventInfo *list[PAGE_ROWS];
-	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
-	Glake__Wire__EventListAnswer body = GLAKE__WIRE__EVENT_LIST_ANSWER__INIT;
-	struct rpc_page page = {.rows = rows, .list = list, .max_rows = PAGE_ROWS};
+	RPC_PAGE(Glake__Wire__EventInfo, PAGE_ROWS);
 	uint64_t after = request->event_list->after;
 	const struct event *event;
 	while ((event = events_next(rpc_of(session)->events, after))) {
@@ -822,10 +782,5 @@ void rpc_event_list(struct session *session, const request_t *request, struct fd
 			break;
 		}
 	}
-	body.events = list;
-	body.n_events = page.n_rows;
-	body.next = page.next;
-	answer.body_case = GLAKE__WIRE__ANSWER__BODY_EVENT_LIST;
-	answer.event_list = &body;
-	rpc_answer(session, request->id, &answer, NULL, 0);
+	RPC_ANSWER_PAGE(session, request, page, Event, EVENT, event);
 }

@@ -146,12 +146,8 @@ static Glake__Wire__MistakeInfo describe(struct mistake *mistake)
 
 void rpc_mistake_list(struct session *session, const request_t *request, struct fdlist *fds)
 {
-	static Glake__Wire__MistakeInfo rows[PAGE_ROWS];
-	static Glake__Wire__MistakeInfo *list[PAGE_ROWS];
+	RPC_PAGE(Glake__Wire__MistakeInfo, PAGE_ROWS);
 	const struct mistakes *mistakes = &rpc_of(session)->holders.mistakes;
-	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
-	Glake__Wire__MistakeListAnswer body = GLAKE__WIRE__MISTAKE_LIST_ANSWER__INIT;
-	struct rpc_page page = {.rows = rows, .list = list, .max_rows = PAGE_ROWS};
 	struct mistake *mistake = mistakes_next(mistakes, request->mistake_list->after);
 	for (; mistake; mistake = mistakes_next(mistakes, mistake->id)) {
 		Glake__Wire__MistakeInfo row = describe(mistake);
@@ -159,12 +155,7 @@ void rpc_mistake_list(struct session *session, const request_t *request, struct 
 			break;
 		}
 	}
-	body.mistakes = list;
-	body.n_mistakes = page.n_rows;
-	body.next = page.next;
-	answer.body_case = GLAKE__WIRE__ANSWER__BODY_MISTAKE_LIST;
-	answer.mistake_list = &body;
-	rpc_answer(session, request->id, &answer, NULL, 0);
+	RPC_ANSWER_PAGE(session, request, page, Mistake, MISTAKE, mistake);
 }
 
 void rpc_mistake_forgive(struct session *session, const request_t *request, struct fdlist *fds)

@@ -368,8 +368,7 @@ static struct held *find_open(struct session *session, uint64_t request, uint64_
 void rpc_model_tensors(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	enum { PAGE = 512 };
-	static Glake__Wire__Tensor rows[PAGE];
-	static Glake__Wire__Tensor *list[PAGE];
+	RPC_PAGE(Glake__Wire__Tensor, PAGE);
 	struct held *open = find_open(session, request->id, request->model_tensors->model);
 	if (!open) {
 		return;
@@ -377,7 +376,6 @@ void rpc_model_tensors(struct session *session, const request_t *request, struct
 	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__ModelTensorsAnswer body = GLAKE__WIRE__MODEL_TENSORS_ANSWER__INIT;
 	const struct model *model = open->model;
-	struct rpc_page page = {.rows = rows, .list = list, .max_rows = PAGE};
 	uint64_t next = request->model_tensors->first;
 	for (; next < model->n_tensors; next++) {
 		struct tensor *tensor = model->tensors[next];
@@ -394,7 +392,7 @@ void rpc_model_tensors(struct session *session, const request_t *request, struct
 			break;
 		}
 	}
-	body.tensors = list;
+	body.tensors = page.list;
 	body.n_tensors = page.n_rows;
 	body.next = next < model->n_tensors ? next : 0;
 	answer.body_case = GLAKE__WIRE__ANSWER__BODY_MODEL_TENSORS;

@@ -271,12 +271,8 @@ static void describe(const struct sleeper *sleeper, struct sleeper_row *place,
 /* List the sleepers in the order of ids, as pages go. */
 void rpc_sleeper_list(struct session *session, const request_t *request, struct fdlist *fds)
 {
-	static Glake__Wire__SleeperInfo rows[PAGE_ROWS];
-	static Glake__Wire__SleeperInfo *list[PAGE_ROWS];
+	RPC_PAGE(Glake__Wire__SleeperInfo, PAGE_ROWS);
 	static struct sleeper_row places[PAGE_ROWS + 1];
-	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
-	Glake__Wire__SleeperListAnswer body = GLAKE__WIRE__SLEEPER_LIST_ANSWER__INIT;
-	struct rpc_page page = {.rows = rows, .list = list, .max_rows = PAGE_ROWS};
 	size_t n_steps = 0;
 	struct holder *holder;
 	list_for_each (holder, &rpc_of(session)->holders.list, link) {
@@ -296,10 +292,5 @@ void rpc_sleeper_list(struct session *session, const request_t *request, struct 
 			break;
 		}
 	}
-	body.sleepers = list;
-	body.n_sleepers = page.n_rows;
-	body.next = page.next;
-	answer.body_case = GLAKE__WIRE__ANSWER__BODY_SLEEPER_LIST;
-	answer.sleeper_list = &body;
-	rpc_answer(session, request->id, &answer, NULL, 0);
+	RPC_ANSWER_PAGE(session, request, page, Sleeper, SLEEPER, sleeper);
 }

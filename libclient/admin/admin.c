@@ -253,7 +253,8 @@ union list_body {
 		.show = show_##name##s, .row.name = (row_), .user = (user_) \
 	}
 
-#define ASK(Name, NAME, name) \
+/* Defines those two, behind show_@name(), which shows one row. */
+#define PAGES(Name, NAME, name) \
 	static void ask_##name##s(Glake__Wire__Request *request, void *body, uint64_t after) \
 	{ \
 		Glake__Wire__##Name##List *list = body; \
@@ -261,16 +262,18 @@ union list_body {
 		list->after = after; \
 		request->body_case = GLAKE__WIRE__REQUEST__BODY_##NAME##_LIST; \
 		request->name##_list = list; \
+	} \
+	static int show_##name##s(const Glake__Wire__Answer *answer, const struct list *list, \
+	                          uint64_t *next_out) \
+	{ \
+		const Glake__Wire__##Name##ListAnswer *page = answer->name##_list; \
+		int r = 0; \
+		for (size_t i = 0; r == 0 && i < page->n_##name##s; i++) { \
+			r = show_##name(page->name##s[i], list); \
+		} \
+		*next_out = page->next; \
+		return r; \
 	}
-
-ASK(Session, SESSION, session)
-ASK(Tenant, TENANT, tenant)
-ASK(Model, MODEL, model)
-ASK(Block, BLOCK, block)
-ASK(Event, EVENT, event)
-ASK(Use, USE, use)
-ASK(Sleeper, SLEEPER, sleeper)
-ASK(Mistake, MISTAKE, mistake)
 
 static int walk_pages(struct glake_session *session, const struct list *list)
 {
@@ -436,17 +439,7 @@ static int show_session(const Glake__Wire__SessionInfo *from, const struct list 
 	return list->row.session(list->user, &row);
 }
 
-static int show_sessions(const Glake__Wire__Answer *answer, const struct list *list,
-                         uint64_t *next_out)
-{
-	const Glake__Wire__SessionListAnswer *page = answer->session_list;
-	int r = 0;
-	for (size_t i = 0; r == 0 && i < page->n_sessions; i++) {
-		r = show_session(page->sessions[i], list);
-	}
-	*next_out = page->next;
-	return r;
-}
+PAGES(Session, SESSION, session)
 
 int glake_list_sessions(struct glake_session *session, glake_session_fn row, void *user)
 {
@@ -522,17 +515,7 @@ static int show_tenant(const Glake__Wire__TenantInfo *from, const struct list *l
 	return list->row.tenant(list->user, &row);
 }
 
-static int show_tenants(const Glake__Wire__Answer *answer, const struct list *list,
-                        uint64_t *next_out)
-{
-	const Glake__Wire__TenantListAnswer *page = answer->tenant_list;
-	int r = 0;
-	for (size_t i = 0; r == 0 && i < page->n_tenants; i++) {
-		r = show_tenant(page->tenants[i], list);
-	}
-	*next_out = page->next;
-	return r;
-}
+PAGES(Tenant, TENANT, tenant)
 
 int glake_list_tenants(struct glake_session *session, glake_tenant_fn row, void *user)
 {
@@ -540,37 +523,30 @@ int glake_list_tenants(struct glake_session *session, glake_tenant_fn row, void 
 	return walk(session, &list);
 }
 
-static int show_models(const Glake__Wire__Answer *answer, const struct list *list,
-                       uint64_t *next_out)
+static int show_model(const Glake__Wire__ModelInfo *from, const struct list *list)
 {
-	const Glake__Wire__ModelListAnswer *page = answer->model_list;
-	int r = 0;
-	for (size_t i = 0; r == 0 && i < page->n_models; i++) {
-		const Glake__Wire__ModelInfo *from = page->models[i];
-		struct glake_model_row row = {
-			.id = from->id,
-			.name = TEXT(from->name),
-			.realm = TEXT(from->realm),
-			.state = TEXT(from->state),
-			.device = from->device,
-			.span_bytes = from->span_bytes,
-			.content_bytes = from->content_bytes,
-			.unique_bytes = from->unique_bytes,
-			.n_tensors = from->n_tensors,
-			.n_blocks = from->n_blocks,
-			.n_open = from->n_open,
-			.pinned = from->pinned,
-			.idle_ms = from->idle_ms,
-			.reload_reason = TEXT(from->reload_reason),
-			.part_bytes = from->part_bytes,
-			.is_published = from->is_published,
-			.copied_bytes = from->copied_bytes,
-		};
-		r = list->row.model(list->user, &row);
-	}
-	*next_out = page->next;
-	return r;
+	struct glake_model_row row = {
+		.id = from->id,
+		.name = TEXT(from->name),
+		.realm = TEXT(from->realm),
+		.state = TEXT(from->state),
+		.device = from->device,
+		.span_bytes = from->span_bytes,
+		.content_bytes = from->content_bytes,
+		.unique_bytes = from->unique_bytes,
+		.n_tensors = from->n_tensors,
+		.n_blocks = from->n_blocks,
+		.n_open = from->n_open,
+		.pinned = from->pinned,
+		.idle_ms = from->idle_ms,
+		.reload_reason = TEXT(from->reload_reason),
+		.part_bytes = from->part_bytes,
+		.is_published = from->is_published,
+		.copied_bytes = from->copied_bytes,
+	};
+	return list->row.model(list->user, &row);
 }
+PAGES(Model, MODEL, model)
 
 int glake_list_models(struct glake_session *session, glake_model_fn row, void *user)
 {
@@ -578,31 +554,24 @@ int glake_list_models(struct glake_session *session, glake_model_fn row, void *u
 	return walk(session, &list);
 }
 
-static int show_blocks(const Glake__Wire__Answer *answer, const struct list *list,
-                       uint64_t *next_out)
+static int show_block(const Glake__Wire__BlockInfo *from, const struct list *list)
 {
-	const Glake__Wire__BlockListAnswer *page = answer->block_list;
-	int r = 0;
-	for (size_t i = 0; r == 0 && i < page->n_blocks; i++) {
-		const Glake__Wire__BlockInfo *from = page->blocks[i];
-		struct glake_block_row row = {
-			.id = from->id,
-			.device = from->device,
-			.realm = TEXT(from->realm),
-			.chunk_bytes = from->chunk_bytes,
-			.content_bytes = from->content_bytes,
-			.n_models = from->n_models,
-			.n_users = from->n_users,
-			.n_mappings = from->n_mappings,
-		};
-		if (from->digest.len == sizeof(row.digest.bytes)) {
-			memcpy(row.digest.bytes, from->digest.data, sizeof(row.digest.bytes));
-		}
-		r = list->row.block(list->user, &row);
+	struct glake_block_row row = {
+		.id = from->id,
+		.device = from->device,
+		.realm = TEXT(from->realm),
+		.chunk_bytes = from->chunk_bytes,
+		.content_bytes = from->content_bytes,
+		.n_models = from->n_models,
+		.n_users = from->n_users,
+		.n_mappings = from->n_mappings,
+	};
+	if (from->digest.len == sizeof(row.digest.bytes)) {
+		memcpy(row.digest.bytes, from->digest.data, sizeof(row.digest.bytes));
 	}
-	*next_out = page->next;
-	return r;
+	return list->row.block(list->user, &row);
 }
+PAGES(Block, BLOCK, block)
 
 int glake_list_blocks(struct glake_session *session, glake_block_fn row, void *user)
 {
@@ -610,40 +579,33 @@ int glake_list_blocks(struct glake_session *session, glake_block_fn row, void *u
 	return walk(session, &list);
 }
 
-static int show_events(const Glake__Wire__Answer *answer, const struct list *list,
-                       uint64_t *next_out)
+static int show_event(const Glake__Wire__EventInfo *from, const struct list *list)
 {
-	const Glake__Wire__EventListAnswer *page = answer->event_list;
-	int r = 0;
-	for (size_t i = 0; r == 0 && i < page->n_events; i++) {
-		const Glake__Wire__EventInfo *from = page->events[i];
-		struct glake__pod pod;
-		glake__pod_of_cgroup(TEXT(from->cgroup), &pod);
-		struct glake_event_row row = {
-			.id = from->id,
-			.time_ms = from->time_ms,
-			.kind = TEXT(from->kind),
-			.realm = TEXT(from->realm),
-			.session = from->session,
-			.pid = from->pid,
-			.text = TEXT(from->text),
-			.pod_uid = pod.uid,
-			.container_id = pod.container,
-			.n_refused = from->n_refused,
-			.bound = TEXT(from->bound),
-			.tenant = TEXT(from->tenant),
-			.program = TEXT(from->program),
-			.is_host = from->at == GLAKE__WIRE__LOCATION_KIND__LOCATION_HOST,
-			.location = from->number,
-			.wanted = from->wanted,
-			.used = from->used,
-			.limit = from->limit,
-		};
-		r = list->row.event(list->user, &row);
-	}
-	*next_out = page->next;
-	return r;
+	struct glake__pod pod;
+	glake__pod_of_cgroup(TEXT(from->cgroup), &pod);
+	struct glake_event_row row = {
+		.id = from->id,
+		.time_ms = from->time_ms,
+		.kind = TEXT(from->kind),
+		.realm = TEXT(from->realm),
+		.session = from->session,
+		.pid = from->pid,
+		.text = TEXT(from->text),
+		.pod_uid = pod.uid,
+		.container_id = pod.container,
+		.n_refused = from->n_refused,
+		.bound = TEXT(from->bound),
+		.tenant = TEXT(from->tenant),
+		.program = TEXT(from->program),
+		.is_host = from->at == GLAKE__WIRE__LOCATION_KIND__LOCATION_HOST,
+		.location = from->number,
+		.wanted = from->wanted,
+		.used = from->used,
+		.limit = from->limit,
+	};
+	return list->row.event(list->user, &row);
 }
+PAGES(Event, EVENT, event)
 
 int glake_list_events_after(struct glake_session *session, uint64_t after, glake_event_fn row,
                             void *user)
@@ -658,21 +620,16 @@ int glake_list_events(struct glake_session *session, glake_event_fn row, void *u
 	return glake_list_events_after(session, 0, row, user);
 }
 
-static int show_uses(const Glake__Wire__Answer *answer, const struct list *list, uint64_t *next_out)
+static int show_use(const Glake__Wire__Use *from, const struct list *list)
 {
-	const Glake__Wire__UseListAnswer *page = answer->use_list;
-	int r = 0;
-	for (size_t i = 0; r == 0 && i < page->n_uses; i++) {
-		const struct glake_use_row row = {
-			.session = page->uses[i]->session,
-			.n_models = (uint32_t)page->uses[i]->n_models,
-			.models = page->uses[i]->models,
-		};
-		r = list->row.use(list->user, &row);
-	}
-	*next_out = page->next;
-	return r;
+	const struct glake_use_row row = {
+		.session = from->session,
+		.n_models = (uint32_t)from->n_models,
+		.models = from->models,
+	};
+	return list->row.use(list->user, &row);
 }
+PAGES(Use, USE, use)
 
 int glake_list_uses(struct glake_session *session, glake_use_fn row, void *user)
 {
@@ -680,29 +637,22 @@ int glake_list_uses(struct glake_session *session, glake_use_fn row, void *user)
 	return walk(session, &list);
 }
 
-static int show_mistakes(const Glake__Wire__Answer *answer, const struct list *list,
-                         uint64_t *next_out)
+static int show_mistake(const Glake__Wire__MistakeInfo *from, const struct list *list)
 {
-	const Glake__Wire__MistakeListAnswer *page = answer->mistake_list;
-	int r = 0;
-	for (size_t i = 0; r == 0 && i < page->n_mistakes; i++) {
-		const Glake__Wire__MistakeInfo *from = page->mistakes[i];
-		const struct glake_mistake_row row = {
-			.id = from->id,
-			.uid = from->uid,
-			.program = TEXT(from->program),
-			.script = TEXT(from->script),
-			.executable = TEXT(from->executable),
-			.time_ms = from->time_ms,
-			.n_faults = from->n_faults,
-			.n_words = from->n_words,
-			.kernels = TEXT(from->kernels),
-		};
-		r = list->row.mistake(list->user, &row);
-	}
-	*next_out = page->next;
-	return r;
+	const struct glake_mistake_row row = {
+		.id = from->id,
+		.uid = from->uid,
+		.program = TEXT(from->program),
+		.script = TEXT(from->script),
+		.executable = TEXT(from->executable),
+		.time_ms = from->time_ms,
+		.n_faults = from->n_faults,
+		.n_words = from->n_words,
+		.kernels = TEXT(from->kernels),
+	};
+	return list->row.mistake(list->user, &row);
 }
+PAGES(Mistake, MISTAKE, mistake)
 
 int glake_list_mistakes(struct glake_session *session, glake_mistake_fn row, void *user)
 {
@@ -854,17 +804,7 @@ static int show_sleeper(const Glake__Wire__SleeperInfo *from, const struct list 
 	return list->row.sleeper(list->user, &row);
 }
 
-static int show_sleepers(const Glake__Wire__Answer *answer, const struct list *list,
-                         uint64_t *next_out)
-{
-	const Glake__Wire__SleeperListAnswer *page = answer->sleeper_list;
-	int r = 0;
-	for (size_t i = 0; r == 0 && i < page->n_sleepers; i++) {
-		r = show_sleeper(page->sleepers[i], list);
-	}
-	*next_out = page->next;
-	return r;
-}
+PAGES(Sleeper, SLEEPER, sleeper)
 
 int glake_list_sleepers(struct glake_session *session, glake_sleeper_fn row, void *user)
 {
