@@ -55,6 +55,12 @@ struct field {
 		.key = #member, .offset = offsetof(row, member), .type = FIELD_##type_, \
 		.style = FIELD_##style_, .title = title_ \
 	}
+/* Of the member @part, a struct. */
+#define FIELD_IN(row, part, member, type_, style_, title_) \
+	{ \
+		.key = #member, .offset = offsetof(row, part.member), .type = FIELD_##type_, \
+		.style = FIELD_##style_, .title = title_ \
+	}
 
 /* @exact: bytes as plain numbers. */
 void field_columns(struct table *table, const struct field *fields, size_t n_fields);

@@ -13,12 +13,6 @@
 #define MAX_SECONDS (24 * 3600)
 
 #define ROW struct memory_row
-#define OF_POOL(member, type_, style_, title_) \
-	{ \
-		.key = #member, .offset = offsetof(ROW, pool.member), .type = FIELD_##type_, \
-		.style = FIELD_##style_, .title = title_ \
-	}
-
 static const struct field memory_fields[] = {
 	FIELD(ROW, session, U64, PLAIN, NULL),
 	FIELD(ROW, pid, U32, PLAIN, "PID"),
@@ -30,18 +24,18 @@ static const struct field memory_fields[] = {
 	FIELD(ROW, reusable_bytes, MAYBE, BYTES, "REUSABLE"),
 	FIELD(ROW, fragmentation, RATIO, PERCENT, NULL),
 	FIELD(ROW, warm_bytes, MAYBE, BYTES, NULL),
-	OF_POOL(peak_live_bytes, MAYBE, BYTES, "PEAK LIVE"),
-	OF_POOL(peak_reserved_bytes, MAYBE, BYTES, "PEAK RES"),
-	OF_POOL(n_allocs, MAYBE, PLAIN, NULL),
-	OF_POOL(n_stitches, MAYBE, PLAIN, NULL),
-	OF_POOL(stitched_bytes, MAYBE, BYTES, NULL),
-	OF_POOL(n_reuses, MAYBE, PLAIN, NULL),
-	OF_POOL(n_grows, MAYBE, PLAIN, NULL),
-	OF_POOL(n_mapped, MAYBE, PLAIN, NULL),
-	OF_POOL(n_unmapped, MAYBE, PLAIN, NULL),
+	FIELD_IN(ROW, pool, peak_live_bytes, MAYBE, BYTES, "PEAK LIVE"),
+	FIELD_IN(ROW, pool, peak_reserved_bytes, MAYBE, BYTES, "PEAK RES"),
+	FIELD_IN(ROW, pool, n_allocs, MAYBE, PLAIN, NULL),
+	FIELD_IN(ROW, pool, n_stitches, MAYBE, PLAIN, NULL),
+	FIELD_IN(ROW, pool, stitched_bytes, MAYBE, BYTES, NULL),
+	FIELD_IN(ROW, pool, n_reuses, MAYBE, PLAIN, NULL),
+	FIELD_IN(ROW, pool, n_grows, MAYBE, PLAIN, NULL),
+	FIELD_IN(ROW, pool, n_mapped, MAYBE, PLAIN, NULL),
+	FIELD_IN(ROW, pool, n_unmapped, MAYBE, PLAIN, NULL),
 	FIELD(ROW, n_vmm_calls, MAYBE, PLAIN, NULL),
-	OF_POOL(n_kept, MAYBE, PLAIN, NULL),
-	OF_POOL(kept_bytes, MAYBE, BYTES, NULL),
+	FIELD_IN(ROW, pool, n_kept, MAYBE, PLAIN, NULL),
+	FIELD_IN(ROW, pool, kept_bytes, MAYBE, BYTES, NULL),
 	FIELD(ROW, label, TEXT, NAME, "PROGRAM"),
 	FIELD(ROW, program, TEXT, PLAIN, NULL),
 };
@@ -50,12 +44,12 @@ static const struct field memory_fields[] = {
 static const struct field stitch_fields[] = {
 	FIELD(ROW, pid, U32, PLAIN, "PID"),
 	FIELD(ROW, device, MAYBE, PLAIN, "DEV"),
-	OF_POOL(n_allocs, MAYBE, PLAIN, "ALLOCS"),
-	OF_POOL(n_stitches, MAYBE, PLAIN, "STITCHES"),
-	OF_POOL(stitched_bytes, MAYBE, BYTES, "STITCHED"),
-	OF_POOL(n_kept, MAYBE, PLAIN, "KEPT"),
-	OF_POOL(n_reuses, MAYBE, PLAIN, "REUSES"),
-	OF_POOL(n_grows, MAYBE, PLAIN, "GROWS"),
+	FIELD_IN(ROW, pool, n_allocs, MAYBE, PLAIN, "ALLOCS"),
+	FIELD_IN(ROW, pool, n_stitches, MAYBE, PLAIN, "STITCHES"),
+	FIELD_IN(ROW, pool, stitched_bytes, MAYBE, BYTES, "STITCHED"),
+	FIELD_IN(ROW, pool, n_kept, MAYBE, PLAIN, "KEPT"),
+	FIELD_IN(ROW, pool, n_reuses, MAYBE, PLAIN, "REUSES"),
+	FIELD_IN(ROW, pool, n_grows, MAYBE, PLAIN, "GROWS"),
 	FIELD(ROW, n_vmm_calls, MAYBE, PLAIN, "VMM CALLS"),
 };
 

@@ -22,25 +22,19 @@ struct outcome {
 	const char *why; /* of the first that failed, or else of what is pinned */
 };
 
-#define OF_REPORT(member, style_, title_) \
-	{ \
-		.key = #member, .offset = offsetof(ROW, report.member), .type = FIELD_U64, \
-		.style = FIELD_##style_, .title = title_ \
-	}
-
 static const struct field outcome_fields[] = {
 	FIELD(ROW, session, U64, PLAIN, "SESSION"),
 	FIELD(ROW, pid, U32, PLAIN, "PID"),
-	OF_REPORT(sealed_bytes, BYTES, "SEALED"),
-	OF_REPORT(shared_bytes, BYTES, "SHARED"),
-	OF_REPORT(small_bytes, BYTES, NULL),
-	OF_REPORT(unfilled_bytes, BYTES, NULL),
-	OF_REPORT(rewritten_bytes, BYTES, NULL),
-	OF_REPORT(pinned_bytes, BYTES, NULL),
-	OF_REPORT(failed_bytes, BYTES, NULL),
-	OF_REPORT(took_ns, PLAIN, NULL),
-	OF_REPORT(held_ns, PLAIN, NULL),
-	OF_REPORT(longest_held_ns, PLAIN, NULL),
+	FIELD_IN(ROW, report, sealed_bytes, U64, BYTES, "SEALED"),
+	FIELD_IN(ROW, report, shared_bytes, U64, BYTES, "SHARED"),
+	FIELD_IN(ROW, report, small_bytes, U64, BYTES, NULL),
+	FIELD_IN(ROW, report, unfilled_bytes, U64, BYTES, NULL),
+	FIELD_IN(ROW, report, rewritten_bytes, U64, BYTES, NULL),
+	FIELD_IN(ROW, report, pinned_bytes, U64, BYTES, NULL),
+	FIELD_IN(ROW, report, failed_bytes, U64, BYTES, NULL),
+	FIELD_IN(ROW, report, took_ns, U64, PLAIN, NULL),
+	FIELD_IN(ROW, report, held_ns, U64, PLAIN, NULL),
+	FIELD_IN(ROW, report, longest_held_ns, U64, PLAIN, NULL),
 	FIELD(ROW, took_ms, U64, MS, "TOOK"),
 	FIELD(ROW, held_ms, U64, MS, "HELD BACK"),
 	FIELD(ROW, why, TEXT, PLAIN, NULL),

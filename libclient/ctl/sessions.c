@@ -33,30 +33,18 @@ struct shown {
 	const char *waits_for;
 };
 
-#define OF_ROW(member, type_, style_, title_) \
-	{ \
-		.key = #member, .offset = offsetof(ROW, row.member), .type = FIELD_##type_, \
-		.style = FIELD_##style_, .title = title_ \
-	}
-
-#define OF_IDENTITY(member, style_, title_) \
-	{ \
-		.key = #member, .offset = offsetof(ROW, identity.member), .type = FIELD_TEXT, \
-		.style = FIELD_##style_, .title = title_ \
-	}
-
 static const struct field session_fields[] = {
-	OF_ROW(session, U64, PLAIN, "SESSION"),
-	OF_ROW(pid, U32, PLAIN, "PID"),
-	OF_ROW(uid, U32, PLAIN, NULL),
-	OF_IDENTITY(user, NAME, "USER"),
-	OF_IDENTITY(label, NAME, "PROGRAM"),
-	OF_ROW(program, TEXT, PLAIN, NULL),
-	OF_ROW(name, TEXT, PLAIN, NULL),
-	OF_ROW(script, TEXT, PLAIN, NULL),
-	OF_ROW(arguments, TEXT, PLAIN, NULL),
-	OF_ROW(tenant, TEXT, NAME, "TENANT"),
-	OF_ROW(realm, TEXT, NAME, "REALM"),
+	FIELD_IN(ROW, row, session, U64, PLAIN, "SESSION"),
+	FIELD_IN(ROW, row, pid, U32, PLAIN, "PID"),
+	FIELD_IN(ROW, row, uid, U32, PLAIN, NULL),
+	FIELD_IN(ROW, identity, user, TEXT, NAME, "USER"),
+	FIELD_IN(ROW, identity, label, TEXT, NAME, "PROGRAM"),
+	FIELD_IN(ROW, row, program, TEXT, PLAIN, NULL),
+	FIELD_IN(ROW, row, name, TEXT, PLAIN, NULL),
+	FIELD_IN(ROW, row, script, TEXT, PLAIN, NULL),
+	FIELD_IN(ROW, row, arguments, TEXT, PLAIN, NULL),
+	FIELD_IN(ROW, row, tenant, TEXT, NAME, "TENANT"),
+	FIELD_IN(ROW, row, realm, TEXT, NAME, "REALM"),
 	FIELD(ROW, device, MAYBE, PLAIN, "GPU"),
 	FIELD(ROW, promise_bytes, U64, BYTES, "PROMISE"),
 	FIELD(ROW, reserved_bytes, U64, BYTES, "RESERVED"),
@@ -70,21 +58,21 @@ static const struct field session_fields[] = {
 	FIELD(ROW, n_passed, MAYBE, PLAIN, "PASSED"),
 	FIELD(ROW, n_refused, MAYBE, PLAIN, "REFUSED"),
 	FIELD(ROW, waits_for, TEXT, PLAIN, "WAITS FOR"),
-	OF_ROW(wait_bound, TEXT, PLAIN, NULL),
-	OF_ROW(wait_bytes, U64, BYTES, NULL),
-	OF_ROW(wait_ms, U64, MS, NULL),
-	OF_ROW(host_bytes, U64, BYTES, NULL),
-	OF_ROW(n_chunks, U32, PLAIN, NULL),
-	OF_ROW(n_models, U32, PLAIN, NULL),
-	OF_ROW(age_ms, U64, MS, "AGE"),
-	OF_ROW(n_requests, U64, PLAIN, NULL),
-	OF_ROW(detached, BOOL, PLAIN, "DETACHED"),
-	OF_ROW(cgroup, TEXT, PLAIN, NULL),
-	OF_ROW(pod_uid, TEXT, PLAIN, NULL),
-	OF_ROW(container_id, TEXT, PLAIN, NULL),
-	OF_IDENTITY(namespace, PLAIN, NULL),
-	OF_IDENTITY(pod, PLAIN, NULL),
-	OF_IDENTITY(container, PLAIN, NULL),
+	FIELD_IN(ROW, row, wait_bound, TEXT, PLAIN, NULL),
+	FIELD_IN(ROW, row, wait_bytes, U64, BYTES, NULL),
+	FIELD_IN(ROW, row, wait_ms, U64, MS, NULL),
+	FIELD_IN(ROW, row, host_bytes, U64, BYTES, NULL),
+	FIELD_IN(ROW, row, n_chunks, U32, PLAIN, NULL),
+	FIELD_IN(ROW, row, n_models, U32, PLAIN, NULL),
+	FIELD_IN(ROW, row, age_ms, U64, MS, "AGE"),
+	FIELD_IN(ROW, row, n_requests, U64, PLAIN, NULL),
+	FIELD_IN(ROW, row, detached, BOOL, PLAIN, "DETACHED"),
+	FIELD_IN(ROW, row, cgroup, TEXT, PLAIN, NULL),
+	FIELD_IN(ROW, row, pod_uid, TEXT, PLAIN, NULL),
+	FIELD_IN(ROW, row, container_id, TEXT, PLAIN, NULL),
+	FIELD_IN(ROW, identity, namespace, TEXT, PLAIN, NULL),
+	FIELD_IN(ROW, identity, pod, TEXT, PLAIN, NULL),
+	FIELD_IN(ROW, identity, container, TEXT, PLAIN, NULL),
 	/* Last, since a table may be without it. */
 	{.offset = offsetof(ROW, pod), .type = FIELD_TEXT, .style = FIELD_NAME, .title = "POD"},
 };

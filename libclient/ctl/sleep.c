@@ -350,40 +350,33 @@ struct sleeper {
 	uint64_t waited_ms;
 };
 
-#define OF(member, type_, style_, title_) \
-	{ \
-		.key = #member, .offset = offsetof(ROW, of.member), .type = FIELD_##type_, \
-		.style = FIELD_##style_, .title = title_ \
-	}
-
 static const struct field sleeper_fields[] = {
-	OF(session, U64, PLAIN, "SESSION"),
-	OF(pid, U32, PLAIN, "PID"),
-	OF(uid, U32, PLAIN, NULL),
+	FIELD_IN(ROW, of, session, U64, PLAIN, "SESSION"),
+	FIELD_IN(ROW, of, pid, U32, PLAIN, "PID"),
+	FIELD_IN(ROW, of, uid, U32, PLAIN, NULL),
 	FIELD(ROW, label, TEXT, NAME, "PROGRAM"),
-	OF(program, TEXT, PLAIN, NULL),
-	OF(name, TEXT, PLAIN, NULL),
-	OF(script, TEXT, PLAIN, NULL),
-	OF(tenant, TEXT, PLAIN, "TENANT"),
-	OF(realm, TEXT, PLAIN, NULL),
-	OF(state, TEXT, PLAIN, "STATE"),
-	OF(why, TEXT, PLAIN, "WHY"),
-	OF(asleep_ms, U64, MS, "FOR"),
-	OF(private_bytes, U64, BYTES, "PRIVATE"),
-	OF(shared_bytes, U64, BYTES, "SHARED"),
-	OF(gpu_bytes, U64, BYTES, NULL),
-	OF(stays_bytes, U64, BYTES, "STAYS"),
-	OF(place, U32, PLAIN, "PLACE"),
-	OF(waiting_ms, U64, MS, "WAITING"),
-	OF(n_sleeps, U64, PLAIN, "SLEEPS"),
-	OF(slept_ns, U64, PLAIN, NULL),
-	OF(woke_ns, U64, PLAIN, NULL),
-	OF(woke_waited_ms, U64, MS, NULL),
+	FIELD_IN(ROW, of, program, TEXT, PLAIN, NULL),
+	FIELD_IN(ROW, of, name, TEXT, PLAIN, NULL),
+	FIELD_IN(ROW, of, script, TEXT, PLAIN, NULL),
+	FIELD_IN(ROW, of, tenant, TEXT, PLAIN, "TENANT"),
+	FIELD_IN(ROW, of, realm, TEXT, PLAIN, NULL),
+	FIELD_IN(ROW, of, state, TEXT, PLAIN, "STATE"),
+	FIELD_IN(ROW, of, why, TEXT, PLAIN, "WHY"),
+	FIELD_IN(ROW, of, asleep_ms, U64, MS, "FOR"),
+	FIELD_IN(ROW, of, private_bytes, U64, BYTES, "PRIVATE"),
+	FIELD_IN(ROW, of, shared_bytes, U64, BYTES, "SHARED"),
+	FIELD_IN(ROW, of, gpu_bytes, U64, BYTES, NULL),
+	FIELD_IN(ROW, of, stays_bytes, U64, BYTES, "STAYS"),
+	FIELD_IN(ROW, of, place, U32, PLAIN, "PLACE"),
+	FIELD_IN(ROW, of, waiting_ms, U64, MS, "WAITING"),
+	FIELD_IN(ROW, of, n_sleeps, U64, PLAIN, "SLEEPS"),
+	FIELD_IN(ROW, of, slept_ns, U64, PLAIN, NULL),
+	FIELD_IN(ROW, of, woke_ns, U64, PLAIN, NULL),
+	FIELD_IN(ROW, of, woke_waited_ms, U64, MS, NULL),
 	FIELD(ROW, woke_ms, MAYBE, MS, "LAST WAKE"),
 	FIELD(ROW, waited_ms, MAYBE, MS, "WAITED"),
 };
 
-#undef OF
 #undef ROW
 #define ROW struct glake_stay
 

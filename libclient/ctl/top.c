@@ -39,33 +39,21 @@ struct shown {
 	double requests; /* per second; -1: not known yet */
 };
 
-#define OF_ROW(member, type_, style_, title_) \
-	{ \
-		.key = #member, .offset = offsetof(ROW, row.member), .type = FIELD_##type_, \
-		.style = FIELD_##style_, .title = title_ \
-	}
-
-#define OF_IDENTITY(member, style_, title_) \
-	{ \
-		.key = #member, .offset = offsetof(ROW, identity.member), .type = FIELD_TEXT, \
-		.style = FIELD_##style_, .title = title_ \
-	}
-
 /* Columns that may be missing on a narrow screen stand behind, but for the last. */
 static const struct field session_fields[] = {
-	OF_ROW(session, U64, PLAIN, NULL),
+	FIELD_IN(ROW, row, session, U64, PLAIN, NULL),
 	FIELD(ROW, device, MAYBE, PLAIN, "GPU"),
-	OF_ROW(pid, U32, PLAIN, "PID"),
-	OF_IDENTITY(user, NAME, "USER"),
+	FIELD_IN(ROW, row, pid, U32, PLAIN, "PID"),
+	FIELD_IN(ROW, identity, user, TEXT, NAME, "USER"),
 	FIELD(ROW, reserved_bytes, U64, BYTES, "RESERVED"),
 	FIELD(ROW, live_bytes, MAYBE, BYTES, "LIVE"),
 	FIELD(ROW, utilization, RATIO, PERCENT, "UTIL"),
 	FIELD(ROW, shared_bytes, U64, BYTES, "SHARED"),
 	FIELD(ROW, driver_bytes, U64, BYTES, "DRIVER"),
 	FIELD(ROW, requests, RATIO, PLAIN, "REQ/S"),
-	OF_ROW(tenant, TEXT, NAME, "TENANT"),
-	OF_ROW(program, TEXT, PLAIN, NULL),
-	OF_IDENTITY(label, NAME, "PROGRAM"),
+	FIELD_IN(ROW, row, tenant, TEXT, NAME, "TENANT"),
+	FIELD_IN(ROW, row, program, TEXT, PLAIN, NULL),
+	FIELD_IN(ROW, identity, label, TEXT, NAME, "PROGRAM"),
 };
 
 #undef ROW
