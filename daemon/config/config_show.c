@@ -56,27 +56,16 @@ CONFIG_SHOW(log_level)
 	fputs(names[*(const enum log_level *)field], out);
 }
 
-CONFIG_SHOW(pressure)
-{
-	bool waits = *(const enum config_pressure *)field == CONFIG_PRESSURE_WAIT;
-	fputs(waits ? "wait" : "refuse", out);
-}
+#define SHOW_WORD(key) \
+	CONFIG_SHOW(key) \
+	{ \
+		fputs(config_##key##_words[*(const unsigned *)field], out); \
+	}
 
-CONFIG_SHOW(on_pressure)
-{
-	bool sleeps = *(const enum config_on_pressure *)field == CONFIG_ON_PRESSURE_SLEEP;
-	fputs(sleeps ? "sleep" : "none", out);
-}
-
-CONFIG_SHOW(dedup)
-{
-	fputs(config_dedup_words[*(const enum config_dedup *)field], out);
-}
-
-CONFIG_SHOW(verify)
-{
-	fputs(config_verify_words[*(const enum config_verify *)field], out);
-}
+SHOW_WORD(pressure)
+SHOW_WORD(on_pressure)
+SHOW_WORD(dedup)
+SHOW_WORD(verify)
 
 CONFIG_SHOW(part)
 {

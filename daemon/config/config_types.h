@@ -17,7 +17,9 @@
 enum config_on_pressure {
 	CONFIG_ON_PRESSURE_NONE,
 	CONFIG_ON_PRESSURE_SLEEP,
+	N_CONFIG_ON_PRESSURE,
 };
+extern const char *const config_on_pressure_words[N_CONFIG_ON_PRESSURE];
 
 /* Which memory becomes one copy without anybody asking, in a program that says nothing of it. */
 enum config_dedup {
@@ -31,7 +33,9 @@ extern const char *const config_dedup_words[N_CONFIG_DEDUP];
 enum config_pressure {
 	CONFIG_PRESSURE_REFUSE, /* a request that does not fit is refused: see alloc.h */
 	CONFIG_PRESSURE_WAIT,   /* it waits for memory, wait_ms at most */
+	N_CONFIG_PRESSURE,
 };
+extern const char *const config_pressure_words[N_CONFIG_PRESSURE];
 
 /* How often blocks are digested again: see patrol.h. */
 enum config_verify {

@@ -199,44 +199,6 @@ CONFIG_VALUE(log_level)
 	return result;
 }
 
-CONFIG_VALUE(pressure)
-{
-	const char *name = NULL;
-	int result = read_text(file, at, &name);
-	if (result < 0) {
-		return result;
-	}
-	enum config_pressure *pressure = field;
-	if (strcmp(name, "refuse") == 0) {
-		*pressure = CONFIG_PRESSURE_REFUSE;
-	} else if (strcmp(name, "wait") == 0) {
-		*pressure = CONFIG_PRESSURE_WAIT;
-	} else {
-		return config_file_wrong(file, at, "%s must be refuse or wait, not \"%s\"",
-		                         label_of(at).text, name);
-	}
-	return 0;
-}
-
-CONFIG_VALUE(on_pressure)
-{
-	const char *name = NULL;
-	int result = read_text(file, at, &name);
-	if (result < 0) {
-		return result;
-	}
-	enum config_on_pressure *on_pressure = field;
-	if (strcmp(name, "none") == 0) {
-		*on_pressure = CONFIG_ON_PRESSURE_NONE;
-	} else if (strcmp(name, "sleep") == 0) {
-		*on_pressure = CONFIG_ON_PRESSURE_SLEEP;
-	} else {
-		return config_file_wrong(file, at, "%s must be none or sleep, not \"%s\"",
-		                         label_of(at).text, name);
-	}
-	return 0;
-}
-
 /* The number of the word among @names. */
 static int read_word(struct config_file *file, const config_setting_t *at, const char *const *names,
                      unsigned n_names, const char *words, unsigned *word_out)
@@ -254,29 +216,23 @@ static int read_word(struct config_file *file, const config_setting_t *at, const
 	                                      label_of(at).text, words, name);
 }
 
-const char *const config_dedup_words[N_CONFIG_DEDUP] = {
-	[CONFIG_DEDUP_OFF] = "off",
-	[CONFIG_DEDUP_AUTO] = "auto",
-	[CONFIG_DEDUP_OBSERVED] = "observed",
-};
+/* A value that is one of the words: @list has them as an error names them. */
+#define CONFIG_WORDS(key, N, list, ...) \
+	const char *const config_##key##_words[N] = {__VA_ARGS__}; \
+	CONFIG_VALUE(key) \
+	{ \
+		return read_word(file, at, config_##key##_words, N, list, field); \
+	}
 
-CONFIG_VALUE(dedup)
-{
-	return read_word(file, at, config_dedup_words, N_CONFIG_DEDUP, "off, auto or observed",
-	                 field);
-}
-
-const char *const config_verify_words[N_CONFIG_VERIFY] = {
-	[CONFIG_VERIFY_OFF] = "off",
-	[CONFIG_VERIFY_SAMPLE] = "sample",
-	[CONFIG_VERIFY_ALWAYS] = "always",
-};
-
-CONFIG_VALUE(verify)
-{
-	return read_word(file, at, config_verify_words, N_CONFIG_VERIFY, "off, sample or always",
-	                 field);
-}
+CONFIG_WORDS(pressure, N_CONFIG_PRESSURE,
+             "refuse or wait", [CONFIG_PRESSURE_REFUSE] = "refuse", [CONFIG_PRESSURE_WAIT] = "wait")
+CONFIG_WORDS(
+	on_pressure, N_CONFIG_ON_PRESSURE,
+	"none or sleep", [CONFIG_ON_PRESSURE_NONE] = "none", [CONFIG_ON_PRESSURE_SLEEP] = "sleep")
+CONFIG_WORDS(dedup, N_CONFIG_DEDUP, "off, auto or observed", [CONFIG_DEDUP_OFF] = "off",
+             [CONFIG_DEDUP_AUTO] = "auto", [CONFIG_DEDUP_OBSERVED] = "observed")
+CONFIG_WORDS(verify, N_CONFIG_VERIFY, "off, sample or always", [CONFIG_VERIFY_OFF] = "off",
+             [CONFIG_VERIFY_SAMPLE] = "sample", [CONFIG_VERIFY_ALWAYS] = "always")
 
 /* ---- numbers ---- */
 
