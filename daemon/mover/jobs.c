@@ -223,29 +223,15 @@ static void order_copy(struct jobs *jobs, uint64_t job, const Glake__Mover__Copy
 	submit(jobs, &probe, fds, 2);
 }
 
-static void order_zero(struct jobs *jobs, uint64_t job, const Glake__Mover__Zero *body,
-                       struct fdlist *fds)
+/* Of zero and layout: their orders say the same. */
+static void order_one(struct jobs *jobs, enum probe_kind kind, uint64_t job, uint64_t chunk_bytes,
+                      uint64_t content_bytes, const ProtobufCBinaryData *uuid, struct fdlist *fds)
 {
-	struct probe probe = {
-		.kind = PROBE_ZERO,
-		.job = job,
-		.chunk_bytes = body->chunk_bytes,
-		.content_bytes = body->content_bytes,
-	};
-	put_uuid(&probe, &body->device_uuid);
-	submit(jobs, &probe, fds, 1);
-}
-
-static void order_layout(struct jobs *jobs, uint64_t job, const Glake__Mover__Layout *body,
-                         struct fdlist *fds)
-{
-	struct probe probe = {
-		.kind = PROBE_LAYOUT,
-		.job = job,
-		.chunk_bytes = body->chunk_bytes,
-		.content_bytes = body->content_bytes,
-	};
-	put_uuid(&probe, &body->device_uuid);
+	struct probe probe = {.kind = kind,
+	                      .job = job,
+	                      .chunk_bytes = chunk_bytes,
+	                      .content_bytes = content_bytes};
+	put_uuid(&probe, uuid);
 	submit(jobs, &probe, fds, 1);
 }
 
@@ -292,10 +278,12 @@ static void take_order(struct jobs *jobs, const Glake__Mover__Order *order, stru
 		order_copy(jobs, order->job, order->copy, fds);
 		break;
 	case GLAKE__MOVER__ORDER__BODY_ZERO:
-		order_zero(jobs, order->job, order->zero, fds);
+		order_one(jobs, PROBE_ZERO, order->job, order->zero->chunk_bytes,
+		          order->zero->content_bytes, &order->zero->device_uuid, fds);
 		break;
 	case GLAKE__MOVER__ORDER__BODY_LAYOUT:
-		order_layout(jobs, order->job, order->layout, fds);
+		order_one(jobs, PROBE_LAYOUT, order->job, order->layout->chunk_bytes,
+		          order->layout->content_bytes, &order->layout->device_uuid, fds);
 		break;
 	case GLAKE__MOVER__ORDER__BODY_FORGET:
 		order_forget(jobs, order->job, order->forget->host_chunk, fds);

@@ -183,9 +183,9 @@ static void start_compare(struct admit *admit, struct block *candidate)
 	admit->compare_job = (struct compare_job){.job.on_failed = on_compare_failed,
 	                                          .job.on_gone = on_compare_gone,
 	                                          .on_compared = on_compared};
+	const struct mover_host other = {.fd = candidate->chunk.fd};
 	int r = mover_compare(admit->context->mover, &admit->compare_job,
-	                      location_device(chunk->at), chunk->fd, candidate->chunk.fd,
-	                      chunk->bytes);
+	                      location_device(chunk->at), chunk->fd, chunk->bytes, &other);
 	if (r < 0) {
 		fail_order(admit, r);
 		return;

@@ -131,8 +131,8 @@ static bool compare(struct copy_making *making, struct copy *same)
 	making->compare.job.on_failed = on_not_compared;
 	making->compare.job.on_gone = on_comparer_gone;
 	making->compare.on_compared = on_compared;
-	if (mover_compare_host(copies->mover, &making->compare, making->device, making->fd,
-	                       same->bytes, &host) < 0) {
+	if (mover_compare(copies->mover, &making->compare, making->device, making->fd, same->bytes,
+	                  &host) < 0) {
 		return false;
 	}
 	copies_hold(copies, same);

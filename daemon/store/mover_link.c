@@ -297,34 +297,19 @@ int mover_digest(struct mover_link *link, struct digest_job *digest, const struc
 }
 
 int mover_compare(struct mover_link *link, struct compare_job *compare, const struct device *device,
-                  int fd, int other_fd, uint64_t chunk_bytes)
+                  int fd, uint64_t chunk_bytes, const struct mover_host *other)
 {
 	Glake__Mover__Compare body = GLAKE__MOVER__COMPARE__INIT;
 	order_t order = GLAKE__MOVER__ORDER__INIT;
 	body.device_uuid = uuid_of(device);
 	body.chunk_bytes = chunk_bytes;
+	body.host_chunk = other->chunk;
+	body.host_bytes = other->chunk_bytes;
+	body.host_offset = other->offset;
 	order.body_case = GLAKE__MOVER__ORDER__BODY_COMPARE;
 	order.compare = &body;
 	compare->job.kind = JOB_COMPARE;
-	const int fds[] = {fd, other_fd};
-	return begin_probe(link, &compare->job, &order, fds, 2);
-}
-
-int mover_compare_host(struct mover_link *link, struct compare_job *compare,
-                       const struct device *device, int fd, uint64_t chunk_bytes,
-                       const struct mover_host *host)
-{
-	Glake__Mover__Compare body = GLAKE__MOVER__COMPARE__INIT;
-	order_t order = GLAKE__MOVER__ORDER__INIT;
-	body.device_uuid = uuid_of(device);
-	body.chunk_bytes = chunk_bytes;
-	body.host_chunk = host->chunk;
-	body.host_bytes = host->chunk_bytes;
-	body.host_offset = host->offset;
-	order.body_case = GLAKE__MOVER__ORDER__BODY_COMPARE;
-	order.compare = &body;
-	compare->job.kind = JOB_COMPARE;
-	const int fds[] = {fd, host->fd};
+	const int fds[] = {fd, other->fd};
 	return begin_probe(link, &compare->job, &order, fds, 2);
 }
 

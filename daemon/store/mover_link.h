@@ -115,7 +115,7 @@ struct forget_job {
 	void (*on_forgotten)(struct forget_job *job);
 };
 
-/* A place in a large chunk of host memory. */
+/* A place in a large chunk of host memory; with the fd alone, a chunk on the GPU. */
 struct mover_host {
 	int fd; /* borrowed: of the chunk */
 	uint64_t chunk;
@@ -178,12 +178,9 @@ int mover_load(struct mover_link *link, struct load_job *load, const struct devi
                bool may_direct);
 int mover_digest(struct mover_link *link, struct digest_job *digest, const struct device *device,
                  int fd, int other_fd, uint64_t chunk_bytes, uint64_t content_bytes);
+/* All of the chunk with @other; in host memory that is as for mover_copy(). */
 int mover_compare(struct mover_link *link, struct compare_job *compare, const struct device *device,
-                  int fd, int other_fd, uint64_t chunk_bytes);
-/* The chunk with what is at @host: all of it. As for mover_copy(). */
-int mover_compare_host(struct mover_link *link, struct compare_job *compare,
-                       const struct device *device, int fd, uint64_t chunk_bytes,
-                       const struct mover_host *host);
+                  int fd, uint64_t chunk_bytes, const struct mover_host *other);
 
 /*
  * Copy the chunk with @fd to @host, or from there. The digest is of what was written. The mover has the large chunk from

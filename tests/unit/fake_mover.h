@@ -50,20 +50,11 @@ int mover_digest(struct mover_link *link, struct digest_job *digest, const struc
 }
 
 int mover_compare(struct mover_link *link, struct compare_job *compare, const struct device *device,
-                  int fd, int other_fd, uint64_t chunk_bytes)
+                  int fd, uint64_t chunk_bytes, const struct mover_host *other)
 {
 	ck_assert_int_ge(fd, 0);
-	ck_assert_int_ge(other_fd, 0);
-	ck_assert_int_ne(fd, other_fd);
-	return fake_mover_take(&compare->job, JOB_COMPARE);
-}
-
-int mover_compare_host(struct mover_link *link, struct compare_job *compare,
-                       const struct device *device, int fd, uint64_t chunk_bytes,
-                       const struct mover_host *host)
-{
-	ck_assert_int_ge(fd, 0);
-	ck_assert_int_ge(host->fd, 0);
+	ck_assert_int_ge(other->fd, 0);
+	ck_assert_int_ne(fd, other->fd);
 	return fake_mover_take(&compare->job, JOB_COMPARE);
 }
 
