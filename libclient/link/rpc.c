@@ -471,59 +471,38 @@ static int take_adopted(struct glake_session *session, struct glake__call *call,
 	return take_fds(call, fds);
 }
 
-static int call_for_kept(struct glake_session *session, Glake__Wire__Request *request,
-                         Glake__Wire__Answer__BodyCase expected, uint32_t n_chunks,
-                         struct glake__adopted *adopted, uint64_t *ids_out, struct fdlist *fds)
-{
-	struct glake__call call;
-	int r = glake__call(&session->link, &call, request, expected, NULL, 0);
-	if (r < 0) {
-		return r;
-	}
-	r = take_adopted(session, &call, n_chunks, adopted, ids_out, fds);
-	glake__call_end(&session->link, &call);
-	return r;
-}
-
 int glake__rpc_chunk_adopt(struct glake_session *session, uint32_t device, uint64_t chunk_bytes,
-                           uint32_t n_chunks, struct glake__adopted *adopted, uint64_t *ids_out,
-                           struct fdlist *fds)
+                           uint32_t n_chunks, bool is_read, struct glake__adopted *adopted,
+                           uint64_t *ids_out, struct fdlist *fds)
 {
 	Glake__Wire__ChunkAdopt adopt = GLAKE__WIRE__CHUNK_ADOPT__INIT;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	int r = glake__promise_ensure(session, device);
-	if (r < 0) {
-		return r;
-	}
-	adopt.device = device;
-	adopt.key = (ProtobufCBinaryData){.len = adopted->n_key, .data = (uint8_t *)adopted->key};
-	adopt.chunk_bytes = chunk_bytes;
-	adopt.n_chunks = n_chunks;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_ADOPT;
-	request.chunk_adopt = &adopt;
-	return call_for_kept(session, &request, GLAKE__WIRE__ANSWER__BODY_CHUNK_ADOPT, n_chunks,
-	                     adopted, ids_out, fds);
-}
-
-int glake__rpc_chunk_read(struct glake_session *session, uint32_t device, uint64_t chunk_bytes,
-                          uint32_t n_chunks, struct glake__adopted *adopted, uint64_t *ids_out,
-                          struct fdlist *fds)
-{
 	Glake__Wire__ChunkRead read = GLAKE__WIRE__CHUNK_READ__INIT;
 	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__Answer__BodyCase expected = GLAKE__WIRE__ANSWER__BODY_CHUNK_ADOPT;
+	struct glake__call call;
 	int r = glake__promise_ensure(session, device);
 	if (r < 0) {
 		return r;
 	}
-	read.device = device;
-	read.key = (ProtobufCBinaryData){.len = adopted->n_key, .data = (uint8_t *)adopted->key};
-	read.chunk_bytes = chunk_bytes;
-	read.n_chunks = n_chunks;
+	adopt.device = read.device = device;
+	adopt.key = (ProtobufCBinaryData){.len = adopted->n_key, .data = (uint8_t *)adopted->key};
+	adopt.chunk_bytes = read.chunk_bytes = chunk_bytes;
+	adopt.n_chunks = read.n_chunks = n_chunks;
+	read.key = adopt.key;
 	read.name = (ProtobufCBinaryData){.len = adopted->n_name, .data = (uint8_t *)adopted->name};
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_READ;
-	request.chunk_read = &read;
-	return call_for_kept(session, &request, GLAKE__WIRE__ANSWER__BODY_CHUNK_READ, n_chunks,
-	                     adopted, ids_out, fds);
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_ADOPT;
+	request.chunk_adopt = &adopt;
+	if (is_read) {
+		request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_READ;
+		request.chunk_read = &read;
+		expected = GLAKE__WIRE__ANSWER__BODY_CHUNK_READ;
+	}
+	r = glake__call(&session->link, &call, &request, expected, NULL, 0);
+	if (r == 0) {
+		r = take_adopted(session, &call, n_chunks, adopted, ids_out, fds);
+		glake__call_end(&session->link, &call);
+	}
+	return r;
 }
 
 /* Is there a size for each fd, and is each a valid size of a chunk? */

@@ -80,14 +80,13 @@ struct glake__adopted {
 	size_t n_record;
 	uint32_t n_living; /* with -ENOENT: such wills of processes that have not ended */
 };
-/* Kept chunks of that key, @n_chunks (1 .. 253) of @chunk_bytes, with their will. -ENOENT: there are none. */
+/*
+ * Kept chunks of that key, @n_chunks (1 .. 253) of @chunk_bytes, with their will; or, if @is_read, chunks to read, of living
+ * processes too, that this session does not read yet. -ENOENT: there are none.
+ */
 int glake__rpc_chunk_adopt(struct glake_session *session, uint32_t device, uint64_t chunk_bytes,
-                           uint32_t n_chunks, struct glake__adopted *adopted, uint64_t *ids_out,
-                           struct fdlist *fds);
-/* Gets chunks to read, of living processes too, that this session does not read yet. */
-int glake__rpc_chunk_read(struct glake_session *session, uint32_t device, uint64_t chunk_bytes,
-                          uint32_t n_chunks, struct glake__adopted *adopted, uint64_t *ids_out,
-                          struct fdlist *fds);
+                           uint32_t n_chunks, bool is_read, struct glake__adopted *adopted,
+                           uint64_t *ids_out, struct fdlist *fds);
 
 /* Chunks of another @session with their ticket, or of this one (0, no ticket). */
 struct glake__chunk_names {

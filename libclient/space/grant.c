@@ -282,9 +282,8 @@ static int get_lanes(struct glake__device *device, struct glake__range *range,
 	}
 	uint64_t n_bytes = plan(some, lanes, 0);
 	some->is_read = is_read;
-	int r = (is_read ? glake__rpc_chunk_read : glake__rpc_chunk_adopt)(
-		device->session, device->public.index, lanes->chunk_bytes, some->n, adopted,
-		some->ids, &fds);
+	int r = glake__rpc_chunk_adopt(device->session, device->public.index, lanes->chunk_bytes,
+	                               some->n, is_read, adopted, some->ids, &fds);
 	if (r == 0) {
 		r = put_some(device, range, some, &fds, GLAKE__PAGE_CHUNK);
 	}
