@@ -8,6 +8,7 @@
 #include "proto/limits.h"
 #include "libclient/link/dispatch.h"
 #include "libclient/heap/backing.h"
+#include "libclient/space/chain.h"
 #include "libclient/space/fill.h"
 #include "libclient/space/held.h"
 #include "libclient/stitch/pool.h"
@@ -22,34 +23,20 @@ static void add_live(struct glake__backing *backing)
 	struct glake__books *books = &backing->device->session->books;
 	backing->is_live = true;
 	backing->id = glake__next_id_locked();
-	backing->older = NULL;
-	backing->newer = books->live;
-	if (books->live) {
-		books->live->older = backing;
-	}
-	books->live = backing;
+	CHAIN_PUSH(books->live, backing, older, newer);
 	glake__books_add_live(books, backing->n_bytes);
 }
 
 static void remove_live(struct glake__backing *backing)
 {
 	struct glake__books *books = &backing->device->session->books;
-	if (backing->older) {
-		backing->older->newer = backing->newer;
-	} else {
-		books->live = backing->newer;
-	}
-	if (backing->newer) {
-		backing->newer->older = backing->older;
-	}
+	CHAIN_REMOVE(books->live, backing, older, newer);
 	if (backing->whole.is_parked) {
 		backing->device->heap->parked_bytes -= backing->n_bytes;
 	} else {
 		books->live_bytes -= backing->n_bytes;
 	}
 	glake__unsealed_forget_locked(backing->range);
-	backing->older = NULL;
-	backing->newer = NULL;
 	backing->is_live = false;
 	backing->whole.is_parked = false;
 }

@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "libclient/space/chain.h"
 #include "libclient/space/fit.h"
 
 /* ---- bins -------------------------------------------------------------------------------------- */
@@ -10,26 +11,14 @@
 static void hang(struct glake__slab_bins *bins, struct glake__slab_block *block)
 {
 	unsigned bin = glake__fit_bin_of(block->n_units);
-	block->previous = NULL;
-	block->next = bins->first[bin];
-	if (block->next) {
-		block->next->previous = block;
-	}
-	bins->first[bin] = block;
+	CHAIN_PUSH(bins->first[bin], block, previous, next);
 	bins->filled |= 1ull << bin;
 }
 
 static void unhang(struct glake__slab_bins *bins, struct glake__slab_block *block)
 {
 	unsigned bin = glake__fit_bin_of(block->n_units);
-	if (block->previous) {
-		block->previous->next = block->next;
-	} else {
-		bins->first[bin] = block->next;
-	}
-	if (block->next) {
-		block->next->previous = block->previous;
-	}
+	CHAIN_REMOVE(bins->first[bin], block, previous, next);
 	if (!bins->first[bin]) {
 		bins->filled &= ~(1ull << bin);
 	}

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "libclient/space/chain.h"
 #include "libclient/space/fit.h"
 
 /* The first bin of at least @n_bytes; n_bins if there is none. */
@@ -45,53 +46,17 @@ static void remove_bin(struct glake__warm *warm, size_t i_bin)
 	        (warm->n_bins - i_bin) * sizeof(warm->bins[0]));
 }
 
-static void link_newest(struct glake__warm *warm, struct glake__backing *backing)
-{
-	backing->newer = NULL;
-	backing->older = warm->newest;
-	if (warm->newest) {
-		warm->newest->newer = backing;
-	} else {
-		warm->oldest = backing;
-	}
-	warm->newest = backing;
-	warm->n_bytes += backing->n_bytes;
-}
-
-static void unlink_age(struct glake__warm *warm, struct glake__backing *backing)
-{
-	if (backing->older) {
-		backing->older->newer = backing->newer;
-	} else {
-		warm->oldest = backing->newer;
-	}
-	if (backing->newer) {
-		backing->newer->older = backing->older;
-	} else {
-		warm->newest = backing->older;
-	}
-	backing->older = NULL;
-	backing->newer = NULL;
-	warm->n_bytes -= backing->n_bytes;
-}
-
 /* @backing is in the bin @i_bin, which goes away with its last one. */
 static void take_out(struct glake__warm *warm, size_t i_bin, struct glake__backing *backing)
 {
-	if (backing->previous) {
-		backing->previous->next = backing->next;
-	} else {
-		warm->bins[i_bin].first = backing->next;
-	}
-	if (backing->next) {
-		backing->next->previous = backing->previous;
-	}
+	CHAIN_REMOVE(warm->bins[i_bin].first, backing, previous, next);
 	if (!warm->bins[i_bin].first) {
 		remove_bin(warm, i_bin);
 	}
 	backing->next = NULL;
 	backing->previous = NULL;
-	unlink_age(warm, backing);
+	CHAIN_REMOVE_OF(warm->oldest, warm->newest, backing, older, newer);
+	warm->n_bytes -= backing->n_bytes;
 }
 
 void glake__warm_deinit(struct glake__warm *warm)
@@ -113,14 +78,9 @@ int glake__warm_give(struct glake__warm *warm, struct glake__backing *backing)
 		warm->bins[i_bin] = (struct glake__warm_bin){.n_bytes = backing->n_bytes};
 		warm->n_bins++;
 	}
-	struct glake__warm_bin *bin = &warm->bins[i_bin];
-	backing->previous = NULL;
-	backing->next = bin->first;
-	if (bin->first) {
-		bin->first->previous = backing;
-	}
-	bin->first = backing;
-	link_newest(warm, backing);
+	CHAIN_PUSH(warm->bins[i_bin].first, backing, previous, next);
+	CHAIN_APPEND(warm->oldest, warm->newest, backing, older, newer);
+	warm->n_bytes += backing->n_bytes;
 	return 0;
 }
 

@@ -5,6 +5,8 @@
  */
 #include "libclient/order/order_parts.h"
 
+#include "libclient/space/chain.h"
+
 /* A stream without parked memory may be forgotten when there are more. */
 #define MANY_STREAMS 64u
 
@@ -17,14 +19,7 @@ static uint64_t key_of(uint64_t id)
 void glake__order_append(struct glake_order *order, struct glake__order_line *line,
                          struct glake__parked *parked)
 {
-	parked->next = NULL;
-	parked->previous = line->newest;
-	if (line->newest) {
-		line->newest->next = parked;
-	} else {
-		line->oldest = parked;
-	}
-	line->newest = parked;
+	CHAIN_APPEND(line->oldest, line->newest, parked, previous, next);
 	if (parked->n_bytes > 0) {
 		parked->previous_fit = line->newest_fit;
 		if (line->newest_fit) {
@@ -41,16 +36,7 @@ void glake__order_append(struct glake_order *order, struct glake__order_line *li
 void glake__order_take_out(struct glake_order *order, struct glake__order_line *line,
                            struct glake__parked *parked)
 {
-	if (parked->previous) {
-		parked->previous->next = parked->next;
-	} else {
-		line->oldest = parked->next;
-	}
-	if (parked->next) {
-		parked->next->previous = parked->previous;
-	} else {
-		line->newest = parked->previous;
-	}
+	CHAIN_REMOVE_OF(line->oldest, line->newest, parked, previous, next);
 	if (parked->previous_fit) {
 		parked->previous_fit->next_fit = parked->next_fit;
 	}

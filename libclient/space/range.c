@@ -5,6 +5,7 @@
 #include <errno.h>
 
 #include "libclient/link/error.h"
+#include "libclient/space/chain.h"
 #include "libclient/space/map.h"
 #include "libclient/space/row.h"
 #include "libclient/space/sealed.h"
@@ -58,11 +59,7 @@ static void enter_range(struct glake__range *range)
 	if (range->use->is_private && range->device >= 0) {
 		range->readers |= glake__space.readers[range->device];
 	}
-	range->next = glake__space.ranges;
-	if (range->next) {
-		range->next->previous = range;
-	}
-	glake__space.ranges = range;
+	CHAIN_PUSH(glake__space.ranges, range, previous, next);
 	if (range->is_outside && !range->use->is_nowhere) {
 		range->next_outside = glake__space.outside;
 		glake__space.outside = range;
@@ -105,14 +102,7 @@ int glake__range_reserve(const struct glake__use *use, void *user, int device, u
 
 static void leave_range(struct glake__range *range)
 {
-	if (range->next) {
-		range->next->previous = range->previous;
-	}
-	if (range->previous) {
-		range->previous->next = range->next;
-	} else {
-		glake__space.ranges = range->next;
-	}
+	CHAIN_REMOVE(glake__space.ranges, range, previous, next);
 	if (!range->is_outside || range->use->is_nowhere) {
 		return;
 	}

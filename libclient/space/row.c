@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "libclient/space/chain.h"
 #include "libclient/space/sealed.h"
 #include "libclient/space/space.h"
 
@@ -75,12 +76,7 @@ void glake__piece_map(struct glake__piece *piece)
 		piece->number = piece->number ? piece->number : ++glake__space.n_mappings;
 		chunk->n_uses++;
 		chunk->n_mappings++;
-		piece->previous_mapping = NULL;
-		piece->next_mapping = chunk->mappings;
-		if (piece->next_mapping) {
-			piece->next_mapping->previous_mapping = piece;
-		}
-		chunk->mappings = piece;
+		CHAIN_PUSH(chunk->mappings, piece, previous_mapping, next_mapping);
 		chunk->row = piece->range->use->is_nowhere ? piece : chunk->row;
 	}
 }
@@ -91,14 +87,7 @@ void glake__piece_unmap(struct glake__piece *piece, struct glake__chunk **dead)
 	if (!chunk) {
 		return;
 	}
-	if (piece->previous_mapping) {
-		piece->previous_mapping->next_mapping = piece->next_mapping;
-	} else {
-		chunk->mappings = piece->next_mapping;
-	}
-	if (piece->next_mapping) {
-		piece->next_mapping->previous_mapping = piece->previous_mapping;
-	}
+	CHAIN_REMOVE(chunk->mappings, piece, previous_mapping, next_mapping);
 	glake__sealed.n -= glake__piece_is_sealed(piece);
 	chunk->n_mappings--;
 	chunk->row = chunk->row == piece ? NULL : chunk->row;
@@ -124,16 +113,7 @@ struct glake__piece *glake__piece_new(struct glake__range *range)
 void glake__piece_link(struct glake__piece *piece, struct glake__piece *before)
 {
 	struct glake__range *range = piece->range;
-	piece->previous = before;
-	piece->next = before ? before->next : range->first;
-	if (before) {
-		before->next = piece;
-	} else {
-		range->first = piece;
-	}
-	if (piece->next) {
-		piece->next->previous = piece;
-	}
+	CHAIN_LINK(range->first, piece, before, previous, next);
 	if (range->is_outside) {
 		RB_INSERT(glake__piece_tree, &range->tree, piece);
 	}
@@ -141,14 +121,7 @@ void glake__piece_link(struct glake__piece *piece, struct glake__piece *before)
 
 void glake__piece_take_out(struct glake__piece *piece)
 {
-	if (piece->previous) {
-		piece->previous->next = piece->next;
-	} else {
-		piece->range->first = piece->next;
-	}
-	if (piece->next) {
-		piece->next->previous = piece->previous;
-	}
+	CHAIN_REMOVE(piece->range->first, piece, previous, next);
 	if (piece->range->is_outside) {
 		RB_REMOVE(glake__piece_tree, &piece->range->tree, piece);
 	}

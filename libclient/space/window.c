@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+#include "libclient/space/chain.h"
 #include "libclient/space/fill.h"
 #include "libclient/space/fit.h"
 #include "libclient/space/page.h"
@@ -54,12 +55,7 @@ static void tag(const struct extent *extent, const struct extent *value)
 static void hang(struct extent *extent)
 {
 	unsigned bin = glake__fit_bin_of(extent->n_pages);
-	extent->previous = NULL;
-	extent->next = window.bins[bin];
-	if (extent->next) {
-		extent->next->previous = extent;
-	}
-	window.bins[bin] = extent;
+	CHAIN_PUSH(window.bins[bin], extent, previous, next);
 	window.filled[bin / 64] |= 1ull << (bin % 64);
 	tag(extent, extent);
 }
@@ -67,14 +63,7 @@ static void hang(struct extent *extent)
 static void unhang(struct extent *extent)
 {
 	unsigned bin = glake__fit_bin_of(extent->n_pages);
-	if (extent->previous) {
-		extent->previous->next = extent->next;
-	} else {
-		window.bins[bin] = extent->next;
-	}
-	if (extent->next) {
-		extent->next->previous = extent->previous;
-	}
+	CHAIN_REMOVE(window.bins[bin], extent, previous, next);
 	if (!window.bins[bin]) {
 		window.filled[bin / 64] &= ~(1ull << (bin % 64));
 	}

@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "libclient/space/chain.h"
 #include "libclient/space/fit.h"
 
 /* So many runs of a bin are looked at for the smallest. */
@@ -35,12 +36,7 @@ static void hang(struct glake__runs *runs, struct glake__run *run)
 {
 	struct glake__run_bins *bins = bins_of(runs, run);
 	unsigned bin = glake__fit_bin_of(run->n_units);
-	run->previous_in_bin = NULL;
-	run->next_in_bin = bins->first[bin];
-	if (run->next_in_bin) {
-		run->next_in_bin->previous_in_bin = run;
-	}
-	bins->first[bin] = run;
+	CHAIN_PUSH(bins->first[bin], run, previous_in_bin, next_in_bin);
 	bins->filled[bin / 64] |= 1ull << (bin % 64);
 	bins->n_runs++;
 	bins->n_units += run->n_units;
@@ -51,14 +47,7 @@ static void unhang(struct glake__runs *runs, struct glake__run *run)
 {
 	struct glake__run_bins *bins = bins_of(runs, run);
 	unsigned bin = glake__fit_bin_of(run->n_units);
-	if (run->previous_in_bin) {
-		run->previous_in_bin->next_in_bin = run->next_in_bin;
-	} else {
-		bins->first[bin] = run->next_in_bin;
-	}
-	if (run->next_in_bin) {
-		run->next_in_bin->previous_in_bin = run->previous_in_bin;
-	}
+	CHAIN_REMOVE(bins->first[bin], run, previous_in_bin, next_in_bin);
 	if (!bins->first[bin]) {
 		bins->filled[bin / 64] &= ~(1ull << (bin % 64));
 	}
@@ -136,32 +125,6 @@ static void run_free(struct glake__runs *runs, struct glake__run *run)
 	runs->spares = run;
 }
 
-static void link_behind(struct glake__runs *runs, struct glake__run *run, struct glake__run *before)
-{
-	run->previous = before;
-	run->next = before ? before->next : runs->first;
-	if (before) {
-		before->next = run;
-	} else {
-		runs->first = run;
-	}
-	if (run->next) {
-		run->next->previous = run;
-	}
-}
-
-static void take_out(struct glake__runs *runs, struct glake__run *run)
-{
-	if (run->previous) {
-		run->previous->next = run->next;
-	} else {
-		runs->first = run->next;
-	}
-	if (run->next) {
-		run->next->previous = run->previous;
-	}
-}
-
 /*
  * Cut @run, in no bin, at @unit: @spare becomes the smaller part, of the same kind, so that only its pages change.
  * Returns the part behind.
@@ -181,7 +144,8 @@ static struct glake__run *cut(struct glake__runs *runs, struct glake__run *run, 
 	spare->user = run->user;
 	run->first = is_before ? unit : run->first;
 	run->n_units -= spare->n_units;
-	link_behind(runs, spare, is_before ? run->previous : run);
+	struct glake__run *before = is_before ? run->previous : run;
+	CHAIN_LINK(runs->first, spare, before, previous, next);
 	enter_part(runs, spare, spare->first, glake__run_end(spare));
 	return is_before ? run : spare;
 }
@@ -198,7 +162,7 @@ static struct glake__run *merge(struct glake__runs *runs, struct glake__run *lef
 	if (smaller->number > larger->number) {
 		larger->number = smaller->number;
 	}
-	take_out(runs, smaller);
+	CHAIN_REMOVE(runs->first, smaller, previous, next);
 	run_free(runs, smaller);
 	return larger;
 }
@@ -481,7 +445,7 @@ int glake__runs_init(struct glake__runs *runs, uint64_t n_units)
 		return -ENOMEM;
 	}
 	hole->n_units = n_units;
-	link_behind(runs, hole, NULL);
+	CHAIN_PUSH(runs->first, hole, previous, next);
 	enter_part(runs, hole, 0, n_units);
 	hang(runs, hole);
 	return 0;

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "libclient/link/error.h"
+#include "libclient/space/chain.h"
 #include "libclient/space/grant.h"
 #include "libclient/space/reback.h"
 #include "proto/cleanup.h"
@@ -314,25 +315,9 @@ void glake__stitched_set_row(struct glake__stitched_set *set, struct glake__stit
 	insert(set, stitched);
 }
 
-static void unlink_age(struct glake__stitched_set *set, struct glake__stitched *stitched)
-{
-	if (stitched->older) {
-		stitched->older->newer = stitched->newer;
-	} else {
-		set->oldest = stitched->newer;
-	}
-	if (stitched->newer) {
-		stitched->newer->older = stitched->older;
-	} else {
-		set->newest = stitched->older;
-	}
-	stitched->older = NULL;
-	stitched->newer = NULL;
-}
-
 void glake__stitched_remove(struct glake__stitched_set *set, struct glake__stitched *stitched)
 {
-	unlink_age(set, stitched);
+	CHAIN_REMOVE_OF(set->oldest, set->newest, stitched, older, newer);
 	take_out(set, stitched);
 	set->n_kept_pages -= stitched->n_pages;
 	stitched->is_in_set = false;
@@ -340,7 +325,7 @@ void glake__stitched_remove(struct glake__stitched_set *set, struct glake__stitc
 
 void glake__stitched_set_live(struct glake__stitched_set *set, struct glake__stitched *stitched)
 {
-	unlink_age(set, stitched);
+	CHAIN_REMOVE_OF(set->oldest, set->newest, stitched, older, newer);
 	stitched->is_live = true;
 	set->n_live++;
 	set->n_kept_pages -= stitched->n_pages;
@@ -350,14 +335,7 @@ void glake__stitched_set_kept(struct glake__stitched_set *set, struct glake__sti
 {
 	stitched->user = NULL;
 	stitched->is_live = false;
-	stitched->newer = NULL;
-	stitched->older = set->newest;
-	if (set->newest) {
-		set->newest->newer = stitched;
-	} else {
-		set->oldest = stitched;
-	}
-	set->newest = stitched;
+	CHAIN_APPEND(set->oldest, set->newest, stitched, older, newer);
 	set->n_live--;
 	set->n_kept_pages += stitched->n_pages;
 }
