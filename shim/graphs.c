@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/array.h"
 #include "proto/cleanup.h"
 #include "shim/eyes.h"
 #include "shim/guard.h"
@@ -87,14 +88,8 @@ static struct exec *get_exec_locked(CUgraphExec handle)
 
 static bool add_to(struct notes *notes, const struct note *note)
 {
-	if (notes->n == notes->capacity) {
-		size_t capacity = notes->capacity ? 2 * notes->capacity : 8;
-		struct note *more = realloc(notes->list, capacity * sizeof(*more));
-		if (!more) {
-			return false;
-		}
-		notes->list = more;
-		notes->capacity = capacity;
+	if (array_grow(notes->list, notes->n, notes->capacity, 8) < 0) {
+		return false;
 	}
 	notes->list[notes->n++] = *note;
 	return true;

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "glake_shim.h"
+#include "proto/array.h"
 #include "proto/cleanup.h"
 #include "shim/capture.h"
 #include "shim/drain.h"
@@ -127,17 +128,11 @@ bool learn_add(const struct heap_facts *facts, const struct glake_span *spans, s
 
 static void add_named(const struct named *what)
 {
-	if (n_named == named_capacity) {
-		size_t capacity = named_capacity ? 2 * named_capacity : 64;
-		struct named *more = realloc(named, capacity * sizeof(*more));
-		if (!more) {
-			lacks_memory = true;
-			return;
-		}
-		named = more;
-		named_capacity = capacity;
+	if (array_grow(named, n_named, named_capacity, 64) < 0) {
+		lacks_memory = true;
+	} else {
+		named[n_named++] = *what;
 	}
-	named[n_named++] = *what;
 }
 
 static bool is_candidate(uint64_t id)

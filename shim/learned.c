@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "proto/array.h"
 #include "proto/cleanup.h"
 
 bool learned_is_name(const char *name)
@@ -66,21 +67,6 @@ static void free_function(struct learned_function *function)
 	}
 }
 
-static bool make_room(struct learned *learned)
-{
-	if (learned->n_functions < learned->capacity) {
-		return true;
-	}
-	size_t capacity = learned->capacity ? 2 * learned->capacity : 256;
-	struct learned_function **more = realloc(learned->functions,
-	                                         capacity * sizeof(struct learned_function *));
-	if (more) {
-		learned->functions = more;
-		learned->capacity = capacity;
-	}
-	return more != NULL;
-}
-
 struct learned_function *learned_get(struct learned *learned, const struct image_id *image,
                                      const char *name)
 {
@@ -88,7 +74,9 @@ struct learned_function *learned_get(struct learned *learned, const struct image
 	if (function) {
 		return function;
 	}
-	function = make_room(learned) ? calloc(1, sizeof(*function)) : NULL;
+	function = array_grow(learned->functions, learned->n_functions, learned->capacity, 256) == 0
+	                   ? calloc(1, sizeof(*function))
+	                   : NULL;
 	if (function) {
 		function->image = *image;
 		function->name = strdup(name);

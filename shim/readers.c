@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/array.h"
 #include "proto/cleanup.h"
 #include "proto/digest.h"
 #include "proto/limits.h"
@@ -205,17 +206,9 @@ static int on_function(struct parser *parser, char **tokens, int n, bool is_opaq
 	if (readers->n_functions == MAX_FUNCTIONS) {
 		return fail(parser, "more than %u functions", MAX_FUNCTIONS);
 	}
-	if (readers->n_functions == parser->capacity) {
-		size_t capacity = parser->capacity ? 2 * parser->capacity : 64;
-		struct reader_function *more = realloc(readers->functions,
-		                                       capacity * sizeof(*more));
-		if (!more) {
-			return -ENOMEM;
-		}
-		readers->functions = more;
-		parser->capacity = capacity;
-	}
-	char *name = strdup(tokens[1]);
+	char *name = array_grow(readers->functions, readers->n_functions, parser->capacity, 64) == 0
+	                     ? strdup(tokens[1])
+	                     : NULL;
 	if (!name) {
 		return -ENOMEM;
 	}
@@ -262,14 +255,8 @@ static int add_word(struct parser *parser, const struct reader_word *word)
 	if (function->n_words == MAX_WORDS) {
 		return fail(parser, "more than %u words", MAX_WORDS);
 	}
-	if (function->n_words == parser->word_capacity) {
-		size_t capacity = parser->word_capacity ? 2 * parser->word_capacity : 4;
-		struct reader_word *more = realloc(function->words, capacity * sizeof(*more));
-		if (!more) {
-			return -ENOMEM;
-		}
-		function->words = more;
-		parser->word_capacity = capacity;
+	if (array_grow(function->words, function->n_words, parser->word_capacity, 4) < 0) {
+		return -ENOMEM;
 	}
 	function->words[function->n_words++] = *word;
 	return 0;

@@ -18,6 +18,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/keep/lockfile.h"
+#include "proto/array.h"
 #include "proto/cleanup.h"
 
 /*
@@ -135,14 +136,8 @@ static struct journal_entry *add_entry(struct journal_image *image, const struct
 
 static int add_piece(struct journal_entry *entry, const uint8_t *body, size_t n_bytes)
 {
-	size_t n = entry->n_pieces;
-	/* Doubled when the count is a power of two. */
-	if ((n & (n - 1)) == 0) {
-		void *grown = reallocarray(entry->pieces, n ? 2 * n : 1, sizeof(entry->pieces[0]));
-		if (!grown) {
-			return -ENOMEM;
-		}
-		entry->pieces = grown;
+	if (array_grow_counted(entry->pieces, entry->n_pieces) < 0) {
+		return -ENOMEM;
 	}
 	entry->pieces[entry->n_pieces++] = (struct journal_piece){.body = body, .n_bytes = n_bytes};
 	return 0;

@@ -11,6 +11,7 @@
 
 #include "daemon/keeper/closer.h"
 #include "daemon/keeper/report.h"
+#include "proto/array.h"
 #include "proto/cleanup.h"
 
 #define FIRST_FD 3
@@ -37,26 +38,14 @@ size_t kept_n(void)
 	return n_kept;
 }
 
-static bool has_place(void)
-{
-	if (n_kept < n_places) {
-		return true;
-	}
-	size_t n = n_places ? 2 * n_places : 256;
-	struct kept *bigger = realloc(table, n * sizeof(*table));
-	if (bigger) {
-		table = bigger;
-		n_places = n;
-	}
-	return bigger;
-}
-
 void kept_put(const char *name, int fd)
 {
 	/* systemd replaces a bad name by this one, too. */
 	const char *key = *name && strlen(name) <= MAX_NAME_BYTES && !strchr(name, ':') ? name
 	                                                                                : "stored";
-	char *copy = n_kept < max_kept && has_place() ? strdup(key) : NULL;
+	char *copy = n_kept < max_kept && array_grow(table, n_kept, n_places, 256) == 0
+	                     ? strdup(key)
+	                     : NULL;
 	if (!copy) {
 		if (!is_full) {
 			report("no room for more than %zu fds: %s is lost", n_kept, key);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/array.h"
 #include "proto/limits.h"
 
 #define PIECE_BYTES (64u * 1024)
@@ -56,15 +57,8 @@ int catalog_add(struct catalog *catalog, const struct tensor *tensor)
 	if (catalog->n_tensors == GLAKE_MAX_TENSORS) {
 		return -E2BIG;
 	}
-	if (catalog->n_tensors == catalog->capacity) {
-		size_t capacity = catalog->capacity ? catalog->capacity * 2 : 256;
-		struct tensor *grown = realloc(catalog->tensors,
-		                               capacity * sizeof(*catalog->tensors));
-		if (!grown) {
-			return -ENOMEM;
-		}
-		catalog->tensors = grown;
-		catalog->capacity = capacity;
+	if (array_grow(catalog->tensors, catalog->n_tensors, catalog->capacity, 256) < 0) {
+		return -ENOMEM;
 	}
 	catalog->tensors[catalog->n_tensors++] = *tensor;
 	return 0;

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "proto/array.h"
 #include "proto/limits.h"
 
 struct maker {
@@ -17,22 +18,6 @@ static uint64_t round_up(uint64_t bytes, uint64_t unit)
 	return (bytes + unit - 1) / unit * unit;
 }
 
-/* Room for one more element; doubles. */
-static int grow(void **array, size_t n, size_t *capacity, size_t element_bytes)
-{
-	if (n < *capacity) {
-		return 0;
-	}
-	size_t wanted = *capacity ? *capacity * 2 : 64;
-	void *grown = realloc(*array, wanted * element_bytes);
-	if (!grown) {
-		return -ENOMEM;
-	}
-	*array = grown;
-	*capacity = wanted;
-	return 0;
-}
-
 /* A new, empty block at the end of the span. */
 static int add_block(struct maker *maker)
 {
@@ -40,8 +25,7 @@ static int add_block(struct maker *maker)
 	if (plan->n_blocks == GLAKE_MAX_BLOCKS) {
 		return -E2BIG;
 	}
-	int error = grow((void **)&plan->blocks, plan->n_blocks, &maker->capacity_blocks,
-	                 sizeof(*plan->blocks));
+	int error = array_grow(plan->blocks, plan->n_blocks, maker->capacity_blocks, 64);
 	if (error) {
 		return error;
 	}
@@ -75,8 +59,7 @@ static int add_piece(struct maker *maker, const struct plan_piece *piece)
 			return 0;
 		}
 	}
-	int error = grow((void **)&plan->pieces, plan->n_pieces, &maker->capacity_pieces,
-	                 sizeof(*plan->pieces));
+	int error = array_grow(plan->pieces, plan->n_pieces, maker->capacity_pieces, 64);
 	if (error) {
 		return error;
 	}

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/array.h"
 #include "proto/cleanup.h"
 #include "proto/limits.h"
 
@@ -36,20 +37,6 @@ void model_set_state(struct model *model, enum model_state state)
 	model->state = state;
 }
 
-/* Doubles the array when the count is a power of two, so no capacity needs to be stored. */
-static int grow(void **array, size_t n, size_t element_bytes)
-{
-	if (n != 0 && (n & (n - 1)) != 0) {
-		return 0;
-	}
-	void *grown = reallocarray(*array, n ? 2 * n : 1, element_bytes);
-	if (!grown) {
-		return -ENOMEM;
-	}
-	*array = grown;
-	return 0;
-}
-
 uint64_t model_chunk_bytes(const struct model *model, size_t i)
 {
 	return glake_chunk_bytes(model->blocks[i].content_bytes);
@@ -63,7 +50,7 @@ int model_add_tensor(struct model *model, const char *name, uint32_t dtype, cons
 	    model->n_tensors == GLAKE_MAX_TENSORS || bytes > UINT64_MAX - offset) {
 		return -EINVAL;
 	}
-	if (grow((void **)&model->tensors, model->n_tensors, sizeof(model->tensors[0])) < 0) {
+	if (array_grow_counted(model->tensors, model->n_tensors) < 0) {
 		return -ENOMEM;
 	}
 	size_t n_numbers = strides ? 2 * n_dims : n_dims;
@@ -99,7 +86,7 @@ int model_add_block(struct model *model, uint64_t content_bytes)
 	    model->n_blocks == GLAKE_MAX_BLOCKS) {
 		return -EINVAL;
 	}
-	if (grow((void **)&model->blocks, model->n_blocks, sizeof(model->blocks[0])) < 0) {
+	if (array_grow_counted(model->blocks, model->n_blocks) < 0) {
 		return -ENOMEM;
 	}
 	model->blocks[model->n_blocks++] = (struct model_block){.content_bytes = content_bytes};

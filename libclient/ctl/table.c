@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "ctl/text.h"
+#include "proto/array.h"
 
 void table_init(struct table *table)
 {
@@ -27,17 +28,8 @@ void table_deinit(struct table *table)
 
 void table_cell(struct table *table, const char *text)
 {
-	if (table->n_cells == table->n_room) {
-		size_t n_room = table->n_room ? table->n_room * 2 : 64;
-		char **cells = reallocarray(table->cells, n_room, sizeof(*cells));
-		if (!cells) {
-			table->is_lost = true;
-			return;
-		}
-		table->cells = cells;
-		table->n_room = n_room;
-	}
-	char *copy = strdup(text);
+	char *copy = array_grow(table->cells, table->n_cells, table->n_room, 64) == 0 ? strdup(text)
+	                                                                              : NULL;
 	if (!copy) {
 		table->is_lost = true;
 		return;

@@ -7,6 +7,7 @@
 
 #include "libclient/space/chain.h"
 #include "libclient/space/fit.h"
+#include "proto/array.h"
 
 /* The first bin of at least @n_bytes; n_bins if there is none. */
 static size_t lower_bound(const struct glake__warm *warm, uint64_t n_bytes)
@@ -22,21 +23,6 @@ static size_t lower_bound(const struct glake__warm *warm, uint64_t n_bytes)
 		}
 	}
 	return low;
-}
-
-static int reserve_bin(struct glake__warm *warm)
-{
-	if (warm->n_bins < warm->capacity) {
-		return 0;
-	}
-	size_t capacity = warm->capacity ? warm->capacity * 2 : 32;
-	struct glake__warm_bin *bins = reallocarray(warm->bins, capacity, sizeof(*bins));
-	if (!bins) {
-		return -ENOMEM;
-	}
-	warm->bins = bins;
-	warm->capacity = capacity;
-	return 0;
 }
 
 static void remove_bin(struct glake__warm *warm, size_t i_bin)
@@ -69,7 +55,7 @@ int glake__warm_give(struct glake__warm *warm, struct glake__backing *backing)
 {
 	size_t i_bin = lower_bound(warm, backing->n_bytes);
 	if (i_bin == warm->n_bins || warm->bins[i_bin].n_bytes != backing->n_bytes) {
-		int r = reserve_bin(warm);
+		int r = array_grow(warm->bins, warm->n_bins, warm->capacity, 32);
 		if (r < 0) {
 			return r;
 		}

@@ -5,26 +5,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/array.h"
+
 void glake__tensor_table_deinit(struct glake__tensor_table *table)
 {
 	free(table->tensors);
 	glake__arena_deinit(&table->arena);
 	*table = (struct glake__tensor_table){0};
-}
-
-static int reserve_one(struct glake__tensor_table *table)
-{
-	if (table->n_tensors < table->capacity) {
-		return 0;
-	}
-	uint64_t capacity = table->capacity ? table->capacity * 2 : 512;
-	struct glake__tensor *tensors = reallocarray(table->tensors, capacity, sizeof(*tensors));
-	if (!tensors) {
-		return -ENOMEM;
-	}
-	table->tensors = tensors;
-	table->capacity = capacity;
-	return 0;
 }
 
 int glake__tensor_table_add(struct glake__tensor_table *table, const struct glake__tensor *tensor)
@@ -35,7 +22,8 @@ int glake__tensor_table_add(struct glake__tensor_table *table, const struct glak
 	char *name = glake__arena_take(&table->arena, name_bytes);
 	uint64_t *shape = glake__arena_take(&table->arena, shape_bytes);
 	uint64_t *strides = glake__arena_take(&table->arena, stride_bytes);
-	if (!name || !shape || !strides || reserve_one(table) < 0) {
+	if (!name || !shape || !strides ||
+	    array_grow(table->tensors, table->n_tensors, table->capacity, 512) < 0) {
 		return -ENOMEM;
 	}
 	memcpy(name, tensor->name, name_bytes);

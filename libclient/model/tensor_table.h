@@ -26,7 +26,7 @@ struct glake__tensor {
 struct glake__tensor_table {
 	struct glake__tensor *tensors; /* owned */
 	uint64_t n_tensors;
-	uint64_t capacity;
+	size_t capacity;
 	struct glake__arena arena;
 };
 

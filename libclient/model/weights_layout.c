@@ -9,6 +9,7 @@
 #include "libclient/seal/block.h"
 #include "libclient/space/range.h"
 #include "libclient/model/model.h"
+#include "proto/array.h"
 #include "proto/cleanup.h"
 #include "proto/limits.h"
 
@@ -165,14 +166,8 @@ static int add(struct glake__layout *layout, const struct glake__weight *place)
 		last->n_bytes += place->n_bytes;
 		return 0;
 	}
-	if (layout->n_places == layout->capacity) {
-		size_t capacity = layout->capacity ? 2 * layout->capacity : 64;
-		struct glake__weight *more = reallocarray(layout->places, capacity, sizeof(*more));
-		if (!more) {
-			return glake__fail(-ENOMEM, "out of memory");
-		}
-		layout->places = more;
-		layout->capacity = capacity;
+	if (array_grow(layout->places, layout->n_places, layout->capacity, 64) < 0) {
+		return glake__fail(-ENOMEM, "out of memory");
 	}
 	layout->places[layout->n_places++] = *place;
 	return 0;

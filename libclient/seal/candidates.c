@@ -14,18 +14,13 @@
 #include "libclient/space/program.h"
 #include "libclient/seal/seal.h"
 #include "libclient/stitch/pool.h"
+#include "proto/array.h"
 #include "proto/limits.h"
 
 static int add_span(struct glake__candidates *candidates, glake_ptr ptr, uint64_t n_bytes)
 {
-	/* The list doubles at powers of two. */
-	if ((candidates->n_spans & (candidates->n_spans - 1)) == 0) {
-		size_t capacity = candidates->n_spans ? 2 * candidates->n_spans : 1;
-		struct glake_span *more = realloc(candidates->spans, capacity * sizeof(*more));
-		if (!more) {
-			return -ENOMEM;
-		}
-		candidates->spans = more;
+	if (array_grow_counted(candidates->spans, candidates->n_spans) < 0) {
+		return -ENOMEM;
 	}
 	candidates->spans[candidates->n_spans++] = (struct glake_span){ptr, n_bytes};
 	return 0;

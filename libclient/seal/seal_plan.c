@@ -9,6 +9,7 @@
 
 #include "libclient/link/dispatch.h"
 #include "libclient/space/unsealed.h"
+#include "proto/array.h"
 #include "proto/limits.h"
 
 /* Spans that lie no further apart are one: PyTorch's allocator rounds sizes up to this. */
@@ -27,14 +28,8 @@ static uint64_t round_down(uint64_t ptr)
 static int add_part(struct glake__seal *seal, const struct glake__held *held,
                     const struct glake__look *piece, glake_ptr begin, glake_ptr end)
 {
-	if (seal->n_parts == seal->capacity) {
-		size_t capacity = seal->capacity ? 2 * seal->capacity : 64;
-		struct glake__seal_part *more = realloc(seal->parts, capacity * sizeof(*more));
-		if (!more) {
-			return glake__fail(-ENOMEM, "out of memory");
-		}
-		seal->parts = more;
-		seal->capacity = capacity;
+	if (array_grow(seal->parts, seal->n_parts, seal->capacity, 64) < 0) {
+		return glake__fail(-ENOMEM, "out of memory");
 	}
 	seal->parts[seal->n_parts++] = (struct glake__seal_part){
 		.ptr = begin,

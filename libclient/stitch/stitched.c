@@ -9,6 +9,7 @@
 #include "libclient/space/chain.h"
 #include "libclient/space/grant.h"
 #include "libclient/space/reback.h"
+#include "proto/array.h"
 #include "proto/cleanup.h"
 
 /* Addresses behind a row for more of it, as a part of that. */
@@ -287,14 +288,8 @@ static void take_out(struct glake__stitched_set *set, const struct glake__stitch
 
 int glake__stitched_add(struct glake__stitched_set *set, struct glake__stitched *stitched)
 {
-	if (set->n == set->capacity) {
-		size_t capacity = set->capacity ? 2 * set->capacity : 64;
-		void *more = reallocarray(set->by_size, capacity, sizeof(set->by_size[0]));
-		if (!more) {
-			return glake__fail(-ENOMEM, "out of memory");
-		}
-		set->by_size = more;
-		set->capacity = capacity;
+	if (array_grow(set->by_size, set->n, set->capacity, 64) < 0) {
+		return glake__fail(-ENOMEM, "out of memory");
 	}
 	insert(set, stitched);
 	stitched->is_in_set = true;

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/array.h"
 #include "proto/cleanup.h"
 
 #define MAX_NAMED 4096u
@@ -74,14 +75,8 @@ static int on_kernel(struct merge *merge, int pid, unsigned number, char *text)
 	    (strcmp(text, "unknown") != 0 && !image_from_text(text, &image))) {
 		return 0;
 	}
-	if (merge->n == merge->capacity) {
-		size_t capacity = merge->capacity ? 2 * merge->capacity : 256;
-		struct seen *more = realloc(merge->list, capacity * sizeof(*more));
-		if (!more) {
-			return -ENOMEM;
-		}
-		merge->list = more;
-		merge->capacity = capacity;
+	if (array_grow(merge->list, merge->n, merge->capacity, 256) < 0) {
+		return -ENOMEM;
 	}
 	struct learned_function *function = learned_get(merge->learned, &image, name);
 	if (!function) {

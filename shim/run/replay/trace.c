@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/array.h"
 #include "proto/cleanup.h"
 #include "shim/run/replay/id_map.h"
 
@@ -35,22 +36,6 @@ __attribute__((format(printf, 3, 4))) static int fail(struct reader *reader, int
 	vsnprintf(reader->error + n, TRACE_ERROR_BYTES - (size_t)n, format, arguments);
 	va_end(arguments);
 	return error;
-}
-
-/* Make room for one element more. */
-static bool reserve(void **array, size_t *n_room, size_t n, size_t element_bytes)
-{
-	if (n < *n_room) {
-		return true;
-	}
-	size_t n_wanted = *n_room ? 2 * *n_room : 1024;
-	void *bigger = reallocarray(*array, n_wanted, element_bytes);
-	if (!bigger) {
-		return false;
-	}
-	*array = bigger;
-	*n_room = n_wanted;
-	return true;
 }
 
 /* ---- words ------------------------------------------------------------------------------------ */
@@ -98,8 +83,7 @@ static int add_event(struct reader *reader, uint32_t allocation, uint64_t stream
 {
 	struct trace *trace = reader->trace;
 	uint32_t *index = id_map_at(&reader->streams, stream);
-	if (!index || !reserve((void **)&trace->events, &reader->n_event_room, trace->n_events,
-	                       sizeof(*trace->events))) {
+	if (!index || array_grow(trace->events, trace->n_events, reader->n_event_room, 1024) < 0) {
 		return fail(reader, -ENOMEM, "no memory");
 	}
 	if (*index == UINT32_MAX) {
@@ -132,8 +116,7 @@ static int read_alloc(struct reader *reader, char **at)
 	}
 	uint32_t *index = id_map_at(&reader->ids, id);
 	if (!index || trace->n_allocations == UINT32_MAX - 1 ||
-	    !reserve((void **)&reader->live, &reader->n_live_room, trace->n_allocations,
-	             sizeof(*reader->live))) {
+	    array_grow(reader->live, trace->n_allocations, reader->n_live_room, 1024) < 0) {
 		return fail(reader, -ENOMEM, "no memory");
 	}
 	if (*index != UINT32_MAX && reader->live[*index] > 0) {
