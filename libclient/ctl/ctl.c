@@ -129,30 +129,28 @@ static int set_count(struct ctl *ctl, const char *option, const char *text, uint
 	return GO_ON;
 }
 
-static int set_max_sessions(struct ctl *ctl, const char *text)
+/* @word means 0, which cannot be said as a number: it must be @what. */
+static int set_count_or(struct ctl *ctl, const char *option, const char *text, const char *word,
+                        const char *what, uint32_t *count_out)
 {
-	ctl->values.max_sessions = 0;
-	if (strcmp(text, "none") == 0) {
+	*count_out = 0;
+	if (strcmp(text, word) == 0) {
 		return GO_ON;
 	}
-	int err = set_count(ctl, "sessions", text, &ctl->values.max_sessions);
-	if (err == GO_ON && ctl->values.max_sessions == 0) {
-		return ctl_usage(ctl, "--sessions: must be 1 or more, or none");
+	int err = set_count(ctl, option, text, count_out);
+	if (err == GO_ON && *count_out == 0) {
+		return ctl_usage(ctl, "--%s: must be %s, or %s", option, what, word);
 	}
 	return err;
 }
 
-static int set_mistake(struct ctl *ctl, const char *text)
+static int set_size(struct ctl *ctl, const char *option, const char *text, uint64_t *bytes_out)
 {
-	ctl->values.mistake = 0;
-	if (strcmp(text, "all") == 0) {
-		return GO_ON;
+	if (text_parse_size(text, bytes_out) < 0) {
+		return ctl_usage(ctl, "--%s: not a size like 24G or 512MiB, nor none: %s", option,
+		                 text);
 	}
-	int err = set_count(ctl, "forgive", text, &ctl->values.mistake);
-	if (err == GO_ON && ctl->values.mistake == 0) {
-		return ctl_usage(ctl, "--forgive: must be a number of the list, or all");
-	}
-	return err;
+	return GO_ON;
 }
 
 static int set_command_option(struct ctl *ctl, enum ctl_option bit, const char *argument)
@@ -165,23 +163,15 @@ static int set_command_option(struct ctl *ctl, enum ctl_option bit, const char *
 		ctl->values.name = argument;
 		return GO_ON;
 	case CTL_OPTION_QUOTA_BYTES:
-		if (text_parse_size(argument, &ctl->values.quota_bytes) < 0) {
-			return ctl_usage(ctl,
-			                 "--bytes: not a size like 24G or 512MiB, nor none: %s",
-			                 argument);
-		}
-		return GO_ON;
+		return set_size(ctl, "bytes", argument, &ctl->values.quota_bytes);
 	case CTL_OPTION_MANIFESTS:
-		if (text_parse_size(argument, &ctl->values.quota_manifest_bytes) < 0) {
-			return ctl_usage(ctl,
-			                 "--manifests: not a size like 24G or 512MiB, nor none: %s",
-			                 argument);
-		}
-		return GO_ON;
+		return set_size(ctl, "manifests", argument, &ctl->values.quota_manifest_bytes);
 	case CTL_OPTION_SESSIONS:
-		return set_max_sessions(ctl, argument);
+		return set_count_or(ctl, "sessions", argument, "none", "1 or more",
+		                    &ctl->values.max_sessions);
 	case CTL_OPTION_FORGIVE:
-		return set_mistake(ctl, argument);
+		return set_count_or(ctl, "forgive", argument, "all", "a number of the list",
+		                    &ctl->values.mistake);
 	case CTL_OPTION_EXACT:
 		ctl->exact = true;
 		return GO_ON;
@@ -199,20 +189,9 @@ static int set_command_option(struct ctl *ctl, enum ctl_option bit, const char *
 		return GO_ON;
 	case CTL_OPTION_SECONDS:
 		return set_count(ctl, "seconds", argument, &ctl->values.seconds);
-	case CTL_OPTION_UNDO:
-	case CTL_OPTION_WAIT:
-	case CTL_OPTION_PIN:
-	case CTL_OPTION_ALL:
-	case CTL_OPTION_DRY_RUN:
-	case CTL_OPTION_FORCE:
-	case CTL_OPTION_MODELS:
-	case CTL_OPTION_WATCH:
-	case CTL_OPTION_FOLLOW:
-	case CTL_OPTION_ONCE:
-	case CTL_OPTION_VERBOSE:
+	default:
 		return GO_ON;
 	}
-	return GO_ON;
 }
 
 static int set_option(struct ctl *ctl, int option, char **argv)

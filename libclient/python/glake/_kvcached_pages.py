@@ -361,37 +361,31 @@ class PageAllocator:
     def _offsets(self, pages: Sequence[int]) -> List[int]:
         return [page * self._offset_bytes for page in pages]
 
-    def _map(self, pages: Sequence[int]) -> None:
+    def _change(self, workers: Optional[Callable[[int, List[int]], Any]],
+                of_pool: Callable[[pools.Pool, List[int]], Any], pages: Sequence[int]) -> None:
+        """In the workers, if they have the memory; else in this process."""
         offsets = self._offsets(pages)
+        if workers is not None and self._workers(workers):
+            with self._transaction:
+                self._refuse_failed()
+                workers(self._world_size, offsets)
+            return
+        pool = pools.find(self._group_id)
+        if pool is None:
+            raise RuntimeError("the KV tensors are not created")
+        of_pool(pool, offsets)
+
+    def _map(self, pages: Sequence[int]) -> None:
         try:
-            if self._workers(self._map_workers):
-                with self._transaction:
-                    self._refuse_failed()
-                    assert self._map_workers is not None
-                    self._map_workers(self._world_size, offsets)
-                return
-            pool = pools.find(self._group_id)
-            if pool is None:
-                raise RuntimeError("the KV tensors are not created")
-            pool.map(offsets)
+            self._change(self._map_workers, pools.Pool.map, pages)
         except StateConsistencyError as error:
             self._fail(error)
             raise
 
     def _unmap(self, pages: Sequence[int]) -> None:
         """Whoever frees cannot go on if it fails."""
-        offsets = self._offsets(pages)
         try:
-            if self._workers(self._unmap_workers):
-                with self._transaction:
-                    self._refuse_failed()
-                    assert self._unmap_workers is not None
-                    self._unmap_workers(self._world_size, offsets)
-                return
-            pool = pools.find(self._group_id)
-            if pool is None:
-                raise RuntimeError("the KV tensors are not created")
-            pool.unmap(offsets)
+            self._change(self._unmap_workers, pools.Pool.unmap, pages)
         except Exception as error:
             raise self._failed_unmap(error) from error
 
