@@ -102,6 +102,21 @@ static CUresult take_memory(struct mapping *m, uint64_t bytes)
 	return err;
 }
 
+CUresult alloc_enter(struct mapping *m, CUresult err, CUdeviceptr *ptr_out)
+{
+	if (err != CUDA_SUCCESS) {
+		free(m);
+	} else if (space_add(m) != 0) {
+		alloc_give(m);
+		err = CUDA_ERROR_OUT_OF_MEMORY;
+	} else {
+		*ptr_out = m->range.start;
+		pool_charge(m);
+	}
+	space_unlock();
+	return err;
+}
+
 CUresult alloc_device(unsigned device, uint64_t bytes, CUmemoryPool pool, CUdeviceptr *ptr_out)
 {
 	struct mapping *m = calloc(1, sizeof(*m));
@@ -117,17 +132,7 @@ CUresult alloc_device(unsigned device, uint64_t bytes, CUmemoryPool pool, CUdevi
 	m->access[device] = SPACE_WRITE;
 	space_lock_write();
 	CUresult err = take_memory(m, bytes);
-	if (err != CUDA_SUCCESS) {
-		free(m);
-	} else if (space_add(m) != 0) {
-		alloc_give(m);
-		err = CUDA_ERROR_OUT_OF_MEMORY;
-	} else {
-		*ptr_out = m->range.start;
-		pool_charge(m);
-	}
-	space_unlock();
-	return err;
+	return alloc_enter(m, err, ptr_out);
 }
 
 static bool is_freeable(const struct mapping *m, CUdeviceptr ptr)

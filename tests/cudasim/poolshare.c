@@ -158,17 +158,7 @@ static CUresult import(const struct pointer *pointer, CUmemoryPool pool, CUdevic
 	m->access[device] = SPACE_WRITE;
 	space_lock_write();
 	CUresult err = map(pointer, device, m);
-	if (err != CUDA_SUCCESS) {
-		free(m);
-	} else if (space_add(m) != 0) {
-		alloc_give(m);
-		err = CUDA_ERROR_OUT_OF_MEMORY;
-	} else {
-		pool_charge(m);
-		*ptr_out = m->range.start;
-	}
-	space_unlock();
-	return err;
+	return alloc_enter(m, err, ptr_out);
 }
 
 CUresult cuMemPoolImportPointer(CUdeviceptr *ptr_out, CUmemoryPool pool,

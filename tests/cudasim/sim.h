@@ -404,6 +404,8 @@ CUresult alloc_chunk_new(unsigned device, uint64_t bytes, bool keeps_fd,
                          struct alloc_chunk *chunk_out);
 void alloc_chunk_free(const struct alloc_chunk *chunk);
 CUresult alloc_device(unsigned device, uint64_t bytes, CUmemoryPool pool, CUdeviceptr *ptr_out);
+/* Enters @m, unless @err has gone before, and ends the lock of the space. Returns @err, or CUDA_ERROR_OUT_OF_MEMORY. */
+CUresult alloc_enter(struct mapping *m, CUresult err, CUdeviceptr *ptr_out);
 /* Frees a mapping that is in the space no more; the space is locked for writing. */
 void alloc_give(struct mapping *m);
 /* CUDA_ERROR_INVALID_VALUE: nothing was allocated there. Waits for nothing. */

@@ -28,6 +28,7 @@
 #include "proto/cleanup.h"
 #include "proto/limits.h"
 #include "proto/state.pb-c.h"
+#include "tests/fuzz/input.h"
 #include "tests/fuzz/must.h"
 
 #define N_DEVICES 2u
@@ -40,11 +41,6 @@
 
 int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes);
-
-struct input {
-	const uint8_t *at;
-	const uint8_t *end;
-};
 
 /* Closing one twice may close somebody else's. */
 int close(int fd)
@@ -135,20 +131,6 @@ int fdstore_barrier(struct fdstore *store, fdstore_fn fn, void *user)
 }
 
 /* ---- values ---------------------------------------------------------------------------------- */
-
-static uint8_t take_byte(struct input *input)
-{
-	return input->at < input->end ? *input->at++ : 0;
-}
-
-static uint64_t take_raw(struct input *input)
-{
-	uint64_t value = 0;
-	for (unsigned i = 0; i < 8; i++) {
-		value = value << 8 | take_byte(input);
-	}
-	return value;
-}
 
 static uint64_t take_id(struct input *input)
 {

@@ -32,6 +32,7 @@
 #include "proto/cleanup.h"
 #include "proto/glake.pb-c.h"
 #include "proto/wire.h"
+#include "tests/fuzz/input.h"
 #include "tests/fuzz/must.h"
 
 #define TIMEOUT_S 8
@@ -43,11 +44,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes);
 
 typedef Glake__Wire__Request request_t;
 typedef Glake__Wire__Answer answer_t;
-
-struct input {
-	const uint8_t *at;
-	const uint8_t *end;
-};
 
 struct client {
 	int socket;
@@ -283,20 +279,6 @@ static bool name_chunk(struct client *client)
 }
 
 /* ---- values ---------------------------------------------------------------------------------- */
-
-static uint8_t take_byte(struct input *input)
-{
-	return input->at < input->end ? *input->at++ : 0;
-}
-
-static uint64_t take_raw(struct input *input)
-{
-	uint64_t value = 0;
-	for (unsigned i = 0; i < 8; i++) {
-		value = value << 8 | take_byte(input);
-	}
-	return value;
-}
 
 static uint64_t take_size(struct input *input)
 {

@@ -45,6 +45,20 @@ int world_open_unmapped(struct glake_session *session, const char *path,
 	return glake_model_open(session, path, &options, model_out);
 }
 
+static void load_and_leave(void *path)
+{
+	struct glake_model *model;
+	struct glake_session *session = world_connect_blind();
+	assert_ok(world_open_unmapped(session, path, &model));
+	glake_model_close(model);
+	world_disconnect(session);
+}
+
+void world_load(const char *path)
+{
+	world_join(world_client(load_and_leave, (void *)path));
+}
+
 static struct model_tensor *layers_of(uint64_t seed)
 {
 	static char names[WORLD_N_LAYERS][8];

@@ -23,6 +23,8 @@ struct glake_model_info world_info(const struct glake_model *model);
 /* Load a model into the store and open it, but map it nowhere; needs no driver. */
 int world_open_unmapped(struct glake_session *session, const char *path,
                         struct glake_model **model_out);
+/* Another process does so, and ends. */
+void world_load(const char *path);
 
 /*
  * These let something happen in the middle of a load, however late: with WORLD_SMALL_STEPS as

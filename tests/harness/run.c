@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "tests/check_glake.h"
+#include "tests/harness/world.h"
 
 #define MAX_ARGUMENTS 16
 /* The time for a whole program, which may run under a sanitizer and beside others. */
@@ -115,6 +116,37 @@ void run_end_well(struct run *run)
 {
 	int status = run_end(run);
 	ck_assert_msg(status == 0, "status 0x%x, after:\n%s", status, run->text);
+}
+
+void run_go_on(struct run *run)
+{
+	run_continue(run);
+	run_read(run, "ready");
+}
+
+void run_finish(struct run *run)
+{
+	run_continue(run);
+	run_end_well(run);
+}
+
+const char *run_counting(void)
+{
+	static char variable[PATH_MAX + 16];
+	snprintf(variable, sizeof(variable), "SHIM_COUNTS=%s/counts", harness.folder);
+	return variable;
+}
+
+void run_expect_owned(unsigned n)
+{
+	unsigned n_owned = 0;
+	unsigned n_passed = 1;
+	FILE *file = fopen(strchr(run_counting(), '/'), "re");
+	ck_assert_ptr_nonnull(file);
+	ck_assert_int_eq(fscanf(file, "{\"owned\": %u, \"passed\": %u", &n_owned, &n_passed), 2);
+	fclose(file);
+	ck_assert_uint_ge(n_owned, n);
+	ck_assert_uint_eq(n_passed, 0);
 }
 
 void run_expect(const struct run *run, const char *text)

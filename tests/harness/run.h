@@ -48,6 +48,14 @@ int run_end(struct run *run);
 /* Like run_end(), and the status must be 0. */
 void run_end_well(struct run *run);
 
+/* Let it go on until it is ready again; or until it ends well. */
+void run_go_on(struct run *run);
+void run_finish(struct run *run);
+
+/* For @extra of run_start(): the shim counts its calls. Then: @n of them or more were glaked's, and none the driver's. */
+const char *run_counting(void);
+void run_expect_owned(unsigned n);
+
 /* The output must have @text. */
 void run_expect(const struct run *run, const char *text);
 

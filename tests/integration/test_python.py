@@ -24,6 +24,8 @@ import unittest
 import numpy
 from safetensors.numpy import save, save_file
 
+from tests.integration.driver_memory import FILLED
+
 import glake
 from glake import _lib
 from glake.tensor import DLManagedTensor, delete_managed
@@ -1074,27 +1076,16 @@ class Seals(Case):
 
 class SealsUnderTheShim(Case):
     def test_memory_of_the_program_itself(self):
-        program = """
-            import ctypes, glake
-            cuda = ctypes.CDLL("libcuda.so.1")
-            def call(name, *arguments):
-                result = getattr(cuda, name)(*arguments)
-                assert result == 0, (name, result)
-            context, ptr, n_bytes = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_size_t(4 << 20)
-            call("cuInit", 0)
-            call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
-            call("cuCtxSetCurrent", context)
-            call("cuMemAlloc_v2", ctypes.byref(ptr), n_bytes)
-            call("cuMemsetD8_v2", ptr, ctypes.c_ubyte(7), n_bytes)
+        program = FILLED + textwrap.dedent("""
             sealed = glake.seal([(ptr.value, n_bytes.value)])
             glake.unseal(ptr.value, 1)
             call("cuMemsetD8_v2", ptr, ctypes.c_ubyte(8), n_bytes)
             print(sealed.sealed_bytes, sealed.shared_bytes)
-        """
+        """)
         for expected in (0, 4 * MIB):
             result = subprocess.run(
                 [os.path.join(BUILD, "bin", "glake"), "run", "--", sys.executable, "-c",
-                 textwrap.dedent(program)], capture_output=True, text=True, timeout=60)
+                 program], capture_output=True, text=True, timeout=60)
             self.assertEqual((result.stdout, result.stderr), (f"{4 * MIB} {expected}\n", ""))
 
 
@@ -1343,18 +1334,7 @@ class Sleep(Case):
         """)
 
     def test_pytorch_under_the_shim(self):
-        self.run_torch("""
-            import ctypes, glake
-            cuda = ctypes.CDLL("libcuda.so.1")
-            def call(name, *arguments):
-                result = getattr(cuda, name)(*arguments)
-                assert result == 0, (name, result)
-            context, ptr, n_bytes = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_size_t(4 << 20)
-            call("cuInit", 0)
-            call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
-            call("cuCtxSetCurrent", context)
-            call("cuMemAlloc_v2", ctypes.byref(ptr), n_bytes)
-            call("cuMemsetD8_v2", ptr, ctypes.c_ubyte(7), n_bytes)
+        self.run_torch(FILLED + textwrap.dedent("""
             for wakes_itself in (False, True):
                 assert _torch_sleep.sleep()["private_bytes"] == 4 << 20
                 assert [row["private_bytes"] for row in glake.sleepers()] == [4 << 20]
@@ -1366,7 +1346,7 @@ class Sleep(Case):
                 assert byte.value == 7
                 assert glake.sleepers() == []
             print("well")
-        """, os.path.join(BUILD, "bin", "glake"), "run", "--")
+        """), os.path.join(BUILD, "bin", "glake"), "run", "--")
 
 
 class Forks(Case):

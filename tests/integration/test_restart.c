@@ -154,15 +154,6 @@ static void restart_unseen(void (*end)(void))
 
 /* ---- the store -------------------------------------------------------------------------------- */
 
-static void load_and_leave(void *path)
-{
-	struct glake_model *model;
-	struct glake_session *session = world_connect_blind();
-	assert_ok(world_open_unmapped(session, path, &model));
-	glake_model_close(model);
-	world_disconnect(session);
-}
-
 static void check_content(void *path)
 {
 	struct glake_model *model;
@@ -180,7 +171,7 @@ START_TEST_WITH(a_model_of_the_cache_is_not_loaded_again, .n = n_elements(ends))
 {
 	begin();
 	const char *path = world_write_model("model", 140 * MIB, 5);
-	world_join(world_client(load_and_leave, (void *)path));
+	world_load(path);
 	ck_assert_uint_gt(fdkeeper_n_kept(&harness.fdkeeper), 2);
 	restart_unseen(ends[_i]);
 	world_join(world_client(check_content, (void *)path));
@@ -195,7 +186,7 @@ START_TEST(pins_and_limits_stay)
 {
 	begin();
 	const char *path = world_write_model("model", 4 * MIB, 5);
-	world_join(world_client(load_and_leave, (void *)path));
+	world_load(path);
 	assert_ok(glake_pin(eye, path, 1));
 	assert_ok(glake_set_quota(eye, "default", 0, 2 * GIB));
 	assert_ok(glake_set_max_sessions(eye, "default", 77));
@@ -293,7 +284,7 @@ START_TEST(what_was_evicted_stays_so)
 {
 	begin();
 	const char *path = world_write_model("model", 4 * MIB, 5);
-	world_join(world_client(load_and_leave, (void *)path));
+	world_load(path);
 	size_t n_kept = fdkeeper_n_kept(&harness.fdkeeper);
 	assert_ok(glake_evict(eye, NULL, NULL, NULL));
 	world_assert_level();

@@ -181,8 +181,7 @@ START_TEST_WITH(a_program_under_the_shim_is_killed_at_each_call, .timeout_s = 10
 		ck_assert_msg(status == 0 || status == SIGKILL, "status 0x%x:\n%s", status,
 		              victim.text);
 		world_evict_until(&books);
-		run_continue(&keeper);
-		run_read(&keeper, "ready");
+		run_go_on(&keeper);
 	}
 	printf("%u steps\n", n);
 	ck_assert_uint_gt(n, 60);
@@ -369,8 +368,7 @@ static bool endure(const char *socket, const char *rule, unsigned n)
 		arm(n);
 	}
 	world_set_faults(rule);
-	run_continue(&run);
-	run_end_well(&run);
+	run_finish(&run);
 	world_set_faults(NULL);
 	fate->is_armed = false;
 	check_keeper();

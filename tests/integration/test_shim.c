@@ -283,26 +283,20 @@ START_TEST(chunks_go_with_their_last_use)
 	int connection = connection_hello(&harness);
 	/* All are unmapped and released but one, which is mapped. */
 	ck_assert_uint_eq(connection_private_bytes(connection), 4u << 20);
-	run_continue(&run);
-	run_read(&run, "ready");
+	run_go_on(&run);
 	ck_assert_uint_eq(connection_private_bytes(connection), 0);
 	connection_close(&connection);
-	run_continue(&run);
-	run_end_well(&run);
+	run_finish(&run);
 	/* Without the shim it says the same. */
 	run_start(&run, "GLAKE_SHIM=off", run_in_build(PROGRAM), "dlsym", "vmm", NULL);
 	run_read(&run, "ready");
-	run_continue(&run);
-	run_read(&run, "ready");
-	run_continue(&run);
-	run_end_well(&run);
+	run_go_on(&run);
+	run_finish(&run);
 	run_start(&run, "GLAKE_SOCKET=/nowhere", run_in_build(PROGRAM), "proc2", "vmm", NULL);
 	run_read(&run, "ready");
 	run_expect(&run, "owned 0 passed all");
-	run_continue(&run);
-	run_read(&run, "ready");
-	run_continue(&run);
-	run_end_well(&run);
+	run_go_on(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -333,8 +327,7 @@ START_TEST(streams_may_go)
 	run_expect(&run, "owned all passed 0 refused 0 connects 1 live 0");
 	/* Nobody asks for more: what was parked comes back all the same, but for an empty slab. */
 	await_private_bytes(2u << 20);
-	run_continue(&run);
-	run_end_well(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -379,8 +372,7 @@ START_TEST(pools_count_what_is_ours)
 	run_read(&run, "ready");
 	run_expect(&run, "owned all passed 0");
 	await_private_bytes(0);
-	run_continue(&run);
-	run_end_well(&run);
+	run_finish(&run);
 	run_expect(&run, "owned all passed 0 refused 0 connects 1 live 0 served 3\n"
 	                 "owned 3 passed 0 refused 0 connects 1 live 0 served 3\n"
 	                 "owned 4 passed 0 refused 0 connects 1 live 0 served 4\n");
@@ -414,8 +406,7 @@ START_TEST(contexts_take_what_is_parked)
 	run_read(&run, "ready");
 	run_expect(&run, "owned all passed 0 refused 0 connects 1 live 0");
 	await_private_bytes(2u << 20);
-	run_continue(&run);
-	run_end_well(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -447,8 +438,7 @@ static void step_until_owned(struct run *run, unsigned n, int *n_steps_left)
 	while (run_count(run, "served") < n) {
 		ck_assert_int_gt((*n_steps_left)--, 0);
 		harness_sleep_ms(1100 / SPEED);
-		run_continue(run);
-		run_read(run, "ready");
+		run_go_on(run);
 	}
 }
 
@@ -456,11 +446,9 @@ static void step_until_owned(struct run *run, unsigned n, int *n_steps_left)
 static void run_end_steps(struct run *run, int n_steps_left)
 {
 	for (; n_steps_left > 0; n_steps_left--) {
-		run_continue(run);
-		run_read(run, "ready");
+		run_go_on(run);
 	}
-	run_continue(run);
-	run_end_well(run);
+	run_finish(run);
 }
 
 START_TEST(streams_outlive_glaked)
@@ -472,8 +460,7 @@ START_TEST(streams_outlive_glaked)
 	run_read(&run, "ready");
 	run_expect(&run, "owned all passed 0 refused 0 connects 1");
 	harness_kill(&harness);
-	run_continue(&run);
-	run_read(&run, "ready");
+	run_go_on(&run);
 	run_expect(&run, "owned 2 passed 1 refused 0 connects 1");
 	world_restart();
 	step_until_owned(&run, 3, &n_left);
@@ -504,13 +491,11 @@ START_TEST(ipc_shares_it)
 	take_handles(&giver, handles);
 	run_start(&taker, NULL, run_in_build(PROGRAM), "proc2", "ipc_take", handles, NULL);
 	run_end_well(&taker);
-	run_continue(&giver);
-	run_read(&giver, "ready");
+	run_go_on(&giver);
 	/* Freed, the large one is nobody's to open, though its process lives; then all are. */
 	run_start(&taker, NULL, run_in_build(PROGRAM), "dlsym", "ipc_dead", handles + 128, NULL);
 	run_end_well(&taker);
-	run_continue(&giver);
-	run_end_well(&giver);
+	run_finish(&giver);
 	run_start(&taker, NULL, run_in_build(PROGRAM), "dlsym", "ipc_dead", handles, NULL);
 	run_end_well(&taker);
 }
@@ -651,8 +636,7 @@ START_TEST(warm_memory_comes_back_on_demand)
 	run_start(&sleeper, NULL, run_in_build(PROGRAM), "dlsym", "idle", "104857600", NULL);
 	run_read(&sleeper, "ready");
 	run_scenario(PROGRAM, "dlsym", "greedy", "20971520", "got 251658240 ");
-	run_continue(&sleeper);
-	run_end_well(&sleeper);
+	run_finish(&sleeper);
 }
 END_TEST
 
@@ -680,8 +664,7 @@ START_TEST(strictly_nothing_without_glaked)
 	          NULL);
 	run_read(&run, "ready");
 	run_expect(&run, "result 2 owned 0 passed 0 refused 1");
-	run_continue(&run);
-	run_end_well(&run);
+	run_finish(&run);
 }
 END_TEST
 

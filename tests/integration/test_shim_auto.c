@@ -115,8 +115,7 @@ START_TEST(two_realms_have_a_copy_each)
 	}
 	ck_assert_uint_eq(block_bytes(), 2 * 4 * MIB);
 	for (unsigned i = 0; i < 4; i++) {
-		run_continue(&runs[i]);
-		run_end_well(&runs[i]);
+		run_finish(&runs[i]);
 	}
 }
 END_TEST
@@ -142,8 +141,7 @@ START_TEST_WITH(many_become_quiet_at_once, .timeout_s = 300)
 	}
 	ck_assert_uint_eq(block_bytes(), 4 * MIB);
 	for (unsigned i = 0; i < N_CROWD; i++) {
-		run_continue(&runs[i]);
-		run_end_well(&runs[i]);
+		run_finish(&runs[i]);
 	}
 }
 END_TEST
@@ -162,8 +160,7 @@ START_TEST(the_mover_dies_while_it_looks)
 		run_read(&runs[i], "sealed");
 	}
 	for (unsigned i = 0; i < 2; i++) {
-		run_continue(&runs[i]);
-		run_end_well(&runs[i]);
+		run_finish(&runs[i]);
 	}
 }
 END_TEST
@@ -220,8 +217,7 @@ START_TEST(a_launch_without_room_is_refused)
 		assert_ok(glake_list_events(eye, count_refused, &n));
 	}
 	ck_assert_uint_eq(n, 1);
-	run_continue(&run);
-	run_end_well(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -248,8 +244,7 @@ START_TEST(a_tenants_word_counts_where_the_program_has_none)
 	run_as(NULL, "unsealed");
 	run_as("GLAKE_DEDUP=auto", "plain");
 	/* Whose session is older keeps to what it was told. */
-	run_continue(&run);
-	run_end_well(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -375,8 +370,7 @@ START_TEST(states_and_reasons_are_shown)
 	shown = list_candidates(seen.row.session);
 	ck_assert_str_eq(shown.state, "refused");
 	ck_assert_str_eq(shown.why, seen.why);
-	run_continue(&run);
-	run_end_well(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -397,8 +391,7 @@ START_TEST(what_the_program_maps_itself_stays_private)
 	ck_assert_uint_eq(shown.n, 2);
 	ck_assert_str_eq(shown.state, "refused");
 	ck_assert_str_eq(shown.why, seen.why);
-	run_continue(&run);
-	run_end_well(&run);
+	run_finish(&run);
 }
 END_TEST
 

@@ -73,8 +73,7 @@ START_TEST(gone_without_giving_back)
 	struct run run;
 	world_begin();
 	start_busy(&run);
-	run_continue(&run);
-	run_end_well(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -113,8 +112,7 @@ START_TEST(a_quota_of_next_to_nothing_is_out_of_memory)
 	run_start(&run, NULL, run_in_build(PROGRAM), "proc2", "steps", "1", NULL);
 	run_read(&run, "ready");
 	run_expect(&run, "result 2 owned 0 passed 0 refused 1");
-	run_continue(&run);
-	run_end_well(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -156,8 +154,7 @@ START_TEST(a_glaked_of_another_version_is_no_reason_to_go_without)
 	run_start(&run, variable, run_in_build(PROGRAM), "dlsym", "steps", "1", NULL);
 	run_read(&run, "ready");
 	run_expect(&run, "result 2 owned 0 passed 0 refused 1 connects 0");
-	run_continue(&run);
-	run_end_well(&run);
+	run_finish(&run);
 	kill(stranger, SIGKILL);
 	ck_assert_int_eq(waitpid(stranger, NULL, 0), stranger);
 }
@@ -236,8 +233,7 @@ START_TEST(a_child_does_not_keep_a_glaked_that_ends)
 	run_read(&run, "ready");
 	harness_signal(&harness, SIGTERM);
 	harness_wait_log(&harness, "draining 1 sessions");
-	run_continue(&run);
-	run_end_well(&run);
+	run_finish(&run);
 	const char *line = strstr(run.text, "child ");
 	ck_assert(line && sscanf(line, "child %d", &child) == 1 && child > 1);
 	int status = harness_wait_exit(&harness);
@@ -269,8 +265,7 @@ START_TEST(a_stopped_glaked_is_done_without)
 	run_read(&run, "ready");
 	run_expect(&run, "result 0 owned 0 passed all refused 0 connects 0");
 	harness_signal(&harness, SIGCONT);
-	run_continue(&run);
-	run_end_well(&run);
+	run_finish(&run);
 	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "basic", NULL);
 	run_end_well(&run);
 	run_expect(&run, "owned all passed 0");
@@ -294,8 +289,7 @@ START_TEST(a_restart_is_waited_for)
 	harness_restart(&harness);
 	run_read(&run, "ready");
 	run_expect(&run, "result 0 owned all passed 0 refused 0 connects 1");
-	run_continue(&run);
-	run_end_well(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -307,14 +301,12 @@ START_TEST(a_slow_restart_is_no_end)
 	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "steps", "40", NULL);
 	run_read(&run, "ready");
 	harness_kill(&harness);
-	run_continue(&run);
-	run_read(&run, "ready");
+	run_go_on(&run);
 	run_expect(&run, "result 0 owned 1 passed 1 refused 0 connects 1");
 	harness_restart(&harness);
 	for (int i = 2; i < 40 && !strstr(run.text, "served 2\n"); i++) {
 		harness_sleep_ms(100);
-		run_continue(&run);
-		run_read(&run, "ready");
+		run_go_on(&run);
 	}
 	run_expect(&run, "served 2\n");
 	run_expect(&run, "refused 0 connects 1");
@@ -343,11 +335,9 @@ START_TEST(a_failure_of_ours_is_out_of_memory)
 	          "steps", "2", NULL);
 	run_read(&run, "ready");
 	run_expect(&run, "result 2 owned 0 passed 0 refused 1 connects 1");
-	run_continue(&run);
-	run_read(&run, "ready");
+	run_go_on(&run);
 	run_expect(&run, "result 0 owned all passed 0 refused 1 connects 1");
-	run_continue(&run);
-	run_end_well(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -367,8 +357,7 @@ START_TEST(warm_memory_goes_with_glaked)
 		          NULL);
 		run_end_well(&other);
 	} while (!strstr(other.text, "got 209715200"));
-	run_continue(&sleeper);
-	run_end_well(&sleeper);
+	run_finish(&sleeper);
 }
 END_TEST
 
@@ -383,8 +372,7 @@ START_TEST(the_programs_files_are_left_alone)
 	run_expect(&run, "owned all passed 0 refused 0 connects 1 live 0");
 	/* The session goes on with another connection, and all is warm in it. */
 	await_private(12 * MIB);
-	run_continue(&run);
-	run_end_well(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -405,12 +393,10 @@ START_TEST(a_full_table_of_files_ends_no_session)
 		run_start(&run, policies[i].extra, run_in_build(PROGRAM), "dlsym", "no_fds", NULL);
 		run_read(&run, "ready");
 		ck_assert_uint_eq(connection_private_bytes(connection), 6 * MIB);
-		run_continue(&run);
-		run_read(&run, "ready");
+		run_go_on(&run);
 		run_expect(&run, policies[i].counts);
 		ck_assert_uint_eq(connection_private_bytes(connection), 6 * MIB);
-		run_continue(&run);
-		run_end_well(&run);
+		run_finish(&run);
 		run_expect(&run, "served 2\n");
 		await_nothing_private();
 	}
@@ -426,8 +412,7 @@ START_TEST(a_lost_connection_keeps_its_session)
 	run_read(&run, "ready");
 	run_expect(&run, "owned 1 passed 1 refused 0 connects 1");
 	await_private(14 * MIB);
-	run_continue(&run);
-	run_end_well(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -451,8 +436,7 @@ START_TEST(the_driver_ends_when_we_have)
 	run_read(&run, "ready");
 	harness_kill(&harness);
 	harness_sleep_ms(300 / 5);
-	run_continue(&run);
-	run_end_well(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -567,22 +551,11 @@ static void compute_with_and_without(const char *program)
 {
 	static struct run with;
 	static struct run without;
-	char counts[PATH_MAX];
-	char variable[PATH_MAX + 16];
-	unsigned n_owned = 0;
-	unsigned n_passed = 1;
 	world_begin();
-	snprintf(counts, sizeof(counts), "%s/counts", harness.folder);
-	snprintf(variable, sizeof(variable), "SHIM_COUNTS=%s", counts);
 	run_parts(&without, "GLAKE_SHIM=off", program);
-	run_parts(&with, variable, program);
+	run_parts(&with, run_counting(), program);
 	ck_assert_str_eq(with.text, without.text);
-	FILE *file = fopen(counts, "re");
-	ck_assert_ptr_nonnull(file);
-	ck_assert_int_eq(fscanf(file, "{\"owned\": %u, \"passed\": %u", &n_owned, &n_passed), 2);
-	fclose(file);
-	ck_assert_uint_gt(n_owned, 150);
-	ck_assert_uint_eq(n_passed, 0);
+	run_expect_owned(151);
 	/* Without the shim the simulator's handles between processes open nothing. */
 	run_start(&with, NULL, run_in_build(program), "ipc", NULL);
 	run_end_well(&with);
@@ -635,7 +608,7 @@ START_TEST(numbers_behave_as_handles_of_the_driver)
 	snprintf(variable, sizeof(variable), "SHIM_COUNTS=%s", path);
 	run_start(&without, "GLAKE_SHIM=off", run_in_build(NUMBERS), "stale", NULL);
 	run_end_well(&without);
-	run_start(&with, variable, run_in_build(NUMBERS), "stale", NULL);
+	run_start(&with, run_counting(), run_in_build(NUMBERS), "stale", NULL);
 	run_end_well(&with);
 	run_expect(&with, "another 0000000000000001");
 	ck_assert_str_eq(with.text, without.text);

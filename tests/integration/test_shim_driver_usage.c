@@ -92,11 +92,9 @@ START_TEST(managed_memory_and_arrays_are_told)
 	ck_assert_int_eq(glake_get_status(eye, copy_device, &device), 0);
 	ck_assert_uint_eq(device.managed_bytes, 3 * MIB);
 	ck_assert_uint_eq(device.array_bytes, ARRAYS);
-	run_continue(&run);
-	run_read(&run, "ready");
+	run_go_on(&run);
 	wait_report(run.pid, 0, 0, 0, 0);
-	run_continue(&run);
-	run_end_well(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -112,12 +110,10 @@ START_TEST(graphs_and_pools_are_asked_for)
 	ck_assert_uint_eq(found.row.n_passed, 0);
 	ck_assert_uint_eq(found.row.live_bytes, 6 * MIB);
 	ck_assert_uint_eq(found.row.peak_bytes, 6 * MIB);
-	run_continue(&run);
-	run_read(&run, "ready");
+	run_go_on(&run);
 	found = wait_report(run.pid, 0, 0, 2 * MIB, 0);
 	ck_assert_uint_eq(found.row.peak_bytes, 6 * MIB);
-	run_continue(&run);
-	run_end_well(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -131,11 +127,9 @@ START_TEST(what_is_left_to_the_driver_is_told)
 	run_read(&run, "ready");
 	struct found found = wait_report(run.pid, 3 * MIB, 0, 0, 13 * MIB);
 	ck_assert_uint_eq(found.row.n_owned, 0);
-	run_continue(&run);
-	run_read(&run, "ready");
+	run_go_on(&run);
 	wait_report(run.pid, 0, 0, 0, 0);
-	run_continue(&run);
-	run_end_well(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -147,12 +141,10 @@ static void go_with_context(const char *step)
 	          "wait", "reset", "wait", NULL);
 	run_read(&run, "ready");
 	wait_report(run.pid, 3 * MIB, ARRAYS, 0, 7 * MIB);
-	run_continue(&run);
-	run_read(&run, "ready");
+	run_go_on(&run);
 	/* What was made by handle is no context's. */
 	wait_report(run.pid, 0, 0, 0, 2 * MIB);
-	run_continue(&run);
-	run_end_well(&run);
+	run_finish(&run);
 }
 
 START_TEST(what_goes_with_its_context_is_gone)
@@ -189,8 +181,7 @@ START_TEST(asking_the_driver_ends_no_capture)
 	          "managed", "capture", "wait", NULL);
 	run_read(&run, "ready");
 	wait_report(run.pid, 3 * MIB, 0, 0, 6 * MIB);
-	run_continue(&run);
-	run_end_well(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -228,7 +219,6 @@ START_TEST(glakectl_shows_it)
 	ck_assert_int_eq(json_integer_value(json_object_get(device, "array_bytes")), ARRAYS);
 	ck_assert_int_eq(json_integer_value(json_object_get(device, "managed_bytes")), 3 * MIB);
 	json_decref(document);
-	run_continue(&run);
-	run_end_well(&run);
+	run_finish(&run);
 }
 END_TEST

@@ -50,8 +50,7 @@ static void start(struct run *run, const char *form, const char *seen_by, const 
 static void run_through(struct run *run, const char *form, const char *seen_by, const char *end)
 {
 	start(run, form, seen_by, end);
-	run_continue(run);
-	run_end_well(run);
+	run_finish(run);
 }
 
 /* The n-th event is of this program: it names the kernel, where it has written, and what begins there. */
@@ -178,10 +177,8 @@ START_TEST(others_keep_their_bytes)
 	struct run two;
 	start(&one, "plain", "by_stream", "end_at_once");
 	start(&two, "look", "by_context", "end_well");
-	run_continue(&one);
-	run_end_well(&one);
-	run_continue(&two);
-	run_end_well(&two);
+	run_finish(&one);
+	run_finish(&two);
 	ck_assert_uint_eq(list_faults().n, 1);
 }
 END_TEST
@@ -203,8 +200,7 @@ START_TEST(without_glaked_the_program_ends_as_any)
 	struct run run;
 	start(&run, "plain", "by_stream", "end_at_once");
 	world_stop();
-	run_continue(&run);
-	run_end_well(&run);
+	run_finish(&run);
 	run_expect(&run, "guilty_plain at 0x");
 }
 END_TEST
@@ -214,8 +210,7 @@ START_TEST(a_glaked_that_hangs_holds_nobody_up)
 	struct run run;
 	start(&run, "plain", "by_stream", "end_well");
 	ck_assert_int_eq(kill(harness.pid, SIGSTOP), 0);
-	run_continue(&run);
-	run_end_well(&run);
+	run_finish(&run);
 	ck_assert_int_eq(kill(harness.pid, SIGCONT), 0);
 	run_expect(&run, "guilty_plain at 0x");
 }

@@ -159,8 +159,7 @@ START_TEST(who_runs_is_told)
 	start_as(&run, program(), "told");
 	run_read(&run, "sealed");
 	fault();
-	run_continue(&run);
-	run_end_well(&run);
+	run_finish(&run);
 }
 END_TEST
 

@@ -45,18 +45,6 @@ static void start(struct run *run)
 	start_as(run, "waits_long");
 }
 
-static void use(struct run *run)
-{
-	run_continue(run);
-	run_read(run, "ready");
-}
-
-static void end(struct run *run)
-{
-	run_continue(run);
-	run_end_well(run);
-}
-
 START_TEST(a_program_that_is_idle_sleeps_and_wakes_when_it_works)
 {
 	struct run run;
@@ -65,10 +53,10 @@ START_TEST(a_program_that_is_idle_sleeps_and_wakes_when_it_works)
 	for (uint64_t i = 1; i <= 2; i++) {
 		world_wait_metric("sleeps_idle", i);
 		ck_assert_uint_eq(world_books().private_bytes, 0);
-		use(&run);
+		run_go_on(&run);
 		ck_assert_uint_gt(world_books().private_bytes, 0);
 	}
-	end(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -91,13 +79,13 @@ START_TEST(a_program_that_works_again_goes_on_before_it_has_fallen_asleep)
 	struct run run;
 	begin("idle_ms = 4000;");
 	pid_t mover = begin_nap(&run);
-	use(&run);
+	run_go_on(&run);
 	ck_assert_uint_eq(world_metric("sleeps"), 0);
 	ck_assert_uint_gt(world_books().private_bytes, 0);
 	kill(mover, SIGCONT);
 	world_wait_metric("sleeps_idle", 1);
-	use(&run);
-	end(&run);
+	run_go_on(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -114,11 +102,11 @@ START_TEST(two_programs_take_turns_on_a_device_that_has_room_for_one)
 	ck_assert_uint_eq(world_metric("sleeps_pressure"), 1);
 	for (uint64_t i = 2; i <= 5; i++) {
 		usleep(1500000);
-		use(i % 2 ? &b : &a);
+		run_go_on(i % 2 ? &b : &a);
 		ck_assert_uint_eq(world_metric("sleeps_pressure"), i);
 	}
-	end(&a);
-	end(&b);
+	run_finish(&a);
+	run_finish(&b);
 }
 END_TEST
 
@@ -188,8 +176,8 @@ START_TEST(two_programs_that_wait_for_each_other_both_get_room)
 	run_read(&a, "ready");
 	run_read(&b, "ready");
 	ck_assert_uint_ge(world_metric("sleeps_pressure"), 2);
-	end(&a);
-	end(&b);
+	run_finish(&a);
+	run_finish(&b);
 }
 END_TEST
 
@@ -209,7 +197,7 @@ START_TEST(programs_that_want_more_than_there_is_take_turns)
 		run_read(&runs[i], "ready");
 	}
 	for (size_t i = 0; i < n_elements(runs); i++) {
-		end(&runs[i]);
+		run_finish(&runs[i]);
 	}
 }
 END_TEST
@@ -265,7 +253,7 @@ START_TEST(a_program_that_is_busy_is_asked_less_and_less)
 	ck_assert_uint_ge(second_ms - first_ms, 9000 / SPEED);
 	ck_assert_uint_ge(third_ms - second_ms, 19000 / SPEED);
 	ck_assert_uint_eq(world_metric("sleeps"), 0);
-	end(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -292,10 +280,10 @@ START_TEST(who_needs_room_gets_it_from_a_program_between_its_requests)
 		                                             .ids = &id, .n_ids = 1),
 		                          NULL, 0),
 			GLAKE__WIRE__STATUS__OK);
-		use(&run);
+		run_go_on(&run);
 	}
 	connection_close(&other);
-	end(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -305,13 +293,13 @@ START_TEST(a_program_that_was_busy_and_has_worked_is_asked_again)
 	struct run run;
 	begin_at(1, "idle_ms = 2500;", "");
 	pid_t mover = begin_nap(&run);
-	use(&run);
+	run_go_on(&run);
 	uint64_t busy_ms = harness_now_ms();
 	kill(mover, SIGCONT);
 	world_wait_metric("sleeps_idle", 1);
 	ck_assert_uint_lt(harness_now_ms() - busy_ms, 9000);
-	use(&run);
-	end(&run);
+	run_go_on(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -326,9 +314,9 @@ START_TEST(without_host_memory_idle_programs_stay_awake)
 	uint64_t second_ms = logged_ms(why, 2);
 	ck_assert_uint_ge(second_ms - first_ms, 9000 / SPEED);
 	ck_assert_uint_eq(world_metric("sleeps"), 0);
-	use(&run);
-	use(&run);
-	end(&run);
+	run_go_on(&run);
+	run_go_on(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -343,9 +331,9 @@ START_TEST(without_host_memory_pressure_puts_nobody_to_sleep)
 	harness_wait_log(&harness, "more on host node 0");
 	ck_assert_uint_eq(world_metric("sleeps"), 0);
 	connection_close(&other);
-	use(&run);
-	use(&run);
-	end(&run);
+	run_go_on(&run);
+	run_go_on(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -390,7 +378,7 @@ START_TEST(a_program_that_finds_no_room_for_long_is_an_event)
 	ck_assert_uint_eq(n_told(), 1);
 	connection_close(&other);
 	run_read(&run, "ready");
-	use(&run);
-	end(&run);
+	run_go_on(&run);
+	run_finish(&run);
 }
 END_TEST

@@ -180,8 +180,7 @@ START_TEST(rows_of_processes_and_devices_are_their_own)
 	snprintf(rows, sizeof(rows), "details 0: %d 10486760 self 10485767\n", (int)other.pid);
 	run_expect(&run, rows);
 	run_expect(&run, ALL_ROWS(" self 6291465"));
-	run_continue(&other);
-	run_end_well(&other);
+	run_finish(&other);
 }
 END_TEST
 
@@ -209,8 +208,7 @@ START_TEST(in_a_container_a_process_finds_itself)
 	run_end_well(&run);
 	snprintf(rows, sizeof(rows), "details 0: %d 1000 self 10485767\n", (int)other.pid);
 	run_expect(&run, rows);
-	run_continue(&other);
-	run_end_well(&other);
+	run_finish(&other);
 }
 END_TEST
 
@@ -245,12 +243,10 @@ START_TEST(without_glaked_it_is_nvmls)
 	run_read(&run, "ready");
 	run_expect(&run, "memory 0 total 50331648 ");
 	harness_kill(&harness);
-	run_continue(&run);
-	run_read(&run, "ready");
+	run_go_on(&run);
 	run_expect(&run, MEMORY_0);
 	world_restart();
-	run_continue(&run);
-	run_end_well(&run);
+	run_finish(&run);
 	run_expect(&run, "memory 0 total 50331648 ");
 }
 END_TEST
@@ -321,8 +317,7 @@ START_TEST(a_hung_glaked_is_left_alone)
 	run_read(&run, "ready");
 	uint64_t n_sessions = world_metric("sessions_total");
 	harness_signal(&harness, SIGSTOP);
-	run_continue(&run);
-	run_end_well(&run);
+	run_finish(&run);
 	run_expect(&run, MEMORY_0);
 	run_expect(&run, MEMORY_1);
 	harness_signal(&harness, SIGCONT);

@@ -66,19 +66,11 @@ static int try_seal(uint64_t session)
 	return glake_seal_session(eye, session, NULL, &report);
 }
 
-/* It waits for the last time. */
-static void end(struct run *run)
-{
-	run_continue(run);
-	run_end_well(run);
-}
-
 /* It waits once more before. */
 static void end_late(struct run *run)
 {
-	run_continue(run);
-	run_read(run, "ready");
-	end(run);
+	run_go_on(run);
+	run_finish(run);
 }
 
 /* ---- one copy ---- */
@@ -99,12 +91,11 @@ START_TEST(two_programs_end_with_one_copy)
 	ck_assert_uint_eq(books.private_bytes, 0);
 	ck_assert_uint_le(books.used_block_bytes, WEIGHTS);
 	/* Once more changes nothing. */
-	run_continue(&one);
-	run_read(&one, "ready");
+	run_go_on(&one);
 	first = seal(&one);
 	ck_assert_uint_eq(first.sealed_bytes, WEIGHTS);
 	ck_assert_uint_eq(world_books().used_block_bytes, books.used_block_bytes);
-	end(&one);
+	run_finish(&one);
 	end_late(&two);
 }
 END_TEST
@@ -119,8 +110,8 @@ START_TEST(tensors_are_one_copy_in_any_order)
 	struct glake_seal_report report = seal(&two);
 	ck_assert_uint_eq(report.sealed_bytes, 8 * PAGE);
 	ck_assert_uint_eq(report.shared_bytes, 8 * PAGE);
-	end(&one);
-	end(&two);
+	run_finish(&one);
+	run_finish(&two);
 }
 END_TEST
 
@@ -132,8 +123,8 @@ START_TEST(memory_of_all_devices_is_sealed)
 	ck_assert_uint_eq(seal(&one).sealed_bytes, 4 * PAGE);
 	ck_assert_uint_eq(seal(&two).shared_bytes, 4 * PAGE);
 	ck_assert_uint_eq(world_books().private_bytes, 0);
-	end(&one);
-	end(&two);
+	run_finish(&one);
+	run_finish(&two);
 }
 END_TEST
 
@@ -143,10 +134,9 @@ START_TEST(copies_on_streams_of_other_devices_are_waited_for)
 	start(&run, NULL, "other_device");
 	assert_fails(GLAKE_E_BUSY, "held back", try_seal(session_of(&run)));
 	ck_assert_uint_eq(world_books().used_block_bytes, 0);
-	run_continue(&run);
-	run_read(&run, "ready");
+	run_go_on(&run);
 	ck_assert_uint_eq(seal(&run).sealed_bytes, PAGE);
-	end(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -189,7 +179,7 @@ START_TEST(what_is_no_weights_stays_private)
 	/* Half a page, two pages allocated again. */
 	ck_assert_uint_eq(report.unfilled_bytes, 3 * PAGE);
 	ck_assert_uint_eq(report.small_bytes, PAGE);
-	end(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -199,7 +189,7 @@ START_TEST(the_free_space_of_a_caching_allocator_stays_private)
 	struct run run;
 	start(&run, NULL, "carved");
 	struct glake_seal_report report = seal(&run);
-	end(&run);
+	run_finish(&run);
 	ck_assert_uint_eq(report.sealed_bytes, PAGE);
 	ck_assert_uint_eq(report.rewritten_bytes, PAGE);
 	ck_assert_uint_eq(report.unfilled_bytes, 2 * PAGE);
@@ -211,16 +201,14 @@ START_TEST(written_pages_stay_private_when_asked_again)
 	struct run run;
 	start(&run, NULL, "writes");
 	ck_assert_uint_eq(seal(&run).sealed_bytes, 4 * PAGE);
-	run_continue(&run);
-	run_read(&run, "ready");
+	run_go_on(&run);
 	/* Page by page: a copy is as large as the block. */
 	struct glake_seal_report report = seal(&run);
 	ck_assert_uint_eq(report.sealed_bytes, 2 * PAGE);
 	ck_assert_uint_eq(report.rewritten_bytes, 2 * PAGE);
-	run_continue(&run);
-	run_read(&run, "ready");
+	run_go_on(&run);
 	ck_assert_uint_eq(seal(&run).sealed_bytes, 4 * PAGE);
-	end(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -230,10 +218,9 @@ START_TEST(a_thread_that_writes_meanwhile_loses_nothing)
 	start(&run, NULL, "busy");
 	struct glake_seal_report report = seal(&run);
 	ck_assert_uint_ge(report.sealed_bytes, 24 * PAGE);
-	run_continue(&run);
-	run_read(&run, "ready");
+	run_go_on(&run);
 	seal(&run);
-	end(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -244,7 +231,7 @@ START_TEST(work_that_is_long_is_waited_for)
 	struct glake_seal_report report = seal(&run);
 	ck_assert_str_eq(report.failed_why, "");
 	ck_assert_uint_eq(report.sealed_bytes, PAGE);
-	end(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -278,8 +265,7 @@ START_TEST_WITH(contexts_may_end_meanwhile, .n = 3)
 		ck_assert_msg(r == 0 || r == GLAKE_E_BUSY, "%d: %s", r, glake_error());
 		sealed_bytes += report.sealed_bytes;
 	}
-	run_continue(&run);
-	run_end_well(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -291,10 +277,9 @@ START_TEST(nothing_hangs_and_no_byte_is_lost_when_all_come_together)
 		int r = try_seal(session_of(&run));
 		ck_assert_msg(r == 0 || r == GLAKE_E_BUSY, "%d: %s", r, glake_error());
 	}
-	run_continue(&run);
-	run_read(&run, "ready");
+	run_go_on(&run);
 	ck_assert_uint_eq(seal(&run).sealed_bytes, 6 * PAGE);
-	end(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -312,10 +297,9 @@ START_TEST_WITH(a_program_that_cannot_be_held_back_is_busy, .n = 2)
 	start(&run, NULL, cases[_i].scenario);
 	uint64_t session = session_of(&run);
 	assert_fails(GLAKE_E_BUSY, cases[_i].why, try_seal(session));
-	run_continue(&run);
-	run_read(&run, "ready");
+	run_go_on(&run);
 	ck_assert_uint_eq(seal(&run).sealed_bytes, cases[_i].sealed_bytes);
-	end(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -402,7 +386,7 @@ static void expect_refused(const char *extra, const char *scenario, const char *
 	run_read(&run, "ready");
 	assert_fails(GLAKE_E_NO_PERMISSION, words, try_seal(session_of(&run)));
 	ck_assert_uint_eq(world_books().used_block_bytes, 0);
-	end(&run);
+	run_finish(&run);
 }
 
 START_TEST(programs_that_faults_or_devices_reach_ask_themselves)
@@ -470,7 +454,7 @@ START_TEST(two_who_ask_at_once_get_one_sealing)
 	kill(run.pid, SIGCONT);
 	waitpid(asker, NULL, 0);
 	ck_assert_uint_eq(seal(&run).sealed_bytes, PAGE);
-	end(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -501,10 +485,8 @@ START_TEST(a_program_that_ends_meanwhile_ends_well)
 		start(&run, NULL, "busy");
 		pid_t asker = ask_beside(session_of(&run));
 		usleep(i * 5000);
-		run_continue(&run);
-		run_read(&run, "ready");
-		run_continue(&run);
-		run_end_well(&run);
+		run_go_on(&run);
+		run_finish(&run);
 		waitpid(asker, NULL, 0);
 	}
 }
@@ -526,10 +508,9 @@ START_TEST(a_mover_that_is_killed_meanwhile_costs_a_try)
 		report = seal(&run);
 		ck_assert_uint_ge(report.sealed_bytes + report.failed_bytes, 24 * PAGE);
 	}
-	run_continue(&run);
-	run_read(&run, "ready");
+	run_go_on(&run);
 	ck_assert_uint_eq(seal(&run).failed_bytes, 0);
-	end(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -570,8 +551,7 @@ START_TEST(no_byte_is_lost)
 	}
 	ck_assert_uint_gt(shared_bytes, 0);
 	for (unsigned i = 0; i < 3; i++) {
-		run_continue(&runs[i]);
-		run_end_well(&runs[i]);
+		run_finish(&runs[i]);
 	}
 }
 END_TEST

@@ -149,8 +149,7 @@ START_TEST_WITH(unsealing_gets_the_reserve_and_then_host_memory, .timeout_s = 12
 	have_written(&runs[1], "1\n");
 	ck_assert_uint_eq(look_at(&runs[1]).host_bytes, LARGE);
 	assert_fits();
-	run_continue(&neighbour);
-	run_end_well(&neighbour);
+	run_finish(&neighbour);
 	end_all(runs, 3);
 	await_reserve(0);
 }
@@ -172,8 +171,7 @@ START_TEST_WITH(two_that_unseal_at_once_both_get_it, .timeout_s = 120)
 	ck_assert_uint_eq(device().unsealing_bytes, 0);
 	ck_assert_uint_eq(device().saved_alone_bytes, 0);
 	assert_fits();
-	run_continue(&neighbour);
-	run_end_well(&neighbour);
+	run_finish(&neighbour);
 	end_all(runs, 3);
 }
 END_TEST
@@ -193,8 +191,7 @@ START_TEST_WITH(the_last_one_leaves_as_much_as_it_took, .timeout_s = 120)
 	await_reserve(96 * MIB);
 	ck_assert_uint_eq(look_at(&runs[0]).host_bytes + look_at(&runs[1]).host_bytes, 0);
 	assert_fits();
-	run_continue(&neighbour);
-	run_end_well(&neighbour);
+	run_finish(&neighbour);
 	end_all(runs, 2);
 }
 END_TEST
@@ -233,8 +230,7 @@ START_TEST_WITH(a_neighbour_is_told_why, .timeout_s = 120)
 	ck_assert_ptr_nonnull(strstr(text, "are kept for unsealing"));
 	assert_ok(glake_list_tenants(eye, see_tenant, &n_refused));
 	ck_assert_uint_eq(n_refused, 1);
-	run_continue(&neighbour);
-	run_end_well(&neighbour);
+	run_finish(&neighbour);
 	end_all(runs, 2);
 }
 END_TEST
@@ -250,8 +246,7 @@ START_TEST_WITH(without_a_reserve_all_is_as_it_was, .timeout_s = 120)
 	ck_assert_ptr_null(strstr(neighbour.text, "kept for unsealing"));
 	have_written(&runs[0], "1\n");
 	ck_assert_uint_eq(look_at(&runs[0]).host_bytes, LARGE);
-	run_continue(&neighbour);
-	run_end_well(&neighbour);
+	run_finish(&neighbour);
 	end_all(runs, 2);
 }
 END_TEST
@@ -289,8 +284,7 @@ START_TEST_WITH(who_is_killed_while_it_unseals_leaves_nothing_behind, .timeout_s
 	assert_fits();
 	have_written(&runs[1], "6\n");
 	ck_assert_uint_eq(look_at(&runs[1]).host_bytes, 0);
-	run_continue(&neighbour);
-	run_end_well(&neighbour);
+	run_finish(&neighbour);
 	end_all(&runs[1], 2);
 }
 END_TEST
@@ -309,8 +303,7 @@ START_TEST_WITH(the_next_glaked_has_it_too, .timeout_s = 120)
 	assert_fits();
 	have_written(&runs[0], "6\n");
 	ck_assert_uint_eq(look_at(&runs[0]).host_bytes, 0);
-	run_continue(&neighbour);
-	run_end_well(&neighbour);
+	run_finish(&neighbour);
 	end_all(runs, 3);
 }
 END_TEST
@@ -374,8 +367,7 @@ START_TEST_WITH(a_full_quota_does_not_keep_it_from_the_reserve, .timeout_s = 120
 	have_written(&runs[0], "6\n");
 	ck_assert_uint_eq(look_at(&runs[0]).host_bytes, 0);
 	assert_fits();
-	run_continue(&neighbour);
-	run_end_well(&neighbour);
+	run_finish(&neighbour);
 	end_all(runs, 2);
 }
 END_TEST
@@ -471,8 +463,7 @@ START_TEST(only_who_has_saved_something_gets_it_and_once)
 	free_chunk(owner, copy);
 	ck_assert_uint_eq(device().unsealing_bytes, 0);
 	assert_fits();
-	run_continue(&neighbour);
-	run_end_well(&neighbour);
+	run_finish(&neighbour);
 	release_block(owner, first);
 	release_block(owner, asked);
 	connection_close(&owner);
@@ -507,8 +498,7 @@ START_TEST(an_answer_that_is_lost_costs_nothing)
 	ck_assert_int_eq(connection_greet_as(owner, &identity), GLAKE__WIRE__STATUS__OK);
 	await_reserve(LARGE);
 	assert_fits();
-	run_continue(&neighbour);
-	run_end_well(&neighbour);
+	run_finish(&neighbour);
 	connection_close(&owner);
 }
 END_TEST

@@ -18,27 +18,16 @@ static void compute_with_and_without(const char *argument)
 {
 	static struct run with;
 	static struct run without;
-	char counts[PATH_MAX];
-	char variable[PATH_MAX + 16];
 	char alone[PATH_MAX + 16];
-	unsigned n_owned = 0;
-	unsigned n_passed = 1;
 	world_begin(.config = "pool = ();");
 	snprintf(alone, sizeof(alone), "LD_PRELOAD=%s", run_in_build("cudasim/libcuda.so.1"));
 	run_start(&without, alone, run_in_build(RUNTIME), argument, NULL);
 	run_end_well(&without);
 	run_expect(&without, "created ");
-	snprintf(counts, sizeof(counts), "%s/counts", harness.folder);
-	snprintf(variable, sizeof(variable), "SHIM_COUNTS=%s", counts);
-	run_start(&with, variable, run_in_build(RUNTIME), argument, NULL);
+	run_start(&with, run_counting(), run_in_build(RUNTIME), argument, NULL);
 	run_end_well(&with);
 	ck_assert_str_eq(with.text, without.text);
-	FILE *file = fopen(counts, "re");
-	ck_assert_ptr_nonnull(file);
-	ck_assert_int_eq(fscanf(file, "{\"owned\": %u, \"passed\": %u", &n_owned, &n_passed), 2);
-	fclose(file);
-	ck_assert_uint_ge(n_owned, 15);
-	ck_assert_uint_eq(n_passed, 0);
+	run_expect_owned(15);
 }
 
 START_TEST(what_the_runtime_calls_computes_the_same)

@@ -187,11 +187,9 @@ START_TEST(a_write_without_memory_fails_as_an_allocation)
 	run_read(&run, "ready");
 	assert_ok(glake_set_quota(eye, "default", 0, 4 * MIB));
 	assert_ok(glake_set_host_quota(eye, "default", 0, 1));
-	run_continue(&run);
-	run_read(&run, "ready");
+	run_go_on(&run);
 	assert_ok(glake_set_quota(eye, "default", 0, 512 * MIB));
-	run_continue(&run);
-	run_end_well(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -234,14 +232,12 @@ START_TEST_WITH(a_write_while_the_gpu_is_full_goes_to_host_memory, .n = 3)
 		ck_assert(is_asleep);
 	}
 	/* It looks at it, and wakes. */
-	run_continue(&run);
-	run_read(&run, "ready");
+	run_go_on(&run);
 	ck_assert_uint_eq(host_bytes(), 4 * MIB);
 	assert_ok(glake_set_quota(eye, "default", 0, 512 * MIB));
 	run_read(&run, "is on the GPU again");
 	ck_assert_uint_eq(host_bytes(), 0);
-	run_continue(&run);
-	run_end_well(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -251,11 +247,9 @@ START_TEST(a_program_writes_to_sealed_memory_of_a_dead_glaked)
 	run_start(&run, NULL, run_in_build("tests/shim/seal"), "orphaned", NULL);
 	run_read(&run, "ready");
 	harness_kill(&harness);
-	run_continue(&run);
-	run_read(&run, "ready");
+	run_go_on(&run);
 	world_restart();
-	run_continue(&run);
-	run_end_well(&run);
+	run_finish(&run);
 }
 END_TEST
 

@@ -76,18 +76,6 @@ static void ck_asleep(void)
 	ck_assert_uint_eq(world_books().private_bytes, 0);
 }
 
-static void go_on(struct run *run)
-{
-	run_continue(run);
-	run_read(run, "ready");
-}
-
-static void end(struct run *run)
-{
-	run_continue(run);
-	run_end_well(run);
-}
-
 /* Another program has all memory but so little that the sleeper cannot wake. */
 static int fill_device(void)
 {
@@ -125,13 +113,13 @@ START_TEST(memory_of_each_kind_leaves_and_comes_back_when_it_is_used)
 	ck_assert_uint_ge(put_to_sleep(&run), 48 * MIB);
 	ck_asleep();
 	/* It asks for its memory. */
-	go_on(&run);
+	run_go_on(&run);
 	ck_asleep();
-	go_on(&run);
+	run_go_on(&run);
 	ck_assert_uint_gt(world_books().private_bytes, 48 * MIB);
 	put_to_sleep(&run);
 	ck_asleep();
-	end(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -149,7 +137,7 @@ START_TEST(sealed_memory_sleeps_as_well)
 	connection_free(answer);
 	assert_fails(GLAKE_E_BUSY, "asleep",
 	             glake_seal_session(eye, world_session_of(run.pid), NULL, &sealed));
-	end(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -160,7 +148,7 @@ START_TEST(without_a_thread_to_wake_it_it_does_not_sleep)
 	start(&run, "threadless");
 	ck_busy(&run, "no thread can be started");
 	ck_assert_uint_ge(world_books().private_bytes, 6 * MIB);
-	end(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -172,7 +160,7 @@ START_TEST_WITH(calls_that_submit_nothing_wake_it, .n = 2)
 	start(&run, uses[_i]);
 	put_to_sleep(&run);
 	ck_asleep();
-	end(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -183,17 +171,17 @@ START_TEST(memory_is_freed_without_a_wake)
 	start(&run, "frees_asleep");
 	uint64_t n_bytes = put_to_sleep(&run);
 	ck_assert_uint_eq(n_bytes, 6 * MIB + 34 * MIB + 8 * MIB + 2 * MIB + 4 * MIB);
-	go_on(&run);
+	run_go_on(&run);
 	ck_asleep();
 	/* It says what it has now. */
 	ck_assert_uint_eq(put_to_sleep(&run), n_bytes - 34 * MIB - 8 * MIB);
 	struct slept_row row = {.pid = (uint32_t)run.pid};
 	assert_ok(glake_list_sleepers(eye, find_sleeper, &row));
 	ck_assert_uint_eq(row.private_bytes, n_bytes - 34 * MIB - 8 * MIB);
-	go_on(&run);
+	run_go_on(&run);
 	ck_assert_uint_eq(world_books().private_bytes, n_bytes - 8 * MIB);
 	put_to_sleep(&run);
-	end(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -210,7 +198,7 @@ START_TEST(it_wakes_and_sleeps_when_asked)
 		wake(&run);
 		ck_assert_uint_ge(world_books().private_bytes, 6 * MIB);
 	}
-	end(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -252,7 +240,7 @@ START_TEST(of_two_operators_the_first_is_followed)
 	ck_asleep();
 	ask_twice(&run, true);
 	ck_assert_uint_ge(world_books().private_bytes, 6 * MIB);
-	end(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -273,7 +261,7 @@ START_TEST(an_operator_who_goes_away_changes_nothing)
 	world_wait_metric("sleeps", 1);
 	put_to_sleep(&run);
 	wake(&run);
-	end(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -282,9 +270,9 @@ START_TEST(a_captured_stream_is_waited_for_by_the_asker)
 	struct run run;
 	start(&run, "captures");
 	ck_busy(&run, "captures");
-	go_on(&run);
+	run_go_on(&run);
 	put_to_sleep(&run);
-	end(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -302,7 +290,7 @@ START_TEST(threads_that_launch_lose_nothing)
 		n_asleep += answer->status == GLAKE__WIRE__STATUS__OK;
 		connection_free(answer);
 	}
-	end(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -312,7 +300,7 @@ START_TEST(a_device_that_never_rests_is_no_reason)
 	struct run run;
 	start(&run, "saturates");
 	put_to_sleep(&run);
-	end(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -337,7 +325,7 @@ START_TEST(who_waits_goes_on_as_soon_as_there_is_room)
 	usleep(1500000);
 	ck_assert_uint_eq(world_books().private_bytes, 7 * 32 * MIB);
 	connection_close(&other);
-	end(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -374,7 +362,7 @@ static void end_woken(struct run *run, const char *why)
 {
 	harness_wait_log(&harness, why);
 	ck_assert_int_eq(kill(run->pid, SIGCONT), 0);
-	end(run);
+	run_finish(run);
 	ck_assert_uint_eq(harness_n_log_lines(&harness, "is asked to wake"), 1);
 }
 
@@ -425,7 +413,7 @@ START_TEST(a_wake_that_an_operator_asked_for_and_was_refused_is_over)
 	run_continue(&run);
 	run_read(&run, "launches");
 	run_read(&run, "ready");
-	end(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -445,9 +433,9 @@ START_TEST(a_program_that_ends_is_busy)
 	start(&run, "lingers");
 	put_to_sleep(&run);
 	wake(&run);
-	go_on(&run);
+	run_go_on(&run);
 	ck_busy(&run, "cannot be held back");
-	end(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -484,7 +472,7 @@ START_TEST(its_handlers_run)
 		run.text[0] = '\0';
 	}
 	connection_close(&other);
-	end(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -497,7 +485,7 @@ START_TEST_WITH(threads_may_be_cancelled_and_children_made, .n = 2)
 	start_waiting(&run, others[_i], &other);
 	run_read(&run, "ready");
 	connection_close(&other);
-	end(&run);
+	run_finish(&run);
 }
 END_TEST
 

@@ -175,18 +175,6 @@ static void await_sessions(unsigned n)
 	}
 }
 
-static void go_on(struct run *run)
-{
-	run_continue(run);
-	run_read(run, "ready");
-}
-
-static void end(struct run *run)
-{
-	run_continue(run);
-	run_end_well(run);
-}
-
 /* Another program, that leaves @n_bytes of the device. */
 static int fill_but(uint64_t n_bytes)
 {
@@ -224,7 +212,7 @@ START_TEST(memory_and_models_leave_and_come_back_together)
 	start(&run, "works");
 	put_to_sleep(&run);
 	ck_whole_asleep(&run);
-	go_on(&run);
+	run_go_on(&run);
 	ck_assert_uint_eq(sleepers_of(&run).n, 0);
 	ck_assert_uint_eq(bytes_in_use(), PRIVATE_BYTES + WORLD_MODEL_BYTES);
 	put_to_sleep(&run);
@@ -232,7 +220,7 @@ START_TEST(memory_and_models_leave_and_come_back_together)
 	wake(&run);
 	ck_assert_uint_eq(bytes_in_use(), PRIVATE_BYTES + WORLD_MODEL_BYTES);
 	put_to_sleep(&run);
-	end(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -242,12 +230,12 @@ START_TEST(a_program_that_puts_its_own_session_to_sleep_sleeps_as_a_whole)
 	begin();
 	start(&run, "sleeps_by_itself");
 	ck_whole_asleep(&run);
-	go_on(&run);
+	run_go_on(&run);
 	ck_whole_asleep(&run);
 	/* Now it can be asked as well. */
 	wake(&run);
 	ck_assert_uint_eq(sleepers_of(&run).n, 0);
-	end(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -256,7 +244,7 @@ START_TEST(the_driver_knows_what_the_library_has_mapped)
 	struct run run;
 	begin();
 	run_start(&run, NULL, run_in_build("tests/shim/sleep_whole"), "is_known", path, NULL);
-	end(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -266,13 +254,13 @@ START_TEST(who_comes_later_can_join)
 	begin();
 	start(&run, "joins");
 	put_to_sleep(&run);
-	go_on(&run);
+	run_go_on(&run);
 	ck_assert_uint_eq(sleepers_of(&run).n, 2);
 	ck_assert_uint_eq(bytes_in_use(), WORLD_MODEL_BYTES);
-	go_on(&run);
+	run_go_on(&run);
 	ck_assert_uint_eq(sleepers_of(&run).n, 3);
 	ck_assert_uint_eq(bytes_in_use(), 0);
-	end(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -294,8 +282,8 @@ START_TEST(with_room_for_one_half_it_gives_that_back_and_sleeps_on)
 	refuse_wake(&run);
 	ck_assert_uint_eq(bytes_in_use(), others_bytes);
 	connection_close(&other);
-	go_on(&run);
-	end(&run);
+	run_go_on(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -338,11 +326,11 @@ START_TEST(a_session_that_ends_asleep_leaves_the_rest_asleep)
 	start(&run, "ends_asleep");
 	put_to_sleep(&run);
 	evict_all();
-	go_on(&run);
+	run_go_on(&run);
 	/* Nobody waits for an answer to a goodbye. */
 	await_sleepers(&run, 1, 0);
 	ck_assert_uint_eq(bytes_in_use(), 0);
-	end(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -359,12 +347,12 @@ START_TEST_WITH(a_session_can_end_while_the_wake_waits, .n = 2)
 	put_to_sleep(&run);
 	evict_all();
 	int other = _i == 0 ? fill() : fill_but(WORLD_MODEL_BYTES);
-	go_on(&run);
+	run_go_on(&run);
 	/* What is on the GPU and not mapped yet is not listed. */
 	await_sleepers(&run, _i == 0 ? 2 : 1, 1);
-	go_on(&run);
+	run_go_on(&run);
 	connection_close(&other);
-	end(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -396,8 +384,8 @@ START_TEST(it_sleeps_through_the_end_of_glaked)
 	await_sessions(3);
 	harness_kill(&harness);
 	harness_restart(&harness);
-	go_on(&run);
+	run_go_on(&run);
 	ck_assert_uint_eq(bytes_in_use(), PRIVATE_BYTES + WORLD_MODEL_BYTES);
-	end(&run);
+	run_finish(&run);
 }
 END_TEST

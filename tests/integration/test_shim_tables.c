@@ -56,8 +56,7 @@ static void two_are_one(void)
 	run_read(&runs[1], "sealed");
 	ck_assert_uint_eq(world_books().block_bytes, 4 * MIB);
 	for (unsigned i = 0; i < 2; i++) {
-		run_continue(&runs[i]);
-		run_end_well(&runs[i]);
+		run_finish(&runs[i]);
 	}
 }
 
@@ -298,8 +297,7 @@ START_TEST(a_process_keeps_its_tables)
 	run_read(&run, "sealed");
 	reload("nowhere");
 	run_as("GLAKE_DEDUP=auto", "unsealed");
-	run_continue(&run);
-	run_end_well(&run);
+	run_finish(&run);
 	finish();
 }
 END_TEST

@@ -699,12 +699,6 @@ static void put_to_sleep(const struct run *run)
 	ck_assert(is_asleep);
 }
 
-static void go_on(struct run *run)
-{
-	run_continue(run);
-	run_read(run, "ready");
-}
-
 START_TEST_WITH(a_program_under_the_shim_does_not_notice, .n = 2)
 {
 	static struct run run;
@@ -715,15 +709,14 @@ START_TEST_WITH(a_program_under_the_shim_does_not_notice, .n = 2)
 	ends[_i]();
 	harness_restart(&harness);
 	/* It asks for its memory; then it uses it. */
-	go_on(&run);
+	run_go_on(&run);
 	ck_assert_uint_eq(world_books().private_bytes, 0);
-	go_on(&run);
+	run_go_on(&run);
 	ck_assert_uint_gt(world_books().private_bytes, 48 * MIB);
 	put_to_sleep(&run);
 	ends[_i]();
 	harness_restart(&harness);
-	run_continue(&run);
-	run_end_well(&run);
+	run_finish(&run);
 	assert_nothing_is_left();
 }
 END_TEST
@@ -756,12 +749,11 @@ START_TEST_WITH(a_program_under_the_shim_loses_nothing_whenever_glaked_dies, .n 
 	pid_t asker = world_client(ask_to_sleep, &session);
 	kill_soon(60 + (unsigned)_i * 8);
 	world_join(asker);
-	go_on(&run);
+	run_go_on(&run);
 	run_continue(&run);
 	kill_soon((unsigned)_i * 4);
 	run_read(&run, "ready");
-	run_continue(&run);
-	run_end_well(&run);
+	run_finish(&run);
 	assert_nothing_is_left();
 }
 END_TEST

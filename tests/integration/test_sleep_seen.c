@@ -27,12 +27,6 @@ static void start(struct run *run)
 	start_as(run, "allocates");
 }
 
-static void end(struct run *run)
-{
-	run_continue(run);
-	run_end_well(run);
-}
-
 /* Neither has room to wake. */
 static void fill_device(void)
 {
@@ -144,7 +138,7 @@ START_TEST(who_asks_for_a_wake_hears_where_it_waits)
 	ask(&second, true, &seen);
 	ck_assert_uint_eq(seen.n_waits, 0);
 	ck_assert_uint_eq(seen.report.waited_ms, 0);
-	end(&second);
+	run_finish(&second);
 }
 END_TEST
 
@@ -159,7 +153,7 @@ START_TEST(who_asks_for_sleep_hears_what_stays_and_why)
 	ck_assert_uint_eq(seen.stays_bytes, 4 * MIB);
 	ck_assert_uint_eq(seen.report.private_bytes, 2 * MIB);
 	ask(&run, true, &seen);
-	end(&run);
+	run_finish(&run);
 }
 END_TEST
 
@@ -181,6 +175,6 @@ START_TEST(a_wake_goes_on_without_who_asked_for_it)
 	connection_close(&asker);
 	connection_close(&filler);
 	world_wait_metric("wakes", 1);
-	end(&run);
+	run_finish(&run);
 }
 END_TEST

@@ -16,7 +16,9 @@ import types
 import unittest
 from unittest import mock
 
+from tests.integration.driver_memory import FILLED
 from tests.integration.engine_sources import Source, pinned
+from tests.integration.with_glaked import start_glaked
 
 from glake import _vllm_key as keys
 
@@ -265,17 +267,7 @@ assert type(backend) is _vllm_sleep.GlakeBackend and backend.preserves_communica
 if can_be_chosen:
     plain = real.SleepModeBackendFactory.create_backend(types.SimpleNamespace(sleep_mode_backend="cumem"))
     assert type(plain) is real.CuMemBackend
-import glake
-cuda = ctypes.CDLL("libcuda.so.1")
-def call(name, *arguments):
-    result = getattr(cuda, name)(*arguments)
-    assert result == 0, (name, result)
-context, ptr, n_bytes = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_size_t(4 << 20)
-call("cuInit", 0)
-call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
-call("cuCtxSetCurrent", context)
-call("cuMemAlloc_v2", ctypes.byref(ptr), n_bytes)
-call("cuMemsetD8_v2", ptr, ctypes.c_ubyte(7), n_bytes)
+""" + FILLED + """
 def sleepers():
     return [row["private_bytes"] for row in glake.sleepers()]
 """
@@ -338,19 +330,7 @@ class Served(unittest.TestCase):
         self.folder = tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, self.folder)
         self.environment = {**os.environ, "GLAKE_SOCKET": os.path.join(self.folder, "socket")}
-        log = open(os.path.join(self.folder, "log"), "w", encoding="utf-8")
-        self.addCleanup(log.close)
-        self.daemon = subprocess.Popen([os.path.join(BUILD, "bin", "glaked"), "-s", self.environment["GLAKE_SOCKET"]],
-                                       stdout=log, stderr=log)
-        self.addCleanup(self.stop_daemon)
-        deadline = time.monotonic() + 30
-        while not os.path.exists(self.environment["GLAKE_SOCKET"]):
-            self.assertLess(time.monotonic(), deadline)
-            time.sleep(0.01)
-
-    def stop_daemon(self):
-        self.daemon.kill()
-        self.daemon.wait()
+        start_glaked(self, self.folder, self.environment)
 
 
 class Store(Served):

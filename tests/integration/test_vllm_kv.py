@@ -22,6 +22,7 @@ import unittest
 from unittest import mock
 
 from tests.integration.engine_sources import Source, pinned
+from tests.integration.with_glaked import start_glaked
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 BUILD = os.environ.get("GLAKE_BUILD", "build")
@@ -1006,19 +1007,7 @@ class Case(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.folder)
         self.environment = {**os.environ, "GLAKE_SOCKET": os.path.join(self.folder, "socket"),
                             "CUDASIM_DEVICES": self.devices, "PYTHONHASHSEED": "0"}
-        log = open(os.path.join(self.folder, "log"), "w", encoding="utf-8")
-        self.addCleanup(log.close)
-        self.daemon = subprocess.Popen([os.path.join(BUILD, "bin", "glaked"), "-s", self.environment["GLAKE_SOCKET"]],
-                                       stdout=log, stderr=log, env=self.environment)
-        self.addCleanup(self.stop_daemon)
-        deadline = time.monotonic() + 30
-        while not os.path.exists(self.environment["GLAKE_SOCKET"]):
-            self.assertLess(time.monotonic(), deadline)
-            time.sleep(0.01)
-
-    def stop_daemon(self):
-        self.daemon.kill()
-        self.daemon.wait()
+        start_glaked(self, self.folder, self.environment)
 
     def each(self, *functions):
         """Each in a process of its own, one after the other; those that leave something are killed."""

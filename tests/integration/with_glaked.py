@@ -10,7 +10,7 @@ import tempfile
 import time
 import unittest
 
-BUILD = os.environ["GLAKE_BUILD"]
+BUILD = os.environ.get("GLAKE_BUILD", "build")
 MIB = 1024 * 1024
 
 
@@ -23,6 +23,19 @@ def write_model(path, seed, n_tensors=3, tensor_bytes=2 * MIB):
     text = json.dumps(header).encode()
     with open(path, "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text + data)
+
+
+def start_glaked(test, folder, environment):
+    """One without a configuration, at the socket that @environment names, until @test ends."""
+    with open(os.path.join(folder, "log"), "w", encoding="utf-8") as log:
+        daemon = subprocess.Popen([os.path.join(BUILD, "bin", "glaked"), "-s", environment["GLAKE_SOCKET"]],
+                                  stdout=log, stderr=log, env=environment)
+    test.addCleanup(daemon.wait)
+    test.addCleanup(daemon.kill)
+    deadline = time.monotonic() + 30
+    while not os.path.exists(environment["GLAKE_SOCKET"]):
+        test.assertLess(time.monotonic(), deadline)
+        time.sleep(0.01)
 
 
 class WithGlaked(unittest.TestCase):

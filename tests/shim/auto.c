@@ -347,12 +347,6 @@ static void write_hidden(const struct weights *weights, size_t at, uint32_t valu
 
 /* ---- scenarios ---- */
 
-static void say(const char *text)
-{
-	puts(text);
-	fflush(stdout);
-}
-
 static void pause_here(void)
 {
 	(void)!getchar();

@@ -32,14 +32,6 @@ static uint64_t shim_count(const char *name)
 	return count(name);
 }
 
-static void wait_for_line(void)
-{
-	char line[64];
-	puts("ready");
-	fflush(stdout);
-	must(fgets(line, sizeof(line), stdin));
-}
-
 static CUcontext start(int device)
 {
 	CUcontext ctx = NULL;

@@ -177,14 +177,6 @@ static void reset(void)
 	init();
 }
 
-static void wait_for_line(void)
-{
-	char line[16];
-	puts("ready");
-	fflush(stdout);
-	must_be(fgets(line, sizeof(line), stdin) == NULL, 0);
-}
-
 int main(int argc, char **argv)
 {
 	static const struct {

@@ -29,4 +29,18 @@
 	} while (0)
 #define must_ok(call) must_be(call, CUDA_SUCCESS)
 
+static inline void say(const char *line)
+{
+	puts(line);
+	fflush(stdout);
+}
+
+/* The test has it go on. */
+static inline void wait_for_line(void)
+{
+	char line[64];
+	say("ready");
+	must(fgets(line, sizeof(line), stdin));
+}
+
 #endif

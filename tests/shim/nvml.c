@@ -318,14 +318,6 @@ static void threads(void)
 	}
 }
 
-static void wait_for_line(void)
-{
-	char line[16];
-	printf("ready\n");
-	fflush(stdout);
-	must(fgets(line, sizeof(line), stdin));
-}
-
 int main(int argc, char **argv)
 {
 	static const struct {

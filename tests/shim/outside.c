@@ -59,14 +59,6 @@ static void start(void)
 	fill_source();
 }
 
-static void wait_for_line(void)
-{
-	char line[64];
-	puts("ready");
-	fflush(stdout);
-	must(fgets(line, sizeof(line), stdin));
-}
-
 /* Memory, and what it must hold. */
 struct buffer {
 	CUdeviceptr ptr;

@@ -183,14 +183,6 @@ static void print_counts(void)
 	fflush(stdout);
 }
 
-static void wait_for_line(void)
-{
-	char line[64];
-	puts("ready");
-	fflush(stdout);
-	must(fgets(line, sizeof(line), stdin));
-}
-
 static CUdeviceptr alloc(size_t n_bytes)
 {
 	CUdeviceptr ptr = 0;

@@ -46,14 +46,6 @@ static void CUDA_CB wait_for_start(void *user)
 	}
 }
 
-static void wait_for_line(void)
-{
-	char line[64];
-	puts("ready");
-	fflush(stdout);
-	must(fgets(line, sizeof(line), stdin));
-}
-
 static uint64_t n_copies(void)
 {
 	uint64_t (*count)(const char *) = (uint64_t(*)(const char *))dlsym(RTLD_DEFAULT,
@@ -540,17 +532,24 @@ static const CUmemAccessDesc writable = {
 	.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
 };
 
+/* Filled, in the first half of a reservation. */
+static CUdeviceptr map_own(CUmemGenericAllocationHandle *handle_out)
+{
+	CUdeviceptr ptr = 0;
+	must_ok(cuMemCreate(handle_out, N_BYTES, &plain, 0));
+	must_ok(cuMemAddressReserve(&ptr, 2 * N_BYTES, 0, 0, 0));
+	must_ok(cuMemMap(ptr, N_BYTES, 0, *handle_out, 0));
+	must_ok(cuMemSetAccess(ptr, N_BYTES, &writable, 1));
+	fill(ptr, 1);
+	return ptr;
+}
+
 /* What the program maps itself, and the driver has made, is private with its reason. */
 static void own_mappings(void)
 {
 	start(0);
 	CUmemGenericAllocationHandle handle;
-	CUdeviceptr ptr = 0;
-	must_ok(cuMemCreate(&handle, N_BYTES, &plain, 0));
-	must_ok(cuMemAddressReserve(&ptr, 2 * N_BYTES, 0, 0, 0));
-	must_ok(cuMemMap(ptr, N_BYTES, 0, handle, 0));
-	must_ok(cuMemSetAccess(ptr, N_BYTES, &writable, 1));
-	fill(ptr, 1);
+	CUdeviceptr ptr = map_own(&handle);
 	struct glake_sealed sealed = try_seal(ptr);
 	must(sealed.sealed_bytes == 0 && sealed.pinned_bytes == N_BYTES);
 	must(sealed.pinned_why && *sealed.pinned_why);
@@ -720,12 +719,7 @@ static void numbers(void)
 	static uint8_t before[N_BYTES];
 	start(0);
 	CUmemGenericAllocationHandle handle;
-	CUdeviceptr ptr = 0;
-	must_ok(cuMemCreate(&handle, N_BYTES, &plain, 0));
-	must_ok(cuMemAddressReserve(&ptr, 2 * N_BYTES, 0, 0, 0));
-	must_ok(cuMemMap(ptr, N_BYTES, 0, handle, 0));
-	must_ok(cuMemSetAccess(ptr, N_BYTES, &writable, 1));
-	fill(ptr, 1);
+	CUdeviceptr ptr = map_own(&handle);
 	CUdeviceptr twin = alloc(N_BYTES);
 	fill(twin, 1);
 	memcpy(before, bytes, N_BYTES);

@@ -51,19 +51,6 @@ static void start(void)
 	must_ok(cuModuleGetFunction(&last, module, "last"));
 }
 
-static void say(const char *line)
-{
-	puts(line);
-	fflush(stdout);
-}
-
-static void wait_for_line(void)
-{
-	char line[64];
-	say("ready");
-	must(fgets(line, sizeof(line), stdin));
-}
-
 /* ---- memory ----------------------------------------------------------------------------------- */
 
 /* Each word has its own number, and so much more. */

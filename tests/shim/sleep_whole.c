@@ -33,19 +33,6 @@ static struct glake_model_info info = {.size = sizeof(info)};
 static uint8_t *model_content;
 static uint8_t *model_seen;
 
-static void say(const char *line)
-{
-	puts(line);
-	fflush(stdout);
-}
-
-static void wait_for_line(void)
-{
-	char line[64];
-	say("ready");
-	must(fgets(line, sizeof(line), stdin));
-}
-
 static void open_model(struct glake_session **session_out, struct glake_model **model_out)
 {
 	must(glake_connect(NULL, session_out) == 0);
