@@ -8,14 +8,11 @@
 #include "shim/eyes.h"
 
 #include <stdatomic.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "proto/cleanup.h"
 #include "shim/doubts.h"
 #include "shim/heap.h"
 #include "shim/kernels.h"
-#include "shim/shim.h"
 
 #define N_NOTES 64u
 

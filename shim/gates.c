@@ -3,7 +3,6 @@
 #define __CUDA_API_VERSION_INTERNAL
 #include "shim/gates.h"
 
-#include "proto/cudrv.h"
 #include "shim/capture.h"
 #include "shim/code.h"
 #include "shim/drain.h"
@@ -11,7 +10,6 @@
 #include "shim/fault.h"
 #include "shim/fills.h"
 #include "shim/gate.h"
-#include "shim/graphs.h"
 #include "shim/guard.h"
 #include "shim/kernels.h"
 #include "shim/learn.h"

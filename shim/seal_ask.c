@@ -10,7 +10,6 @@
 #include "shim/ask.h"
 #include "shim/auto.h"
 #include "shim/may.h"
-#include "shim/shim.h"
 #include "shim/turn.h"
 
 /* One call seals at most this much or one span. Between two calls glaked hears of it, and the program may end. */

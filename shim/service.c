@@ -17,7 +17,6 @@
 #include "shim/record.h"
 #include "shim/report.h"
 #include "shim/seal_ask.h"
-#include "shim/shim.h"
 #include "shim/sleep.h"
 #include "shim/turn.h"
 

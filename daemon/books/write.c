@@ -7,7 +7,6 @@
 #include "daemon/base/log.h"
 #include "daemon/holders/kept_step.h"
 #include "daemon/holders/sleeper.h"
-#include "proto/cleanup.h"
 #include "proto/limits.h"
 #include "proto/state.pb-c.h"
 

@@ -12,7 +12,6 @@
 #include "daemon/config/config_keys.h"
 #include "daemon/config/config_value.h"
 #include "proto/cleanup.h"
-#include "proto/limits.h"
 
 /* Sections that are lists of groups, and what holds a list of something. Defined below. */
 static CONFIG_VALUE(admin_group);

@@ -6,8 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/base/log.h"
-
 #define BIT(state) (1u << (state))
 
 void sleeper_set_state(struct sleeper *sleeper, enum sleeper_state state)

@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdint.h>
 #include <unistd.h>
 
 /* The size of a pipe that any user may have: 262,144 fds wait before closer_close() does. */

@@ -5,7 +5,6 @@
 #include <errno.h>
 
 #include "daemon/net/user.h"
-#include "proto/cleanup.h"
 #include "proto/clock.h"
 
 /*

@@ -3,7 +3,6 @@
 #include <inttypes.h>
 
 #include "daemon/rpc/rpc_handlers.h"
-#include "proto/cleanup.h"
 
 #define PAGE_ROWS 64
 /* Prints that are looked for, and blocks, for one page: a millisecond or two. */

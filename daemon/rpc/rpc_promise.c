@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A process is to be promised memory. */
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "daemon/memory/promise_request.h"

@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "daemon/store/store_parts.h"
 #include "proto/cleanup.h"
 
 #define BIT(state) (1u << (state))

@@ -11,7 +11,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-#include "daemon/store/store_parts.h"
 #include "proto/cleanup.h"
 
 void copies_parked_name(uint64_t id, char name[COPIES_PARKED_BYTES])

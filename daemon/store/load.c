@@ -11,7 +11,6 @@
 #include "daemon/store/load_room.h"
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
-#include "proto/limits.h"
 
 /* Chunks asked of the allocator at a time: few enough that the mover can begin soon. */
 #define BATCH_BLOCKS 16

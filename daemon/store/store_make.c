@@ -3,8 +3,6 @@
 
 #include <assert.h>
 
-#include "proto/cleanup.h"
-
 void store_init(struct store *store, uv_loop_t *loop, struct tenant *cache, struct stats *stats)
 {
 	*store = (struct store){

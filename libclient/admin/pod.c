@@ -15,7 +15,6 @@
 #include "libclient/admin/pod.h"
 
 #include <stdbool.h>
-#include <stdio.h>
 #include <string.h>
 
 #define CONTAINER_DIGITS 64u

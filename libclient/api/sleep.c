@@ -2,8 +2,6 @@
 /* The public calls of sleep (sleep/). */
 #include "glake.h"
 
-#include <errno.h>
-
 #include "libclient/link/session.h"
 #include "libclient/link/sized.h"
 #include "libclient/sleep/sleep.h"

@@ -6,7 +6,6 @@
 #include <errno.h>
 #include <linux/membarrier.h>
 #include <poll.h>
-#include <pwd.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Drain: no new program is let in, so that glaked or its driver can be changed without cutting anybody off. */
-#include <errno.h>
 #include <inttypes.h>
 #include <string.h>
 #include <time.h>
 
 #include "ctl/ctl.h"
 #include "ctl/field.h"
-#include "ctl/text.h"
 #include "glake.h"
 #include "glake_admin.h"
 

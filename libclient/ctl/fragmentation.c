@@ -8,7 +8,6 @@
 #include "ctl/memory.h"
 #include "ctl/sampling.h"
 #include "ctl/text.h"
-#include "glake.h"
 
 #define MAX_SECONDS (24 * 3600)
 

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include "ctl/ctl.h"
-#include "ctl/field.h"
 #include "glake.h"
 #include "glake_admin.h"
 

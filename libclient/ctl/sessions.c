@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sessions: their processes, and the memory of each. */
-#include <stdlib.h>
 
 #include "ctl/ctl.h"
 #include "ctl/field.h"

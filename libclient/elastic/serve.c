@@ -8,7 +8,6 @@
 #include "libclient/elastic/thread.h"
 #include "libclient/link/call.h"
 #include "libclient/link/error.h"
-#include "libclient/space/space.h"
 #include "proto/clock.h"
 
 /* Between two looks at a session of which nothing is heard: what is lent is reported. */

@@ -7,7 +7,6 @@
 #include "libclient/model/model_fetch.h"
 
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "proto/cleanup.h"

@@ -23,7 +23,6 @@
 #include "libclient/heap/backing.h"
 #include "libclient/seal/block.h"
 #include "libclient/space/context.h"
-#include "libclient/heap/heap.h"
 #include "libclient/space/held.h"
 #include "libclient/space/range.h"
 #include "libclient/space/fill.h"

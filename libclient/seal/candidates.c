@@ -4,7 +4,6 @@
 #include <stdlib.h>
 
 #include "libclient/seal/candidates.h"
-#include "libclient/heap/claim.h"
 #include "libclient/link/session.h"
 #include "libclient/heap/backing.h"
 #include "libclient/heap/heap.h"

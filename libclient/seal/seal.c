@@ -27,7 +27,6 @@
 #include "libclient/space/fill.h"
 #include "libclient/space/reback.h"
 #include "libclient/seal/seal_steps.h"
-#include "libclient/heap/usage.h"
 #include "proto/cleanup.h"
 #include "proto/clock.h"
 

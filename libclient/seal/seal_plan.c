@@ -5,9 +5,7 @@
 #include "libclient/seal/seal_steps.h"
 
 #include <errno.h>
-#include <stdlib.h>
 
-#include "libclient/link/dispatch.h"
 #include "libclient/space/unsealed.h"
 #include "proto/array.h"
 #include "proto/limits.h"

@@ -10,7 +10,6 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "libclient/link/dispatch.h"
 #include "libclient/space/errand.h"
 #include "libclient/space/reback.h"
 #include "proto/cleanup.h"

@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "libclient/link/dispatch.h"
 #include "libclient/seal/repiece.h"
 #include "proto/cleanup.h"
 

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "libclient/link/dispatch.h"
 #include "libclient/link/error.h"
 #include "libclient/link/session.h"
 

@@ -10,7 +10,6 @@
 
 #include <errno.h>
 
-#include "libclient/space/row.h"
 #include "proto/cleanup.h"
 #include "proto/clock.h"
 

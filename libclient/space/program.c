@@ -8,7 +8,6 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "libclient/link/error.h"
 #include "libclient/space/held.h"
 #include "libclient/space/map.h"
 #include "libclient/space/number.h"

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Each hook makes the real call, and completes its answer with glaked's numbers. */
-#include <stddef.h>
 
 #include "shim/nvml/nvml.h"
 #include "shim/nvml/question.h"

@@ -4,7 +4,6 @@
 #include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdbool.h>
 #include <stddef.h>
 
 #include "proto/cleanup.h"

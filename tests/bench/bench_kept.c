@@ -11,7 +11,6 @@
  *
  *   bench_kept [CHUNKS] [MiB]
  */
-#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>

@@ -16,7 +16,6 @@
  */
 #include <errno.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
@@ -27,7 +26,6 @@
 #include <unistd.h>
 
 #include "glake.h"
-#include "proto/wire.h"
 #include "tests/bench/bench.h"
 #include "tests/bench/raw.h"
 

@@ -5,7 +5,6 @@
  *
  *   bench_start [RUNS]
  */
-#include <stdlib.h>
 
 #include "tests/bench/bench.h"
 

@@ -2,7 +2,6 @@
 /* The reader of allocation traces, and the models with what it accepts. */
 #include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "shim/run/replay/play.h"

@@ -8,7 +8,6 @@
 #include <sys/socket.h>
 
 #include "proto/cleanup.h"
-#include "proto/wire.h"
 #include "tests/harness/connection.h"
 #include "tests/harness/proxy.h"
 #include "tests/harness/world.h"

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Elastic ranges with a guard: holes read zero, whatever the driver does. */
-#include "libclient/space/guard.h"
 #include "tests/integration/elastic.h"
 
 BEGIN_EACH(elastic_begin)

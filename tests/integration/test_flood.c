@@ -15,7 +15,6 @@
 #include <unistd.h>
 
 #include "proto/cleanup.h"
-#include "proto/wire.h"
 #include "tests/harness/connection.h"
 #include "tests/harness/world.h"
 

@@ -4,7 +4,6 @@
  * for it, and goes on with another connection. Its end, or its Goodbye, gives back all.
  */
 #include <signal.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>

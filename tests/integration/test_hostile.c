@@ -3,7 +3,6 @@
  * Clients that keep to the protocol and mean harm: what one of them asks for may cost the others
  * neither glaked's life, nor its time, nor what the configuration keeps back.
  */
-#include <fcntl.h>
 #include <netinet/in.h>
 #include <signal.h>
 #include <stdio.h>

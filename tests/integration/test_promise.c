@@ -6,7 +6,6 @@
 #include <sys/mman.h>
 
 #include "glake_admin.h"
-#include "proto/limits.h"
 #include "tests/harness/models.h"
 #include "tests/harness/run.h"
 #include "tests/harness/world.h"

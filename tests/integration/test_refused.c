@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Who was refused memory, and why: the program's own text, events, counters, and who waits. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "glake_admin.h"

@@ -6,7 +6,6 @@
 #include "libclient/link/session.h"
 #include "libclient/space/range.h"
 #include "proto/glake.pb-c.h"
-#include "proto/wire.h"
 #include "tests/harness/proxy.h"
 #include "tests/harness/words.h"
 

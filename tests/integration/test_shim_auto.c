@@ -4,7 +4,6 @@
  */
 #include <grp.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "tests/check_glake.h"
 #include "tests/harness/churn.h"

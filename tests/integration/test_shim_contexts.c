@@ -3,9 +3,6 @@
  * Contexts, captures and peers under the shim: tests/shim/contexts.c and green_contexts.c, beside a
  * real glaked.
  */
-#include <limits.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "tests/check_glake.h"
 #include "tests/harness/connection.h"

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory of graphs from glaked (shim/graphmem.h): programs that capture, in sessions that stitch and in others. */
-#include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "tests/check_glake.h"
 #include "tests/harness/churn.h"

@@ -2,7 +2,6 @@
 /* Tables of readers that `glake learn` makes, and programs that are sealed by them (tests/shim/auto.c). */
 #include <signal.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "tests/check_glake.h"
 #include "tests/harness/churn.h"

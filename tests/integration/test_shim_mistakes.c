@@ -3,7 +3,6 @@
  * A table of readers is wrong, and ends a program that was sealed without asking (tests/shim/auto.c). That is remembered: it
  * happens once.
  */
-#include <stdlib.h>
 
 #include "tests/check_glake.h"
 #include "tests/harness/connection.h"

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Programs that glaked puts to sleep by itself. */
-#include <stdlib.h>
 
 #include "tests/check_glake.h"
 #include "tests/harness/connection.h"

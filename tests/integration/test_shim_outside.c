@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Programs under the shim that are sealed from outside: tests/shim/outside.c, beside a real glaked. */
-#include <stdlib.h>
 
 #include "tests/check_glake.h"
 #include "tests/harness/run.h"

@@ -3,9 +3,7 @@
  * The reserve for unsealing: programs that were sealed without being asked (tests/shim/auto.c) find memory of the GPU for their
  * private copies, though neighbours have taken all the rest.
  */
-#include <stdlib.h>
 
-#include "proto/wire.h"
 #include "tests/check_glake.h"
 #include "tests/harness/connection.h"
 #include "tests/harness/readers.h"

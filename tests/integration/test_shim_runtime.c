@@ -5,10 +5,8 @@
  */
 #include <limits.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "tests/check_glake.h"
-#include "tests/harness/connection.h"
 #include "tests/harness/run.h"
 #include "tests/harness/world.h"
 

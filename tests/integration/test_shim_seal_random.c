@@ -3,7 +3,6 @@
  * Several programs that seal, write and free memory at random, some of which are killed, as the mover is: each
  * compares all its bytes with a model of its own (tests/shim/seal_random.c). In the end glaked has everything back.
  */
-#include <stdlib.h>
 #include <time.h>
 
 #include "tests/check_glake.h"

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Programs under the shim that sleep and wake: tests/shim/sleep.c, beside a real glaked. */
-#include <stdlib.h>
 
 #include "tests/check_glake.h"
 #include "tests/harness/connection.h"

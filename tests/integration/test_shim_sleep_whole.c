@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Programs under the shim that have sessions of their own, and sleep as a whole: tests/shim/sleep_whole.c. */
 #include <signal.h>
-#include <stdlib.h>
 
 #include "tests/check_glake.h"
 #include "tests/harness/connection.h"

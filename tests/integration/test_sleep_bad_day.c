@@ -4,12 +4,9 @@
  * session ends meanwhile, or the process forks. And memory of each kind, which all of these have to put back.
  */
 #include <pthread.h>
-#include <stdlib.h>
 
-#include "libclient/heap/heap.h"
 #include "libclient/link/rpc.h"
 #include "libclient/link/session.h"
-#include "libclient/sleep/sleep.h"
 #include "libclient/space/errand.h"
 #include "libclient/space/grant.h"
 #include "libclient/space/map.h"

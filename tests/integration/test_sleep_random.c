@@ -5,7 +5,6 @@
  * glake-mover and glaked are killed. The device and the host tier have less than all of them want. Each program compares
  * all its bytes; in the end glaked has everything back.
  */
-#include <stdlib.h>
 #include <time.h>
 
 #include "tests/harness/churn.h"

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory in stream order that is split, merged and stitched (libclient/stitch/pool.h), with the real daemon. */
-#include <stdio.h>
 #include <string.h>
 
 #include "libclient/stitch/pool_parts.h"

@@ -4,7 +4,6 @@
  * and each other's, in the order of events and of the host, while memory is given back and another session takes it.
  * Each allocation has a value of its own, at its start, its end and places between.
  */
-#include <dlfcn.h>
 #include <pthread.h>
 #include <time.h>
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sleep of a session that stitches: chunks that are mapped at home and in a stitched range leave and come back at both. */
-#include "libclient/sleep/sleep.h"
 #include "tests/integration/stitching.h"
 
 #define N_PIECES 6u

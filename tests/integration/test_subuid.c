@@ -5,7 +5,6 @@
  * the test's own.
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>

@@ -5,7 +5,6 @@
  */
 #include "daemon/net/user.h"
 
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>

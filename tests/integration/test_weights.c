@@ -3,7 +3,6 @@
 #include <pthread.h>
 #include <sys/socket.h>
 
-#include "libclient/space/range.h"
 #include "proto/limits.h"
 #include "tests/harness/models.h"
 #include "tests/harness/words.h"

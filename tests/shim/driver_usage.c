@@ -8,8 +8,6 @@
  * "ready" and reads a line.
  */
 #include <cuda.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 

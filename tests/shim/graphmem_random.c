@@ -9,7 +9,6 @@
  */
 #include <cuda.h>
 #include <stdbool.h>
-#include <stdint.h>
 #include <stdlib.h>
 
 #include "tests/harness/churn.h"

@@ -10,7 +10,6 @@
  */
 #include <cuda.h>
 #include <pthread.h>
-#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>

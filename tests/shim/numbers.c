@@ -3,7 +3,6 @@
  * What handles of cuMemCreate() are good for, as allocators use them and as they must not. Prints what it gets: the same
  * with the shim and without, on a GPU and on the simulator. With "stale" also what a driver may crash for.
  */
-#include <errno.h>
 #include <stdbool.h>
 #include <string.h>
 #include <sys/wait.h>

@@ -12,7 +12,6 @@
  * It ends with 0 and a line of numbers, or with 1 and a line on stderr.
  */
 #include <cuda.h>
-#include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>

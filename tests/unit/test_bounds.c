@@ -5,7 +5,6 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "proto/cleanup.h"
 #include "proto/glake.pb-c.h"
 #include "proto/limits.h"
 #include "tests/check_glake.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies that somebody waits for: of blocks and private chunks, at each stage, on good days and bad. */
 #include "daemon/store/copies_parts.h"
-#include "daemon/store/store_parts.h"
 #include "tests/unit/made_copies.h"
 
 #define N_ORDERS 64u

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdint.h>
-#include <stdlib.h>
 #include <sys/resource.h>
 
 #include "daemon/base/hash.h"

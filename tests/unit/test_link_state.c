@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include "libclient/link/call.h"
-#include "libclient/link/dispatch.h"
 #include "libclient/link/resume.h"
 #include "libclient/link/session.h"
 #include "libclient/link/state.h"

@@ -2,7 +2,6 @@
 /* What the shim knows of captures: which streams, of which threads and contexts, and until when. */
 #include <sys/wait.h>
 
-#include "proto/cleanup.h"
 #include "shim/capture.h"
 #include "shim/context.h"
 #include "shim/order.h"

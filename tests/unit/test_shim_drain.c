@@ -10,12 +10,10 @@
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <unistd.h>
 
 #include "libclient/heap/backing.h"
 #include "libclient/space/reback.h"
-#include "libclient/space/window.h"
 #include "shim/gate.h"
 #include "tests/check_glake.h"
 #include "tests/shim/green.h"

@@ -9,7 +9,6 @@
 
 #include "proto/cleanup.h"
 #include "shim/code.h"
-#include "shim/policy.h"
 #include "shim/reader_files.h"
 #include "shim/readers.h"
 #include "shim/shim.h"

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdatomic.h>
-#include <stdlib.h>
 
 #include "daemon/memory/worker.h"
 #include "proto/cleanup.h"

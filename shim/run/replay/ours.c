@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "shim/run/replay/ours.h"
 
-#include <errno.h>
 #include <inttypes.h>
 
 #include "glake.h"
