@@ -34,6 +34,7 @@
 #include "proto/limits.h"
 #include "tests/bench/bench.h"
 #include "tests/bench/raw.h"
+#include "tests/harness/floods.h"
 
 #define FLOOD_UID 4242
 #define MAX_CHUNK_SESSIONS 16u
@@ -67,37 +68,12 @@ static void pack_hello(struct packet *packet)
 
 static void pack_crowds(struct packet *packet)
 {
-	enum { N = 32000 };
-	static Glake__Wire__DriverMemory row = GLAKE__WIRE__DRIVER_MEMORY__INIT;
-	static Glake__Wire__DriverMemory *list[N];
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__UsageReport body = GLAKE__WIRE__USAGE_REPORT__INIT;
-	for (size_t i = 0; i < N; i++) {
-		list[i] = &row;
-	}
-	body.driver = list;
-	body.n_driver = N;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_USAGE_REPORT;
-	request.usage_report = &body;
-	pack(&request, packet);
+	packet->n_bytes = pack_crowd(packet->bytes);
 }
 
-static void pack_names(struct packet *packet)
+static void pack_all_names(struct packet *packet)
 {
-	enum { N = GLAKE_MAX_PACKET_FDS - 1 };
-	static char name[200];
-	static char *list[N];
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__ModelOpen body = GLAKE__WIRE__MODEL_OPEN__INIT;
-	memset(name, 'x', sizeof(name) - 1);
-	for (size_t i = 0; i < N; i++) {
-		list[i] = name;
-	}
-	body.files = list;
-	body.n_files = N;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_MODEL_OPEN;
-	request.model_open = &body;
-	pack(&request, packet);
+	packet->n_bytes = pack_names(packet->bytes);
 }
 
 static void pack_listings(struct packet *packet)
@@ -303,7 +279,7 @@ int main(int argc, char **argv)
 		void (*pack_fn)(struct packet *);
 	} floods[] = {
 		{"crowds of fields (target median 5, max 50)", pack_crowds},
-		{"names", pack_names},
+		{"names", pack_all_names},
 		{"listings", pack_listings},
 		{"greetings", NULL},
 		{"chunks", pack_chunks},
