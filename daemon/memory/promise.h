@@ -76,7 +76,8 @@ void promise_put(struct promise *promise, uint64_t bytes);
 
 /*
  * Charge chunks of these sizes to @tenant at @slot, all or none; what @promise (NULL: none) has reserved for them comes first:
- * *taken_out bytes of it, no more reserved, but the caller's to count as coming. Without a limit of bytes, if that is all. Returns 0 or TENANT_E_*.
+ * *taken_out bytes of it, no more reserved, but the caller's to count as coming. Without a limit of bytes, if that is all.
+ * Returns 0 or TENANT_E_*.
  */
 int promise_charge(struct promise *promise, struct tenant *tenant, uint32_t slot,
                    const uint64_t *sizes, size_t n, struct charge *charges_out,
