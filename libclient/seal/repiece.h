@@ -33,7 +33,7 @@ struct glake__repiecing {
  * mapped. The chunks and blocks that were there go back to glaked. It is copied while the gate is closed: no work of
  * the program keeps the GPU from it. After an error all is as it was.
  * Result: 0; -ESTALE: something else is there now; -EBUSY: it is pinned, or another thread works on it; the errors of
- * glake__grant_fill(), close, glake__errand_copy() and glake__hold_reback().
+ * glake__grant_fill(), close, glake__errand_copy() and glake__hold_reback_all().
  *
  * Of the list, which must not overlap, it begins with as many as there is memory for, the first in any case, and closes the
  * gate once for all of them: only for the first is memory of others wanted. *n_out is how many have a result; the rest

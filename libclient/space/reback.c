@@ -53,13 +53,11 @@ struct row {
 };
 
 struct work {
-	struct glake__hold own;        /* if the caller has none */
 	struct glake__change *changes; /* owned: of the caller's place, then of the others */
 	size_t *firsts;                /* owned: of each change, the first of the parts */
 	size_t n_changes;
 	struct row old;
 	struct row new;
-	bool takes_access;
 	uint64_t gated; /* who reads what goes */
 };
 
@@ -363,7 +361,6 @@ static int add_old(struct work *work, struct glake__piece *piece)
 		r = glake__map_retain(step->ptr, &step->handle);
 		step->is_handle_ours = r == 0;
 	}
-	work->takes_access |= step->access != GLAKE__ACCESS_NONE;
 	work->gated |= step->readers;
 	return r;
 }
@@ -395,19 +392,18 @@ static bool put_back(struct step *step)
 	return step->is_mapped;
 }
 
-/* Puts the old memory back in its places. True: some did not come back, and is a hole now. */
-static bool undo(struct work *work)
+/* Puts the old memory back in its places. What does not come back is a hole now. */
+static void undo(struct work *work)
 {
 	char *text = glake__error_save();
 	row_unmap(&work->new);
-	bool is_lost = row_map(&work->old) < 0;
+	bool is_cut = row_map(&work->old) < 0;
 	/* All at once did not work; what can be saved is. */
-	for (size_t i = 0; is_lost && i < work->old.n; i++) {
+	for (size_t i = 0; is_cut && i < work->old.n; i++) {
 		struct step *step = &work->old.steps[i];
 		step->piece->is_unmapped = !put_back(step);
 	}
 	glake__error_restore(text);
-	return is_lost;
 }
 
 /* Everything that can be done while the program goes on. After an error: finish() too. */
@@ -422,14 +418,14 @@ static int prepare(struct work *work, const struct glake__site *site,
 }
 
 /* With the gate closed, if access goes. */
-static int exchange(struct work *work, bool *is_lost)
+static int exchange(struct work *work)
 {
 	int r = row_unmap(&work->old);
 	if (r == 0) {
 		r = row_map(&work->new);
 	}
 	if (r < 0) {
-		*is_lost = undo(work);
+		undo(work);
 	}
 	return r;
 }
@@ -459,25 +455,18 @@ static void finish(struct work *work, int r, struct glake__chunk **dead)
 	free(work->firsts);
 	row_deinit(&work->new);
 	row_deinit(&work->old);
-	glake__hold_end(&work->own);
 	glake__chunks_release(unused);
 }
 
-/* Without a hold of the caller's: one of what is there, for this change alone. */
-static int hold_own(struct work *work, struct glake__site *site, uint64_t n_bytes)
+static int hold_own(struct glake__hold *own, struct glake__range *range, uint64_t offset,
+                    uint64_t n_bytes)
 {
 	struct glake__holding holding = {
-		.hold = &work->own,
-		.range = site->range,
-		.ptr = site->ptr - site->range->ptr,
-		.n_bytes = n_bytes,
-	};
-	if (glake__holds_begin(&holding, 1, false) < 0) {
-		return glake__fail(-EBUSY, "another thread works on the memory at 0x%llx",
-		                   (unsigned long long)site->ptr);
-	}
-	site->hold = work->own.range ? &work->own : NULL;
-	return 0;
+		.hold = own, .range = range, .ptr = offset, .n_bytes = n_bytes};
+	return glake__holds_begin(&holding, 1, false) < 0
+	               ? glake__fail(-EBUSY, "another thread works on the memory at 0x%llx",
+	                             (unsigned long long)(range->ptr + offset))
+	               : 0;
 }
 
 static bool is_within(const struct glake__range *range, uint64_t offset, uint64_t n_bytes)
@@ -485,64 +474,15 @@ static bool is_within(const struct glake__range *range, uint64_t offset, uint64_
 	return n_bytes > 0 && offset < range->n_bytes && n_bytes <= range->n_bytes - offset;
 }
 
-static int reback(struct glake__site *site, const struct glake__part *parts, size_t n_parts,
-                  struct glake__chunk **dead, bool *is_lost_out)
-{
-	cleanup_cancel int cancel = cancel_disable();
-	struct work work = {.takes_access = false};
-	uint64_t n_bytes = 0;
-	bool is_lost = false;
-	for (size_t i = 0; i < n_parts; i++) {
-		n_bytes += parts[i].n_bytes;
-	}
-	int r = !site->hold && is_within(site->range, site->ptr - site->range->ptr, n_bytes)
-	                ? hold_own(&work, site, n_bytes)
-	                : 0; /* the change refuses it */
-	if (r == 0) {
-		r = prepare(&work, site, parts, n_parts);
-	}
-	if (r == 0 && work.takes_access) {
-		r = glake__gate_close(work.gated, GLAKE__GATE_PATIENCE_NS);
-	}
-	if (r == 0) {
-		r = exchange(&work, &is_lost);
-		if (work.takes_access) {
-			glake__gate_open();
-		}
-	}
-	finish(&work, r, dead);
-	if (is_lost_out) {
-		*is_lost_out = is_lost;
-	}
-	return r;
-}
-
 static struct glake__site site_in(struct glake__range *range, uint64_t offset)
 {
 	return (struct glake__site){.range = range, .ptr = range->ptr + offset};
 }
 
-int glake__range_reback(struct glake__range *range, uint64_t offset,
-                        const struct glake__part *parts, size_t n_parts, struct glake__chunk **dead,
-                        bool *is_lost_out)
-{
-	struct glake__site site = site_in(range, offset);
-	return reback(&site, parts, n_parts, dead, is_lost_out);
-}
-
-int glake__hold_reback(const struct glake__hold *hold, const struct glake__part *parts,
-                       size_t n_parts, struct glake__chunk **dead, bool *is_lost_out)
-{
-	struct glake__site site = site_in(hold->range, hold->offset);
-	site.hold = hold;
-	return reback(&site, parts, n_parts, dead, is_lost_out);
-}
-
 static int exchange_one(struct work *work, const struct glake__rebacking_way *way, size_t i)
 {
-	bool is_lost;
 	int r = way->before ? way->before(way->user, i) : 0;
-	return r < 0 ? r : exchange(work, &is_lost);
+	return r < 0 ? r : exchange(work);
 }
 
 /* Exchanges the prepared ones. */
@@ -604,9 +544,8 @@ int glake__range_fill(struct glake__range *range, uint64_t offset, const struct 
                       size_t n_parts)
 {
 	cleanup_cancel int cancel = cancel_disable();
-	struct work work = {.takes_access = false};
+	struct work work = {.gated = 0};
 	const struct glake__site site = site_in(range, offset);
-	bool is_lost;
 	int r = begin_changes(&work, &site, parts, n_parts);
 	if (r == 0 && count_old(&work) > 0) {
 		r = glake__fail(-EINVAL, "%llu bytes at 0x%llx: already mapped, in part",
@@ -614,7 +553,7 @@ int glake__range_fill(struct glake__range *range, uint64_t offset, const struct 
 		                (unsigned long long)site.ptr);
 	}
 	r = r == 0 ? take_new(&work, parts, n_parts) : r;
-	r = r == 0 ? exchange(&work, &is_lost) : r;
+	r = r == 0 ? exchange(&work) : r;
 	finish(&work, r, NULL);
 	return r;
 }
@@ -779,17 +718,17 @@ int glake__range_access(struct glake__range *range, uint64_t offset, uint64_t n_
                         enum glake__access access)
 {
 	cleanup_cancel int cancel = cancel_disable();
-	struct work work = {.takes_access = false};
-	struct glake__site site = site_in(range, offset);
-	int r = is_within(range, offset, n_bytes) ? hold_own(&work, &site, n_bytes) : -EINVAL;
+	struct glake__hold own;
+	int r = is_within(range, offset, n_bytes) ? hold_own(&own, range, offset, n_bytes)
+	                                          : -EINVAL;
 	if (r == 0) {
-		r = is_whole(range, offset, offset + n_bytes)
-		            ? glake__hold_access(&work.own, access)
-		            : -EINVAL;
-		glake__hold_end(&work.own);
+		r = is_whole(range, offset, offset + n_bytes) ? glake__hold_access(&own, access)
+		                                              : -EINVAL;
+		glake__hold_end(&own);
 	}
 	return r == -EINVAL ? glake__fail(-EINVAL, "%llu bytes at 0x%llx: part of a chunk",
-	                                  (unsigned long long)n_bytes, (unsigned long long)site.ptr)
+	                                  (unsigned long long)n_bytes,
+	                                  (unsigned long long)(range->ptr + offset))
 	                    : r;
 }
 

@@ -12,29 +12,14 @@
 #include "libclient/space/range.h"
 
 /*
- * Put @parts at @offset of @range: whole or not at all. What is there goes, at all places where it is mapped or named:
- * it must be whole pieces, or parts of holes, and none of it pinned (-EBUSY). A chunk with other places is replaced by
- * parts of its own (-EINVAL). New parts are imported first; if
- * access is taken away the gate is closed meanwhile; a step that fails is undone in reverse.
+ * Replaces the memory of all holds by parts: each whole or not at all. What is there goes, at all places where it is mapped or
+ * named: it must be whole pieces, or parts of holes, and none of it pinned (-EBUSY). A chunk with other places is replaced by
+ * parts of its own (-EINVAL). The gate is closed once and for a short time: handles are taken before and given back behind.
+ * A step that fails is undone in reverse.
  *
- * Chunks that lost their last use are released; with @dead they are put onto that list instead.
- *
- * Returns -EINVAL, -EBUSY, -ENOMEM, the gate's error, GLAKE_E_CUDA. When the driver takes memory away and
- * then neither maps what is new nor what was there, those pieces are holes, and *is_lost_out (may be NULL)
- * is true.
- */
-int glake__range_reback(struct glake__range *range, uint64_t offset,
-                        const struct glake__part *parts, size_t n_parts, struct glake__chunk **dead,
-                        bool *is_lost_out);
-
-/* Replaces all memory of @hold. */
-int glake__hold_reback(const struct glake__hold *hold, const struct glake__part *parts,
-                       size_t n_parts, struct glake__chunk **dead, bool *is_lost_out);
-
-/*
- * Replaces the memory of all holds. The gate is closed once and
- * for a short time: handles are taken before and given back behind. Returns the first error; each has its own result, and
- * those that failed are as they were, unless *dead has what was there: then it is lost.
+ * Returns the first error: -EINVAL, -EBUSY, -ENOMEM, the gate's, GLAKE_E_CUDA. Each has its own result, and those that failed
+ * are as they were, unless the driver has taken memory away and then mapped neither what is new nor what was there: those
+ * pieces are holes, and *dead has what was there, if nothing else keeps it.
  */
 struct glake__rebacking {
 	const struct glake__hold *hold;

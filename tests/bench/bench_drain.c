@@ -20,8 +20,8 @@
 #include <unistd.h>
 
 #include "libclient/heap/backing.h"
-#include "libclient/space/reback.h"
 #include "tests/bench/bench.h"
+#include "tests/reback_one.h"
 #include "tests/spin.h"
 
 #define CHUNK_BYTES (128ull << 20)
@@ -160,7 +160,7 @@ static void measure_changes(unsigned n_rounds)
 		check(glake__range_access(range, 0, CHUNK_BYTES, GLAKE__ACCESS_WRITE));
 		part = make_part();
 		begin_ns = bench_now_ns();
-		check(glake__range_reback(range, 0, &part, 1, NULL, NULL));
+		check(range_reback(range, 0, &part, 1, NULL));
 		bench_samples_add(&reback, bench_now_ns() - begin_ns);
 		end_part(&part);
 	}

@@ -17,6 +17,7 @@
 #include "libclient/space/reback.h"
 #include "libclient/space/window.h"
 #include "tests/cudasim/test_driver.h"
+#include "tests/reback_one.h"
 
 static struct cudrv drv;
 static char fault_path[256];

@@ -120,7 +120,7 @@ static void replace_at(glake_ptr ptr, const struct glake__part *parts, size_t n)
 	glake__lock();
 	struct glake__range *range = glake__range_at_locked(ptr, &glake__use_program);
 	glake__unlock();
-	ck_assert_int_eq(glake__range_reback(range, ptr - range->ptr, parts, n, NULL, NULL), 0);
+	ck_assert_int_eq(range_reback(range, ptr - range->ptr, parts, n, NULL), 0);
 }
 
 static void cut_at(glake_ptr ptr, uint32_t *values_out)
@@ -401,7 +401,7 @@ static void *replace_on_and_on(void *argument)
 			struct glake__range *range = glake__range_at_locked(home,
 			                                                    &glake__use_program);
 			glake__unlock();
-			r = glake__range_reback(range, 0, parts, N_PARTS, NULL, NULL);
+			r = range_reback(range, 0, parts, N_PARTS, NULL);
 		}
 		ck_assert_int_eq(r, 0);
 		for (size_t i = 0; i < N_PARTS; i++) {
@@ -508,7 +508,7 @@ START_TEST(a_number_is_mapped_as_what_it_has_become_meanwhile)
 	while (uses_at(one) == n_uses) {
 		sched_yield();
 	}
-	ck_assert_int_eq(glake__hold_reback(&hold, &new, 1, NULL, NULL), 0);
+	ck_assert_int_eq(hold_reback(&hold, &new, 1), 0);
 	glake__hold_end(&hold);
 	pthread_join(thread, NULL);
 	ck_assert_int_eq(mapper.result, 0);
@@ -554,7 +554,7 @@ START_TEST(what_is_handed_out_waits_for_its_holder)
 	ck_assert_int_eq(glake__hold_begin(&hold, ptr, 1, false), 0);
 	pthread_create(&thread, NULL, pin_once, &pinner);
 	usleep(20000);
-	ck_assert_int_eq(glake__hold_reback(&hold, &new, 1, NULL, NULL), 0);
+	ck_assert_int_eq(hold_reback(&hold, &new, 1), 0);
 	glake__hold_end(&hold);
 	pthread_join(thread, NULL);
 	ck_assert_int_eq(pinner.result, 0);

@@ -91,7 +91,7 @@ START_TEST(what_is_mapped_in_several_places_is_replaced_in_all)
 	alias(ranges[1], 4 * MIB, &old[0]);
 	alias(ranges[1], 0, &old[1]);
 	alias(ranges[2], 0, &old[0]);
-	ck_assert_int_eq(glake__range_reback(ranges[0], 0, new, 2, NULL, NULL), 0);
+	ck_assert_int_eq(range_reback(ranges[0], 0, new, 2, NULL), 0);
 	ck_assert_uint_eq(word_at(ranges[0]->ptr), new[0].chunk->id);
 	ck_assert_uint_eq(word_at(ranges[0]->ptr + 2 * MIB), new[1].chunk->id);
 	ck_assert_uint_eq(word_at(ranges[1]->ptr + 4 * MIB), new[0].chunk->id);
@@ -119,7 +119,7 @@ START_TEST(what_is_cut_is_cut_in_all_places)
 	ck_assert_int_eq(glake__range_fill(ranges[0], 0, &old, 1), 0);
 	alias(ranges[1], 2 * MIB, &old);
 	name(ranges[2], 0, &old);
-	ck_assert_int_eq(glake__range_reback(ranges[1], 2 * MIB, new, 3, NULL, NULL), 0);
+	ck_assert_int_eq(range_reback(ranges[1], 2 * MIB, new, 3, NULL), 0);
 	for (uint64_t i = 0; i < 3; i++) {
 		ck_assert_uint_eq(word_at(ranges[0]->ptr + i * 2 * MIB), new[i].chunk->id);
 		ck_assert_uint_eq(word_at(ranges[1]->ptr + 2 * MIB + i * 2 * MIB),
@@ -149,11 +149,11 @@ START_TEST(a_chunk_with_other_places_is_joined_with_no_neighbour)
 	struct glake__part new = make_part(4);
 	ck_assert_int_eq(glake__range_fill(ranges[0], 0, old, 2), 0);
 	alias(ranges[1], 0, &old[1]);
-	ck_assert_int_eq(glake__range_reback(ranges[0], 0, &new, 1, NULL, NULL), -EINVAL);
+	ck_assert_int_eq(range_reback(ranges[0], 0, &new, 1, NULL), -EINVAL);
 	ck_assert_uint_eq(word_at(ranges[0]->ptr), old[0].chunk->id);
 	ck_assert_uint_eq(word_at(ranges[1]->ptr), old[1].chunk->id);
 	ck_assert_int_eq(glake__range_clear(ranges[1], 0, 2 * MIB, NULL), 0);
-	ck_assert_int_eq(glake__range_reback(ranges[0], 0, &new, 1, NULL, NULL), 0);
+	ck_assert_int_eq(range_reback(ranges[0], 0, &new, 1, NULL), 0);
 	end_part(&old[0]);
 	end_part(&old[1]);
 	end_part(&new);
@@ -237,7 +237,7 @@ START_TEST(what_is_mapped_anew_is_not_what_was_looked_at)
 	glake__hold_end(&hold);
 	/* What takes its place under a hold is the same mapping still. */
 	ck_assert_int_eq(glake__hold_begin(&hold, ptr, 2 * MIB, false), 0);
-	ck_assert_int_eq(glake__hold_reback(&hold, &parts[2], 1, NULL, NULL), 0);
+	ck_assert_int_eq(hold_reback(&hold, &parts[2], 1), 0);
 	ck_assert(glake__look_is_still(&hold, ptr, 2 * MIB, last, &pin));
 	glake__hold_end(&hold);
 	/* Two with another place are not one. */
@@ -277,11 +277,11 @@ START_TEST(a_block_that_is_opened_to_be_written_stays_read_only)
 	glake__program_opened(range->ptr, 2 * MIB, 0, true, true);
 	/* What could not be replaced is put back as it was. */
 	set_faults("cuMemMap:1:fail=1");
-	ck_assert_int_eq(glake__range_reback(range, 0, &other, 1, NULL, NULL), GLAKE_E_CUDA);
+	ck_assert_int_eq(range_reback(range, 0, &other, 1, NULL), GLAKE_E_CUDA);
 	set_faults("");
 	ck_assert_uint_eq(word_at(range->ptr), part.chunk->id);
 	ck_assert(!is_writable(range->ptr));
-	ck_assert_int_eq(glake__range_reback(range, 0, &other, 1, NULL, NULL), 0);
+	ck_assert_int_eq(range_reback(range, 0, &other, 1, NULL), 0);
 	ck_assert(is_writable(range->ptr));
 	end_part(&part);
 	end_part(&other);
@@ -410,7 +410,7 @@ START_TEST(each_place_keeps_the_access_that_it_was_given)
 		ck_assert_int_ne(drv.cuMemcpyDtoH(&word, ranges[2]->ptr, 4), CUDA_SUCCESS);
 		if (round == 0) {
 			/* And so does what replaces it. */
-			ck_assert_int_eq(glake__range_reback(ranges[2], 0, &new, 1, NULL, NULL), 0);
+			ck_assert_int_eq(range_reback(ranges[2], 0, &new, 1, NULL), 0);
 			ck_assert_uint_eq(word_at(ranges[0]->ptr), new.chunk->id);
 		}
 	}
@@ -444,12 +444,11 @@ START_TEST(a_change_of_several_places_happens_in_all_or_in_none)
 			bool is_lost = true;
 			snprintf(rule, sizeof(rule), "%s:%d:fail=999\n", calls[i], nth);
 			set_faults(rule);
-			int r = glake__range_reback(ranges[1], 0, &new, 1, NULL, &is_lost);
+			int r = range_reback(ranges[1], 0, &new, 1, &is_lost);
 			set_faults("");
 			if (r == 0) {
 				/* There are not so many of these calls. Back. */
-				ck_assert_int_eq(
-					glake__range_reback(ranges[0], 0, &old, 1, NULL, NULL), 0);
+				ck_assert_int_eq(range_reback(ranges[0], 0, &old, 1, NULL), 0);
 				continue;
 			}
 			n_failures++;

@@ -129,7 +129,7 @@ START_TEST(a_range_outside_of_the_window_is_found_too)
 	ck_assert(range->is_outside);
 	ck_assert_uint_eq(glake__page_of(range->ptr), 0);
 	struct glake__part parts[] = {hole(4), make_part(4), hole(2)};
-	ck_assert_int_eq(glake__range_reback(range, 2 * MIB, parts, 3, NULL, NULL), 0);
+	ck_assert_int_eq(range_reback(range, 2 * MIB, parts, 3, NULL), 0);
 	glake__lock();
 	const struct glake__piece *piece = glake__piece_at_locked(range->ptr + 7 * MIB);
 	glake__unlock();
@@ -246,14 +246,14 @@ START_TEST(a_pin_has_a_reason_and_keeps_the_memory_in_its_place)
 	ck_assert_int_eq(glake__range_fill(range, 0, &part, 1), 0);
 	for (enum glake__pin pin = GLAKE__PIN_SHARED; pin < GLAKE__N_PINS; pin++) {
 		part.chunk->pins = 1u << pin;
-		ck_assert_int_eq(glake__range_reback(range, 0, &other, 1, NULL, NULL), -EBUSY);
+		ck_assert_int_eq(range_reback(range, 0, &other, 1, NULL), -EBUSY);
 		ck_assert_ptr_nonnull(strstr(glake_error(), glake__pin_text(pin)));
 	}
 	part.chunk->pins = 0;
 	part.chunk->n_handles = 1;
-	ck_assert_int_eq(glake__range_reback(range, 0, &other, 1, NULL, NULL), -EBUSY);
+	ck_assert_int_eq(range_reback(range, 0, &other, 1, NULL), -EBUSY);
 	part.chunk->n_handles = 0;
-	ck_assert_int_eq(glake__range_reback(range, 0, &other, 1, NULL, NULL), 0);
+	ck_assert_int_eq(range_reback(range, 0, &other, 1, NULL), 0);
 	end_part(&part);
 	end_part(&other);
 	glake__range_end(range, NULL);
@@ -342,10 +342,10 @@ START_TEST(the_gate_is_closed_when_access_goes_and_only_then)
 	struct glake__range *range = reserve_range(4);
 	struct glake__part one = make_part(2);
 	struct glake__part two = make_part(2);
-	ck_assert_int_eq(glake__range_reback(range, 0, &one, 1, NULL, NULL), 0);
+	ck_assert_int_eq(range_reback(range, 0, &one, 1, NULL), 0);
 	ck_assert_int_eq(n_closed, 0);
 	gate_error = -EAGAIN;
-	ck_assert_int_eq(glake__range_reback(range, 0, &two, 1, NULL, NULL), -EAGAIN);
+	ck_assert_int_eq(range_reback(range, 0, &two, 1, NULL), -EAGAIN);
 	ck_assert_int_eq(glake__range_access(range, 0, 2 * MIB, GLAKE__ACCESS_READ), -EAGAIN);
 	ck_assert_int_eq(n_closed, 2);
 	ck_assert_int_eq(n_opened, 0);
@@ -353,7 +353,7 @@ START_TEST(the_gate_is_closed_when_access_goes_and_only_then)
 	gate_error = 0;
 	ck_assert_int_eq(glake__range_access(range, 0, 2 * MIB, GLAKE__ACCESS_READ), 0);
 	ck_assert_int_eq(glake__range_access(range, 0, 2 * MIB, GLAKE__ACCESS_WRITE), 0);
-	ck_assert_int_eq(glake__range_reback(range, 0, &two, 1, NULL, NULL), 0);
+	ck_assert_int_eq(range_reback(range, 0, &two, 1, NULL), 0);
 	ck_assert_int_eq(n_closed, 4);
 	ck_assert_int_eq(n_opened, 2);
 	ck_assert_uint_eq(word_at(range->ptr), two.chunk->id);
@@ -370,7 +370,7 @@ START_TEST(changes_under_one_closing_of_the_gate_close_it_once)
 		.close = close_gate, .open = open_gate, .user = &drv};
 	struct glake__range *range = reserve_range(4);
 	struct glake__part one = make_part(2);
-	ck_assert_int_eq(glake__range_reback(range, 0, &one, 1, NULL, NULL), 0);
+	ck_assert_int_eq(range_reback(range, 0, &one, 1, NULL), 0);
 	gate_error = -EBUSY;
 	ck_assert_int_eq(glake__gate_close(1, GLAKE__GATE_PATIENCE_NS), -EBUSY);
 	gate_error = 0;
@@ -476,7 +476,7 @@ START_TEST(a_step_that_fails_is_undone)
 			snprintf(rule, sizeof(rule), "%s:%d:fail=999\n", calls[i], nth);
 			set_faults(rule);
 			bool is_lost = true;
-			int r = glake__range_reback(range, 0, new, 3, NULL, &is_lost);
+			int r = range_reback(range, 0, new, 3, &is_lost);
 			set_faults("");
 			ck_assert_int_eq(r, GLAKE_E_CUDA);
 			ck_assert(!is_lost);
@@ -492,7 +492,7 @@ START_TEST(a_step_that_fails_is_undone)
 	}
 	ck_assert_uint_eq(n_failures, 10);
 	ck_assert_uint_eq(new[0].chunk->n_mappings, 0);
-	ck_assert_int_eq(glake__range_reback(range, 0, new, 3, NULL, NULL), 0);
+	ck_assert_int_eq(range_reback(range, 0, new, 3, NULL), 0);
 	ck_assert_uint_eq(word_at(range->ptr), new[0].chunk->id);
 	ck_assert_uint_eq(word_at(range->ptr + 6 * MIB), new[2].chunk->id);
 	ck_assert_int_ne(drv.cuMemcpyHtoD(range->ptr + 4 * MIB, "x", 1), CUDA_SUCCESS);
@@ -516,7 +516,7 @@ START_TEST(what_cannot_be_put_back_is_a_hole_and_said_to_be_lost)
 	bool is_lost = false;
 	ck_assert_int_eq(glake__range_fill(range, 0, old, 2), 0);
 	set_faults("cuMemMap:1+:fail=999\n");
-	ck_assert_int_eq(glake__range_reback(range, 0, &new, 1, NULL, &is_lost), GLAKE_E_CUDA);
+	ck_assert_int_eq(range_reback(range, 0, &new, 1, &is_lost), GLAKE_E_CUDA);
 	set_faults("");
 	ck_assert(is_lost);
 	ck_assert(glake__space_is_valid());
@@ -633,7 +633,7 @@ START_TEST_WITH(a_reader_that_comes_during_a_change_reads_what_is_there_then, .n
 	struct glake__part new = make_part(2);
 	new.access = GLAKE__ACCESS_READ;
 	peer_error = is_refused ? -EAGAIN : 0;
-	int r = _i % 2 ? glake__range_reback(range, 0, &new, 1, NULL, NULL)
+	int r = _i % 2 ? range_reback(range, 0, &new, 1, NULL)
 	               : glake__range_access(range, 0, 2 * MIB, GLAKE__ACCESS_READ);
 	ck_assert_int_eq(r, peer_error);
 	/* It has access when it is told so. */
@@ -708,7 +708,7 @@ static void step_reback(struct plain *plain, unsigned first, unsigned n)
 		set_faults(rule);
 	}
 	bool is_lost = false;
-	int r = glake__range_reback(plain->range, first * GRANULE, parts, n_parts, NULL, &is_lost);
+	int r = range_reback(plain->range, first * GRANULE, parts, n_parts, &is_lost);
 	if (rule[0]) {
 		set_faults("");
 	}
@@ -886,7 +886,7 @@ static int close_slowly(void *user, uint64_t patience_ns)
 
 static void *reback_slowly(void *user)
 {
-	ck_assert_int_eq(glake__range_reback(user, 0, &slow_part, 1, NULL, NULL), 0);
+	ck_assert_int_eq(range_reback(user, 0, &slow_part, 1, NULL), 0);
 	return NULL;
 }
 

@@ -13,9 +13,9 @@
 #include <unistd.h>
 
 #include "libclient/heap/backing.h"
-#include "libclient/space/reback.h"
 #include "shim/gate.h"
 #include "tests/check_glake.h"
+#include "tests/reback_one.h"
 #include "tests/shim/green.h"
 #include "tests/unit/drained.h"
 
@@ -565,7 +565,7 @@ static void move(struct glake__range *range, CUdeviceptr staging)
 	ck_assert_int_eq(close_for(1, LONG_NS), 0);
 	ck_ok(cuMemcpyDtoD(staging, range->ptr, N_BYTES));
 	ck_ok(cuCtxSynchronize());
-	ck_assert_int_eq(glake__range_reback(range, 0, &part, 1, NULL, NULL), 0);
+	ck_assert_int_eq(range_reback(range, 0, &part, 1, NULL), 0);
 	ck_ok(cuMemcpyDtoD(range->ptr, staging, N_BYTES));
 	ck_ok(cuCtxSynchronize());
 	glake__gate_open();
