@@ -95,6 +95,7 @@ static CUresult init_locked(void)
 	if (err != CUDA_SUCCESS) {
 		return err;
 	}
+	chunkfd_begin();
 	stay_loaded();
 	if (!has_hooks) {
 		has_hooks = pthread_atfork(NULL, NULL, after_fork_in_child) == 0 &&

@@ -1,14 +1,39 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The memfd behind a chunk. Its name carries what an importer must know about it. */
+/*
+ * The file behind a chunk. Its name carries what an importer must know about it.
+ *
+ * The file is a memfd, or one in $CUDASIM_CHUNKS, whose name is removed at once. Nothing but time depends on which: each 4 KiB
+ * of a memfd cost a fault, a tmpfs may have huge pages.
+ */
 #include "sim.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
+
+uint64_t chunkfd_inode(unsigned file_system, uint64_t inode)
+{
+	return (uint64_t)file_system << 44 ^ inode;
+}
+
+static uint64_t inode_of(const struct stat *st)
+{
+	return chunkfd_inode(minor(st->st_dev), st->st_ino);
+}
+
+uint64_t chunkfd_inode_of(int fd)
+{
+	struct stat st;
+
+	return fstat(fd, &st) == 0 ? inode_of(&st) : 0;
+}
 
 /* The lock that /proc/locks shows as long as the open file description exists. */
 static int put_lock(int fd)
@@ -18,6 +43,36 @@ static int put_lock(int fd)
 	return fcntl(fd, F_OFD_SETLK, &whole) == 0 ? 0 : -errno;
 }
 
+static char *folder; /* owned; NULL: none. Written by cuInit only */
+
+void chunkfd_begin(void)
+{
+	const char *path = getenv("CUDASIM_CHUNKS");
+
+	if (!folder && path && *path) {
+		folder = strdup(path);
+	}
+}
+
+/* The name is made unique, as two may make a chunk at once. As open to all as a memfd is. -1 if there is no folder. */
+static int open_in_folder(const char *name)
+{
+	static atomic_uint last;
+	char path[PATH_MAX];
+
+	if (!folder) {
+		return -1;
+	}
+	snprintf(path, sizeof(path), "%s/%s:%d.%u", folder, name, (int)getpid(),
+	         atomic_fetch_add(&last, 1));
+	int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0777);
+	if (fd >= 0) {
+		unlink(path);
+		fchmod(fd, 0777);
+	}
+	return fd;
+}
+
 static int prepare(int fd, uint64_t bytes, uint64_t *inode_out)
 {
 	struct stat st;
@@ -25,7 +80,7 @@ static int prepare(int fd, uint64_t bytes, uint64_t *inode_out)
 	if (ftruncate(fd, (off_t)bytes) != 0 || fstat(fd, &st) != 0) {
 		return -errno;
 	}
-	*inode_out = st.st_ino;
+	*inode_out = inode_of(&st);
 	return put_lock(fd);
 }
 
@@ -36,7 +91,10 @@ int chunkfd_new(const struct chunk_label *label, uint64_t bytes, uint64_t *inode
 	snprintf(name, sizeof(name), "cudasim:%" PRIx64 ":%u:%u:%u:%d:%x:%u", registry_id(),
 	         label->on_host, label->device, label->location_type, label->location_id,
 	         label->handle_types, label->rdma);
-	int fd = memfd_create(name, MFD_CLOEXEC);
+	int fd = open_in_folder(name);
+	if (fd < 0) {
+		fd = memfd_create(name, MFD_CLOEXEC);
+	}
 	if (fd < 0) {
 		return -errno;
 	}
@@ -51,7 +109,7 @@ int chunkfd_new(const struct chunk_label *label, uint64_t bytes, uint64_t *inode
 bool chunkfd_read(int fd, struct chunk_label *label_out, uint64_t *bytes_out)
 {
 	char path[64];
-	char target[256];
+	char target[PATH_MAX];
 	struct stat st;
 	struct chunk_label label;
 	uint64_t id;
@@ -63,9 +121,12 @@ bool chunkfd_read(int fd, struct chunk_label *label_out, uint64_t *bytes_out)
 		return false;
 	}
 	target[n] = '\0';
-	if (sscanf(target, "/memfd:cudasim:%" SCNx64 ":%u:%u:%u:%d:%x:%u", &id, &on_host,
-	           &label.device, &label.location_type, &label.location_id, &label.handle_types,
-	           &label.rdma) != 7) {
+	/* Behind "/memfd:" or the folder. */
+	const char *name = strrchr(target, '/');
+	name = name ? strstr(name, "cudasim:") : NULL;
+	if (!name || sscanf(name, "cudasim:%" SCNx64 ":%u:%u:%u:%d:%x:%u", &id, &on_host,
+	                    &label.device, &label.location_type, &label.location_id,
+	                    &label.handle_types, &label.rdma) != 7) {
 		return false;
 	}
 	label.on_host = on_host != 0;
@@ -85,7 +146,7 @@ int chunkfd_reopen(int pid, int fd, uint64_t inode)
 		return -errno;
 	}
 	/* A second open file description of the same chunk: it needs a lock of its own. */
-	if (fstat(own, &st) != 0 || st.st_ino != inode || put_lock(own) != 0) {
+	if (fstat(own, &st) != 0 || inode_of(&st) != inode || put_lock(own) != 0) {
 		close(own);
 		return -ENOENT;
 	}

@@ -106,6 +106,7 @@ static CUresult new_pages(void **host_out, size_t bytes, unsigned flags, bool is
 	if (host == MAP_FAILED) {
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
+	madvise(host, bytes, MADV_HUGEPAGE);
 	CUresult err = hostmem_add(host, bytes, flags, false, is_managed);
 	if (err != CUDA_SUCCESS) {
 		munmap(host, bytes);

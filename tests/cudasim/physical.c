@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 /*
@@ -83,15 +82,9 @@ static void slot_give(uint32_t index)
 
 static struct phys *by_inode[N_FILES];
 
-static uint64_t inode_of(int fd)
-{
-	struct stat st;
-	return fstat(fd, &st) == 0 ? st.st_ino : 0;
-}
-
 void phys_enter_import(struct phys *phys)
 {
-	phys->inode = inode_of(phys->fd);
+	phys->inode = chunkfd_inode_of(phys->fd);
 	pthread_mutex_lock(&lock);
 	phys->next = by_inode[phys->inode % N_FILES];
 	by_inode[phys->inode % N_FILES] = phys;
@@ -110,7 +103,7 @@ static void leave_imports(struct phys *phys)
 
 struct phys *phys_ref_import(int fd)
 {
-	uint64_t inode = inode_of(fd);
+	uint64_t inode = chunkfd_inode_of(fd);
 	pthread_mutex_lock(&lock);
 	struct phys *phys = by_inode[inode % N_FILES];
 	while (phys && phys->inode != inode) {

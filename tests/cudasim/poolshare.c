@@ -78,18 +78,16 @@ CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *data_out, CUdeviceptr pt
 	ENTER(cuMemPoolExportPointer);
 	struct pointer pointer = {
 		.magic = POINTER_MAGIC, .registry_id = registry_id(), .pid = getpid()};
-	struct stat st;
 
 	if (!data_out) {
 		return CUDA_ERROR_INVALID_VALUE;
 	}
 	space_lock_write();
 	struct mapping *m = space_find(ptr);
-	bool ok = m && m->pool && m->range.start == ptr && pool_is_shareable(m->pool) &&
-	          fstat(m->phys->fd, &st) == 0;
+	bool ok = m && m->pool && m->range.start == ptr && pool_is_shareable(m->pool);
 	if (ok) {
 		phys_mark_shared(m->phys);
-		pointer.inode = st.st_ino;
+		pointer.inode = chunkfd_inode_of(m->phys->fd);
 		pointer.bytes = m->range.bytes;
 		pointer.fd = m->phys->fd;
 		pointer.device = device_physical((CUdevice)m->device);

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -32,13 +33,14 @@ static int inodes_add(struct inodes *inodes, uint64_t inode)
 static bool parse_line(const char *line, uint64_t *inode_out)
 {
 	const char *at = strstr(line, "OFDLCK");
+	unsigned file_system;
+	unsigned long long inode;
 
 	at = at ? strchr(at, ':') : NULL;
-	at = at ? strchr(at + 1, ':') : NULL;
-	if (!at) {
+	if (!at || sscanf(at, ":%x:%llu", &file_system, &inode) != 2) {
 		return false;
 	}
-	*inode_out = strtoull(at + 1, NULL, 10);
+	*inode_out = chunkfd_inode(file_system, inode);
 	return true;
 }
 

@@ -40,13 +40,12 @@ static CUresult export_fabric(struct phys *phys, void *handle_out)
 		.registry_id = registry_id(),
 		.pid = getpid(),
 		.fd = phys->fd,
+		.inode = chunkfd_inode_of(phys->fd),
 	};
-	struct stat st;
 
-	if (fstat(phys->fd, &st) != 0) {
+	if (handle.inode == 0) {
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	}
-	handle.inode = st.st_ino;
 	phys_mark_shared(phys);
 	memset(handle_out, 0, sizeof(CUmemFabricHandle));
 	memcpy(handle_out, &handle, sizeof(handle));

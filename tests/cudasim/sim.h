@@ -223,7 +223,7 @@ bool proclocks_has(const uint64_t *inodes, size_t n, uint64_t inode);
 /* --- physical.c: chunks --- */
 
 /*
- * One memfd as this process knows it. It lives while handles or mappings refer to it; the memory
+ * One chunk's file as this process knows it. It lives while handles or mappings refer to it; the memory
  * lives while any process holds a struct phys, an fd or a mapping.
  */
 struct phys {
@@ -275,8 +275,14 @@ struct chunk_label {
 	unsigned rdma;
 };
 
-/* Makes the memfd, its size and the lock that lives exactly as long as its memory. */
+/* Reads the environment, as part of cuInit. */
+void chunkfd_begin(void);
+/* Makes the file, its size and the lock that lives exactly as long as its memory. */
 int chunkfd_new(const struct chunk_label *label, uint64_t bytes, uint64_t *inode_out);
+/* The inode as it is called in all of cudasim: with the file system that it is of, because there may be two. */
+uint64_t chunkfd_inode(unsigned file_system, uint64_t inode);
+/* The inode of the file, 0 if it has none. */
+uint64_t chunkfd_inode_of(int fd);
 /* False if fd is not a chunk of this registry. */
 bool chunkfd_read(int fd, struct chunk_label *label_out, uint64_t *bytes_out);
 /* Opens the chunk that another process offers by a fabric handle; -1 + errno. */

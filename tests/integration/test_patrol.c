@@ -24,11 +24,10 @@ static void damage(const void *begin, size_t n_bytes, off_t where)
 	DIR *folder = opendir(path);
 	ck_assert_ptr_nonnull(folder);
 	for (struct dirent *entry; (entry = readdir(folder));) {
-		char target[128] = "";
+		char target[512] = "";
 		uint8_t bytes[64];
 		snprintf(path, sizeof(path), "/proc/%d/fd/%s", (int)harness.pid, entry->d_name);
-		if (readlink(path, target, sizeof(target) - 1) < 0 ||
-		    strncmp(target, "/memfd:cudasim", 14) != 0) {
+		if (readlink(path, target, sizeof(target) - 1) < 0 || !strstr(target, "cudasim:")) {
 			continue;
 		}
 		cleanup_fd int fd = open(path, O_RDWR | O_CLOEXEC);

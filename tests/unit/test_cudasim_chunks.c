@@ -2,6 +2,10 @@
 /* The simulated driver: chunks, their addresses and who may reach them. */
 #include "tests/cudasim/test_driver.h"
 
+#include <sys/stat.h>
+
+#include "proto/cleanup.h"
+
 START_TEST(chunk_sizes_and_properties_are_checked)
 {
 	driver_begin("1x64MiB");
@@ -118,6 +122,38 @@ START_TEST(export_and_import_follow_the_rules)
 	ck_assert_int_eq(prop.requestedHandleTypes, CU_MEM_HANDLE_TYPE_NONE);
 	ck_assert_int_eq(prop.location.type, CU_MEM_LOCATION_TYPE_DEVICE);
 	ck_assert_uint_eq(used_bytes(), 2 * GRANULE);
+}
+END_TEST
+
+static const struct {
+	const char *folder;
+	bool is_there;
+} folders[] = {{"chunks", true}, {"absent", false}, {"", false}};
+
+START_TEST_WITH(chunks_are_where_the_environment_says, .n = n_elements(folders))
+{
+	CUmemGenericAllocationHandle imported;
+	char link[64], target[512] = "";
+	const char *folder = folders[_i].folder;
+
+	ck_assert_int_eq(chdir(getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp"), 0);
+	ck_assert_int_eq(mkdir("chunks", 0700), 0);
+	setenv("CUDASIM_CHUNKS", folder, 1);
+	driver_begin("1x64MiB");
+	CUmemGenericAllocationHandle handle = chunk_new(GRANULE);
+	/* No name is left. */
+	ck_assert_int_eq(rmdir("chunks"), 0);
+	int fd = chunk_export(handle);
+	snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+	ck_assert_int_gt(readlink(link, target, sizeof(target) - 1), 0);
+	ck_assert(!!strstr(target, "/chunks/") == folders[_i].is_there);
+	ck_assert(!strncmp(target, "/memfd:", 7) != folders[_i].is_there);
+	ck_ok(chunk_import(fd, &imported));
+	ck_ok(cu.MemRelease(handle));
+	ck_ok(cu.MemRelease(imported));
+	ck_assert_uint_eq(used_bytes(), GRANULE);
+	close(fd);
+	ck_assert_uint_eq(used_bytes(), 0);
 }
 END_TEST
 
