@@ -16,14 +16,27 @@ void words_open_driver(void)
 	words_use_device(0);
 }
 
+/* All at once, a large one would take more time for fresh pages than for the copy. */
+#define PIECE_WORDS (1024u * 1024)
+
+static uint64_t piece_of(uint64_t n, uint64_t begin)
+{
+	return n - begin < PIECE_WORDS ? n - begin : PIECE_WORDS;
+}
+
 TEST_BYTE_LOOP void words_write(glake_ptr ptr, uint64_t n_bytes, uint64_t content)
 {
 	uint64_t n = n_bytes / sizeof(uint64_t);
-	uint64_t *words = malloc(n_bytes);
-	for (uint64_t i = 0; i < n; i++) {
-		words[i] = content << 48 | i;
+	uint64_t *words = malloc(piece_of(n, 0) * sizeof(words[0]));
+	for (uint64_t begin = 0; begin < n; begin += PIECE_WORDS) {
+		uint64_t n_words = piece_of(n, begin);
+		for (uint64_t i = 0; i < n_words; i++) {
+			words[i] = content << 48 | (begin + i);
+		}
+		ck_assert_int_eq(drv.cuMemcpyHtoD(ptr + begin * sizeof(words[0]), words,
+		                                  n_words * sizeof(words[0])),
+		                 CUDA_SUCCESS);
 	}
-	ck_assert_int_eq(drv.cuMemcpyHtoD(ptr, words, n_bytes), CUDA_SUCCESS);
 	free(words);
 }
 
@@ -32,15 +45,26 @@ TEST_BYTE_LOOP static uint64_t find_wrong(glake_ptr ptr, uint64_t n_bytes, uint6
                                           uint64_t *word_out)
 {
 	uint64_t n = n_bytes / sizeof(uint64_t);
-	uint64_t *words = malloc(n_bytes);
-	ck_assert_int_eq(drv.cuMemcpyDtoH(words, ptr, n_bytes), CUDA_SUCCESS);
-	uint64_t i = 0;
-	while (i < n && words[i] == (content << 48 | i)) {
-		i++;
+	uint64_t *words = malloc(piece_of(n, 0) * sizeof(words[0]));
+	uint64_t at = 0;
+	*word_out = 0;
+	while (at < n) {
+		uint64_t n_words = piece_of(n, at);
+		ck_assert_int_eq(drv.cuMemcpyDtoH(words, ptr + at * sizeof(words[0]),
+		                                  n_words * sizeof(words[0])),
+		                 CUDA_SUCCESS);
+		uint64_t i = 0;
+		while (i < n_words && words[i] == (content << 48 | (at + i))) {
+			i++;
+		}
+		at += i;
+		if (i < n_words) {
+			*word_out = words[i];
+			break;
+		}
 	}
-	*word_out = i < n ? words[i] : 0;
 	free(words);
-	return i;
+	return at;
 }
 
 bool words_are(glake_ptr ptr, uint64_t n_bytes, uint64_t content)
