@@ -129,7 +129,7 @@ test: deps ## install what is missing, build, run all tests, or T=NAME: a progra
 	@+$(submake) run-tests
 check: test ## the same
 run-tests: tests $(SHARED)/venv/.done
-	@PYTHON=$(SHARED)/venv/bin/python tests/run $(B) $(TESTS) $(PY_TESTS)
+	@PYTHON=$(SHARED)/venv/bin/python tests/run $(B) $(PY_TESTS) $(TESTS)
 C_TESTS = $(filter-out $(addprefix %/,$(SKIP)),$(TESTS))
 run-c-tests: all cudasim $(C_TESTS) $(TRACES) $(SHIM_PROGRAMS)
 	@tests/run $(B) $(C_TESTS)
