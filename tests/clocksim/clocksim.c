@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A faster clock for a program it is preloaded into: $CLOCKSIM_SPEED seconds pass in each. The
- * monotonic clocks run faster, and what waits for so long, by them or by a timeout, ends sooner. So
- * a test sees what comes after ten seconds of silence in one, and no product code knows of it.
+ * Another clock for a program it is preloaded into: $CLOCKSIM_SPEED seconds pass in $CLOCKSIM_SLOWNESS.
+ * The monotonic clocks run by it, and so does what waits, by them or by a timeout. With speed a test
+ * sees what comes after ten seconds of silence in one. With slowness no time limit of glaked passes
+ * while the machine is busy. No product code knows of it.
  *
- * All processes with one speed have one time: it is the machine's, multiplied.
+ * All processes with one speed and one slowness have one time: it is the machine's, multiplied.
  *
  * The calendar jumps: the file $CLOCKSIM_CALENDAR has the seconds that it is ahead of the machine's, or behind, and is read each time.
  */
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -39,17 +41,32 @@
 		found = real; \
 	}
 
+static uint64_t number_of(const char *name, _Atomic uint64_t *known)
+{
+	if (*known == 0) {
+		const char *text = getenv(name);
+		long number = text ? atol(text) : 1;
+		*known = number > 0 ? (uint64_t)number : 1;
+	}
+	return *known;
+}
+
 static uint64_t speed(void)
 {
 	static _Atomic uint64_t known;
-	uint64_t value = known;
-	if (value == 0) {
-		const char *text = getenv("CLOCKSIM_SPEED");
-		long number = text ? atol(text) : 1;
-		value = number > 0 ? (uint64_t)number : 1;
-		known = value;
-	}
-	return value;
+	return number_of("CLOCKSIM_SPEED", &known);
+}
+
+static uint64_t slowness(void)
+{
+	static _Atomic uint64_t known;
+	return number_of("CLOCKSIM_SLOWNESS", &known);
+}
+
+/* How long the machine takes, rounded up. */
+static uint64_t real_of(uint64_t time)
+{
+	return (time * slowness() + speed() - 1) / speed();
 }
 
 static uint64_t ns_of(const struct timespec *time)
@@ -63,14 +80,15 @@ static struct timespec time_of(uint64_t ns)
 	                         .tv_nsec = (long)(ns % 1000000000)};
 }
 
-static struct timespec shorter(const struct timespec *time)
+static struct timespec real_time(const struct timespec *time)
 {
-	return time_of((ns_of(time) + speed() - 1) / speed());
+	return time_of(real_of(ns_of(time)));
 }
 
-static int shorter_ms(int ms)
+static int real_ms(int ms)
 {
-	return ms <= 0 ? ms : (int)(((uint64_t)ms + speed() - 1) / speed());
+	uint64_t real = ms <= 0 ? 0 : real_of((uint64_t)ms);
+	return ms <= 0 ? ms : real < INT_MAX ? (int)real : INT_MAX;
 }
 
 static time_t ahead(void)
@@ -95,7 +113,7 @@ EXPORT int clock_gettime(clockid_t clock, struct timespec *time)
 	}
 	if (r == 0 && (clock == CLOCK_MONOTONIC || clock == CLOCK_MONOTONIC_COARSE ||
 	               clock == CLOCK_MONOTONIC_RAW || clock == CLOCK_BOOTTIME)) {
-		*time = time_of(ns_of(time) * speed());
+		*time = time_of(ns_of(time) * speed() / slowness());
 	}
 	return r;
 }
@@ -121,35 +139,35 @@ EXPORT int gettimeofday(struct timeval *restrict time, void *restrict zone)
 EXPORT int poll(struct pollfd *fds, nfds_t n_fds, int ms)
 {
 	REAL(poll, "GLIBC_2.2.5");
-	return real(fds, n_fds, shorter_ms(ms));
+	return real(fds, n_fds, real_ms(ms));
 }
 
 EXPORT int ppoll(struct pollfd *fds, nfds_t n_fds, const struct timespec *wait,
                  const sigset_t *mask)
 {
 	REAL(ppoll, "GLIBC_2.4");
-	struct timespec less = wait ? shorter(wait) : (struct timespec){0};
-	return real(fds, n_fds, wait ? &less : NULL, mask);
+	struct timespec real_wait = wait ? real_time(wait) : (struct timespec){0};
+	return real(fds, n_fds, wait ? &real_wait : NULL, mask);
 }
 
 EXPORT int epoll_wait(int fd, struct epoll_event *events, int n_events, int ms)
 {
 	REAL(epoll_wait, "GLIBC_2.3.2");
-	return real(fd, events, n_events, shorter_ms(ms));
+	return real(fd, events, n_events, real_ms(ms));
 }
 
 EXPORT int epoll_pwait(int fd, struct epoll_event *events, int n_events, int ms,
                        const sigset_t *mask)
 {
 	REAL(epoll_pwait, "GLIBC_2.6");
-	return real(fd, events, n_events, shorter_ms(ms), mask);
+	return real(fd, events, n_events, real_ms(ms), mask);
 }
 
 EXPORT int nanosleep(const struct timespec *wait, struct timespec *left)
 {
 	REAL(nanosleep, "GLIBC_2.2.5");
-	struct timespec less = shorter(wait);
-	return real(&less, left);
+	struct timespec real_wait = real_time(wait);
+	return real(&real_wait, left);
 }
 
 EXPORT int usleep(useconds_t us)
@@ -158,23 +176,23 @@ EXPORT int usleep(useconds_t us)
 	return nanosleep(&wait, NULL);
 }
 
-static struct timespec sooner(const struct timespec *end)
+static struct timespec real_end(const struct timespec *end)
 {
-	return end->tv_sec < CALENDAR_S ? shorter(end) : *end;
+	return end->tv_sec < CALENDAR_S ? real_time(end) : *end;
 }
 
 EXPORT int pthread_cond_timedwait(pthread_cond_t *cond, pthread_mutex_t *mutex,
                                   const struct timespec *end)
 {
 	REAL(pthread_cond_timedwait, "GLIBC_2.3.2");
-	struct timespec less = sooner(end);
-	return real(cond, mutex, &less);
+	struct timespec real_wait = real_end(end);
+	return real(cond, mutex, &real_wait);
 }
 
 EXPORT int pthread_cond_clockwait(pthread_cond_t *cond, pthread_mutex_t *mutex, clockid_t clock,
                                   const struct timespec *end)
 {
 	REAL(pthread_cond_clockwait, "GLIBC_2.30");
-	struct timespec less = clock == CLOCK_MONOTONIC ? sooner(end) : *end;
-	return real(cond, mutex, clock, &less);
+	struct timespec real_wait = clock == CLOCK_MONOTONIC ? real_end(end) : *end;
+	return real(cond, mutex, clock, &real_wait);
 }

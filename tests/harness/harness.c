@@ -162,6 +162,8 @@ void harness_environment(const struct harness *harness)
 	setenv("GLAKE_LIBCUDA", path, 0);
 	snprintf(path, sizeof(path), "%u", harness->options.speed);
 	setenv("CLOCKSIM_SPEED", path, 1);
+	snprintf(path, sizeof(path), "%u", harness->options.slowness);
+	setenv("CLOCKSIM_SLOWNESS", path, 1);
 	unsetenv("CUDASIM_FAULT");
 	unsetenv("CUDASIM_FAULT_FILE");
 }
@@ -173,7 +175,7 @@ static void set_environment(const struct harness *harness)
 	if (harness->options.faults) {
 		setenv("CUDASIM_FAULT", harness->options.faults, 1);
 	}
-	if (harness->options.speed) {
+	if (harness->options.speed || harness->options.slowness) {
 		snprintf(path, sizeof(path), "%s/clocksim.so", build_folder());
 		harness_preload(path);
 	}

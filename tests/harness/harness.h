@@ -43,7 +43,8 @@ struct harness_options {
 	bool has_keeper;      /* glaked is the child of a glake-keeper, which keeps its fds */
 	const char *max_kept; /* the most fds that the keeper keeps; NULL = as many as it can */
 	bool has_witness;     /* see world.h */
-	unsigned speed; /* factor of the clock of glaked and programs (tests/clocksim); 0 = 1 */
+	unsigned speed;    /* factor of the clock of glaked and programs (tests/clocksim); 0 = 1 */
+	unsigned slowness; /* divisor of the clock of glaked; 0 = 1 */
 	const char *const *env; /* more "NAME=value", ended by NULL; NULL = none */
 };
 
