@@ -12,7 +12,11 @@
 
 void events_init(struct events *events, struct stats *stats)
 {
-	*events = (struct events){.stats = stats};
+	/* Places are read after they were written only: until then they need no memory. */
+	events->own.n = events->of_clients.n = events->refusals.n = 0;
+	events->limits = events->refusal_limits = (struct log_limits){0};
+	events->last_id = 0;
+	events->stats = stats;
 }
 
 static uint64_t now_ms(void)

@@ -13,6 +13,7 @@ static struct events events;
 
 static void begin(void)
 {
+	memset(&events, 0xa5, sizeof(events));
 	events_init(&events, &stats);
 }
 
