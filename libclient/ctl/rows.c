@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "ctl/table.h"
-#include "proto/array.h"
 
 void rows_deinit(struct rows *rows)
 {
@@ -20,10 +19,16 @@ void *rows_at(const struct rows *rows, size_t i)
 
 void *rows_add(struct rows *rows, size_t row_bytes)
 {
-	if (array_grow_(&rows->list, rows->n, &rows->n_room, 8, row_bytes) < 0) {
-		return NULL;
+	if (rows->n == rows->n_room) {
+		size_t n_room = rows->n_room > 0 ? rows->n_room * 2 : 8;
+		char *list = reallocarray(rows->list, n_room, row_bytes);
+		if (!list) {
+			return NULL;
+		}
+		rows->list = list;
+		rows->n_room = n_room;
+		rows->row_bytes = row_bytes;
 	}
-	rows->row_bytes = row_bytes;
 	return memset(rows->list + rows->n++ * row_bytes, 0, row_bytes);
 }
 

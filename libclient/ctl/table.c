@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include "ctl/text.h"
-#include "proto/array.h"
 
 void table_init(struct table *table)
 {
@@ -28,8 +27,17 @@ void table_deinit(struct table *table)
 
 void table_cell(struct table *table, const char *text)
 {
-	char *copy = array_grow(table->cells, table->n_cells, table->n_room, 64) == 0 ? strdup(text)
-	                                                                              : NULL;
+	if (table->n_cells == table->n_room) {
+		size_t n_room = table->n_room ? table->n_room * 2 : 64;
+		char **cells = reallocarray(table->cells, n_room, sizeof(*cells));
+		if (!cells) {
+			table->is_lost = true;
+			return;
+		}
+		table->cells = cells;
+		table->n_room = n_room;
+	}
+	char *copy = strdup(text);
 	if (!copy) {
 		table->is_lost = true;
 		return;
