@@ -42,6 +42,7 @@ struct learn {
 	char folder[PATH_MAX]; /* our own, for the next two */
 	char state[PATH_MAX];  /* the file that the program reads */
 	char facts[PATH_MAX];  /* the file that it writes */
+	bool has_failed;       /* the last run did, and no fault says why */
 };
 
 static int refuse(const char *subject, const char *why)
@@ -254,10 +255,12 @@ static void say(const struct learn *learn, uint64_t run, const struct learn_foun
 }
 
 /* Why another run makes no sense; NULL: it does, or (*status_out is 0) nothing is left to learn. */
-static const char *judge(const struct learn *learn, const struct learn_found *found,
+static const char *judge(struct learn *learn, const struct learn_found *found,
                          const struct end *end, int *status_out)
 {
+	const bool has_failed = learn->has_failed;
 	*status_out = EXIT_FAILED;
+	learn->has_failed = false;
 	if (end->signal) {
 		*status_out = 128 + end->signal;
 		return "told to end";
@@ -276,10 +279,11 @@ static const char *judge(const struct learn *learn, const struct learn_found *fo
 		return "it took too long (--seconds)";
 	}
 	if (!WIFEXITED(end->status) || WEXITSTATUS(end->status) != 0) {
-		return "it failed by itself";
+		/* A thread may have ended it with the error of a launch before it was known which. */
+		learn->has_failed = true;
+		return has_failed ? "it failed by itself, twice" : NULL;
 	}
 	*status_out = 0;
-	(void)learn;
 	return NULL;
 }
 

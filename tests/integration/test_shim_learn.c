@@ -194,7 +194,7 @@ END_TEST
 
 START_TEST(runs_end)
 {
-	expect(1, "auto: it failed by itself", "--seconds=60", "fails");
+	expect(1, "auto: it failed by itself, twice", "--seconds=60", "fails");
 	expect(1, "auto: it took too long (--seconds)", "--seconds=3", "long");
 	expect(1, "auto: there was a fault in each run (--runs)", "--runs=1", "learn");
 }
