@@ -16,6 +16,7 @@
 #include "shim/order.h"
 #include "shim/connection.h"
 #include "shim/view.h"
+#include "shim/vmm.h"
 
 /* After so many looks the last answer is taken, because others may allocate and free all the time. */
 #define MAX_LOOKS 32
@@ -68,6 +69,35 @@ static bool answer_reserved(CUdeviceptr address, CUpointer_attribute attribute, 
 	uint64_t word = attribute == CU_POINTER_ATTRIBUTE_RANGE_SIZE ? info.n_bytes : info.address;
 	memcpy(data, &word, sizeof(word));
 	return true;
+}
+
+/* Memory that the program maps itself may be in host memory for want of room. To the program it is where it was made. */
+static void answer_where_made(CUdeviceptr address, CUpointer_attribute attribute, void *data)
+{
+	const unsigned type = CU_MEMORYTYPE_DEVICE;
+	unsigned said = 0;
+	if (attribute == CU_POINTER_ATTRIBUTE_MEMORY_TYPE && !shim_is_forked()) {
+		memcpy(&said, data, sizeof(said));
+	}
+	if (said != CU_MEMORYTYPE_HOST) {
+		return;
+	}
+	unsigned long long handle = glake__number_retain(address);
+	struct glake__number *number = handle ? glake__number_take(handle) : NULL;
+	if (number && vmm_properties(number)->location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
+		memcpy(data, &type, sizeof(type));
+	}
+	glake__number_give(number);
+	if (handle) {
+		glake__number_release(handle);
+	}
+}
+
+/* Answers for memory that is no allocation of ours, behind the driver. False: its answer is right. */
+static bool answer_for_mapped(CUdeviceptr address, CUpointer_attribute attribute, void *data)
+{
+	answer_where_made(address, attribute, data);
+	return answer_reserved(address, attribute, data);
 }
 
 /* May @address be asleep? The driver knows the type of memory that is awake. */
@@ -202,11 +232,20 @@ CUresult shim_cuMemGetAddressRange_v2(CUdeviceptr *base_out, size_t *n_bytes_out
 static bool answer(const struct heap_facts *facts, CUdeviceptr address,
                    CUpointer_attribute attribute, void *data)
 {
-	unsigned is_capable = facts->has_ipc;
+	unsigned half;
 	uint64_t word = 0;
 	switch (attribute) {
 	case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
-		memcpy(data, &is_capable, sizeof(is_capable));
+		half = facts->has_ipc;
+		memcpy(data, &half, sizeof(half));
+		return true;
+	/* Of a GPU, to the program, also while it is in host memory for want of room. */
+	case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+		half = CU_MEMORYTYPE_DEVICE;
+		memcpy(data, &half, sizeof(half));
+		return true;
+	case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+		memcpy(data, &facts->target.device, sizeof(facts->target.device));
 		return true;
 	case CU_POINTER_ATTRIBUTE_CONTEXT:
 		/* Memory of pools has no context. */
@@ -252,12 +291,6 @@ static bool answer_for_driver(const struct heap_facts *facts, CUpointer_attribut
 {
 	unsigned half = 0;
 	switch (attribute) {
-	case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-		half = CU_MEMORYTYPE_DEVICE;
-		break;
-	case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-		half = (unsigned)facts->target.device;
-		break;
 	case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
 		half = CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE;
 		break;
@@ -295,7 +328,7 @@ CUresult shim_cuPointerGetAttribute(void *data, CUpointer_attribute attribute, C
 		                                                        unless_freed(address))
 		                          : CUDA_ERROR_DEINITIALIZED;
 		if (result == CUDA_SUCCESS) {
-			answer_reserved(address, attribute, data);
+			answer_for_mapped(address, attribute, data);
 		}
 		return result;
 	}
@@ -317,7 +350,7 @@ CUresult shim_cuPointerGetAttributes(unsigned n_attributes, CUpointer_attribute 
 	bool is_asleep = is_found && is_unknown_asleep(address);
 	for (unsigned i = 0; result == CUDA_SUCCESS && i < n_attributes; i++) {
 		bool is_ours = is_found ? answer(&facts, address, attributes[i], data[i])
-		                        : answer_reserved(address, attributes[i], data[i]);
+		                        : answer_for_mapped(address, attributes[i], data[i]);
 		if (!is_ours && is_asleep) {
 			answer_for_driver(&facts, attributes[i], data[i]);
 		}

@@ -1344,6 +1344,10 @@ static void refuge(void)
 	must_ok(cuMemsetD8(freed, 8, N_BYTES));
 	memset(bytes, 8, N_BYTES);
 	expect(ptr, bytes, "in host memory");
+	/* To the program it is what it was. */
+	unsigned type;
+	must_ok(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, ptr));
+	must(type == CU_MEMORYTYPE_DEVICE);
 	/* Kernels write there as well, and it is not sealed. */
 	must(seal_span(ptr, N_BYTES) == 0);
 	must_ok(write_by_kernel(ptr, PAGE, 0x07070707));
