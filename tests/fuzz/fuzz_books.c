@@ -622,6 +622,7 @@ static void end(void)
 	tenant_table_free(tenants);
 	parking_free(parking);
 	orders_deinit(&holders.orders);
+	mistakes_deinit(&holders.mistakes);
 	uv_run(&loop, UV_RUN_DEFAULT);
 	must(uv_loop_close(&loop) == 0);
 }
