@@ -245,9 +245,14 @@ CUresult cuMemcpyPeer(CUdeviceptr dst, CUcontext dst_ctx, CUdeviceptr src, CUcon
                       size_t bytes)
 {
 	ENTER(cuMemcpyPeer);
-	if (!ctx_from_handle(dst_ctx) || !ctx_from_handle(src_ctx)) {
+	struct ctx *const to = ctx_from_handle(dst_ctx);
+	struct ctx *const from = ctx_from_handle(src_ctx);
+	if (!to || !from) {
 		return CUDA_ERROR_INVALID_CONTEXT;
 	}
+	/* It comes behind all work of both, as the driver's documentation has it. */
+	stream_wait_ctx(from);
+	stream_wait_ctx(to);
 	struct copy copy = row(device(dst), device(src), bytes);
 	copy.is_peer = true;
 	return copy_sync(&copy);
