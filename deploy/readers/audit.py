@@ -36,17 +36,18 @@ ATOMICS = ("ATOM", "ATOMG")
 LOADS = ("LDG", "LD", "LDL", "LDS", "LDSM", "LDGSTS", "TEX", "TLD", "SULD", *ATOMICS, "ATOMS")
 #: no address of global memory is written to by them, and no register is made that an address is made of
 HARMLESS = ("NOP", "EXIT", "BRA", "BSSY", "BSYNC", "BREAK", "WARPSYNC", "BAR", "MEMBAR", "DEPBAR", "YIELD", "ERRBAR", "CCTL", "LDGDEPBAR", "BMOV",
-            "KILL", "BPT", "NANOSLEEP", "PLOP3", "ISETP", "FSETP", "DSETP", "HSETP2", "UISETP", "UPLOP3", "R2P", "FCHK", "NOP", "ELECT", "SYNCS",
+            "KILL", "BPT", "NANOSLEEP", "PLOP3", "ISETP", "FSETP", "DSETP", "HSETP2", "UISETP", "UPLOP3", "R2P", "FCHK", "ELECT", "SYNCS",
             "WARPGROUP", "FENCE", "ACQBULK", "CGAERRBAR", "UCGABAR_ARV", "UCGABAR_WAIT", "PREEXIT", "ENDCOLLECTIVE", "COLLECTIVE", "RPCMOV")
 #: they end the analysis, as does what is not known
 REFUSED = ("CALL", "JCAL", "BRX", "BRXU", "JMX", "JMP", "RET", "UTMASTG", "UTMAREDG", "UBLKCP", "UBLKRED", "SUST", "SURED", "STAS", "REDAS", "UTMACMDFLUSH")
 #: results of these depend on all their registers, and on nothing else
-COMPUTES = ("MOV", "UMOV", "IADD3", "UIADD3", "IMAD", "UIMAD", "LEA", "ULEA", "LOP3", "ULOP3", "SHF", "USHF", "PRMT", "UPRMT", "SEL", "USEL", "IABS",
-            "UIABS", "IMNMX", "VIMNMX", "UIMNMX", "VIADD", "VIADDMNMX", "IADD", "ISCADD", "IADD2", "SHL", "SHR", "BREV", "UBREV", "POPC", "UPOPC", "FLO", "UFLO", "SGXT", "USGXT",
-            "BMSK", "UBMSK", "R2UR", "R2UR.FILL", "SHFL", "CS2R", "S2R", "S2UR", "CS2UR", "LDC", "ULDC", "P2R", "UP2UR", "VOTE", "VOTEU", "MATCH", "REDUX", "I2F", "I2FP",
-            "F2I", "F2IP", "F2F", "F2FP", "I2I", "I2IP", "FADD", "FMUL", "FFMA", "FMNMX", "FSEL", "FSET", "FSWZADD", "FRND", "MUFU", "DADD", "DMUL", "DFMA", "DMNMX", "HADD2",
-            "HMUL2", "HFMA2", "HMNMX2", "HSET2", "HMMA", "IMMA", "BMMA", "DMMA", "HGMMA", "IGMMA", "QGMMA", "IDP", "DP4A", "VABSDIFF", "VABSDIFF4", "MOVM", "B2R", "LEPC", "GETLMEMBASE",
-            "UF2FP", "UMOV", "IDP4A", "ULEPC", "UR2UR", "WARPGROUPSET")
+COMPUTES = ("MOV", "UMOV", "IADD3", "UIADD3", "IMAD", "UIMAD", "LEA", "ULEA", "LOP3", "ULOP3", "SHF", "USHF", "PRMT", "UPRMT", "SEL", "USEL",
+            "IABS", "UIABS", "IMNMX", "VIMNMX", "UIMNMX", "VIADD", "VIADDMNMX", "IADD", "ISCADD", "IADD2", "SHL", "SHR", "BREV", "UBREV", "POPC",
+            "UPOPC", "FLO", "UFLO", "SGXT", "USGXT", "BMSK", "UBMSK", "R2UR", "SHFL", "CS2R", "S2R", "S2UR", "CS2UR", "LDC", "ULDC", "P2R", "UP2UR",
+            "VOTE", "VOTEU", "MATCH", "REDUX", "I2F", "I2FP", "F2I", "F2IP", "F2F", "F2FP", "I2I", "I2IP", "FADD", "FMUL", "FFMA", "FMNMX", "FSEL",
+            "FSET", "FSWZADD", "FRND", "MUFU", "DADD", "DMUL", "DFMA", "DMNMX", "HADD2", "HMUL2", "HFMA2", "HMNMX2", "HSET2", "HMMA", "IMMA",
+            "BMMA", "DMMA", "HGMMA", "IGMMA", "QGMMA", "IDP", "DP4A", "VABSDIFF", "VABSDIFF4", "MOVM", "B2R", "LEPC", "GETLMEMBASE", "UF2FP",
+            "IDP4A", "ULEPC", "UR2UR", "WARPGROUPSET")
 REGISTER = re.compile(r"\b(U?R)(\d+)\b(\.64)?")
 CONSTANT = re.compile(r"c\[(0x[0-9a-f]+)\]\[([^\]]*)\]")
 
