@@ -11,10 +11,11 @@ Invariant: a function is printed only if each of its stores, on each way, has an
 words of the parameters and of numbers that are no address. It is not if an address may come from memory, or if the function has
 an instruction that is not understood: calls, indirect branches, stores by descriptors (TMA). Such functions are counted.
 
-How. An abstract value of a register is the set of the four-byte slots of parameters that it was computed of. An address has two
-registers, and a word of the parameters is a base of it if its lower slot is in the lower one and its upper slot in the upper one. What
-is loaded from memory is its own source. What was computed under a condition is all that there is for the next instructions under the same. So numbers of 32 bits, such as strides, do not count as bases, and what is too
-much is a word more that counts as written.
+How. The value of a register is the set of the four-byte slots of parameters that it was computed of. An address has two registers.
+A word of the parameters is a base of it if its lower slot is in the lower register and its upper slot in the upper one: so numbers of 32
+bits, such as strides, are no bases. What is loaded from memory is its own source. What an instruction computes under a condition is
+all that later ones under the same condition see. Where two ways meet, a register has what it has on either: that may count a word as
+written that is not, and never the other way round.
 """
 import argparse
 import collections
@@ -48,6 +49,8 @@ COMPUTES = ("MOV", "UMOV", "IADD3", "UIADD3", "IMAD", "UIMAD", "LEA", "ULEA", "L
             "FSET", "FSWZADD", "FRND", "MUFU", "DADD", "DMUL", "DFMA", "DMNMX", "HADD2", "HMUL2", "HFMA2", "HMNMX2", "HSET2", "HMMA", "IMMA",
             "BMMA", "DMMA", "HGMMA", "IGMMA", "QGMMA", "IDP", "DP4A", "VABSDIFF", "VABSDIFF4", "MOVM", "B2R", "LEPC", "GETLMEMBASE", "UF2FP",
             "IDP4A", "ULEPC", "UR2UR", "WARPGROUPSET")
+#: results of these have so many registers at most; how many, is not told from their names
+MANY = {**dict.fromkeys(("HGMMA", "IGMMA", "QGMMA"), 256), **dict.fromkeys(("HMMA", "IMMA", "BMMA", "DMMA", "LDSM", "TEX", "TLD", "SULD"), 8)}
 REGISTER = re.compile(r"\b(U?R)(\d+)\b(\.64)?")
 CONSTANT = re.compile(r"c\[(0x[0-9a-f]+)\]\[([^\]]*)\]")
 
@@ -128,18 +131,27 @@ def functions(listing):
 
 # ---- one instruction -----------------------------------------------------------------------------
 
+PREDICATE = re.compile(r"!?U?P[\dT]")
+RESULT = re.compile(r"(U?R)(\d+|Z)(?:\.64)?(?:\.reuse)?")
+
+
 class Instruction:
+    """Its operands are predicates that it sets, then the register that it sets (None: none, or it is lost), then its sources."""
+
     def __init__(self, text):
         found = re.match(r"(@!?U?P[\dT]+)?\s*(\S+)\s*(.*)$", text)
         self.text, self.condition = text, found[1]
-        self.is_conditional = bool(found[1])
         self.parts = found[2].split(".")
         self.op = self.parts[0]
         self.operands = [one.strip() for one in re.split(r",\s*(?![^\[]*\])", found[3])] if found[3] else []
+        rest = [one for one in self.operands if not PREDICATE.fullmatch(one)]
+        result = RESULT.fullmatch(rest[0]) if rest else None
+        self.result = (result[1], int(result[2])) if result and result[2] != "Z" else None
+        self.sources = rest[1:]
 
     def predicates(self):
         """That it may set: more than it does; None: all."""
-        return None if self.op == "R2P" else [one for one in self.operands[:4] if re.fullmatch(r"U?P\d", one)]
+        return None if self.op == "R2P" else [one for one in self.operands if re.fullmatch(r"U?P\d", one)]
 
     def target(self):
         found = re.search(r"`\((\.L_\w+)\)", self.text)
@@ -160,10 +172,8 @@ def width(instruction):
 
 def most(instruction):
     """So many registers at most have a result; those beyond its width may keep what they have."""
-    if instruction.op in ("HGMMA", "IGMMA", "QGMMA"):
-        return 256
-    if instruction.op in ("HMMA", "IMMA", "BMMA", "DMMA", "LDSM", "TEX", "TLD", "SULD"):
-        return 8
+    if instruction.op in MANY:
+        return MANY[instruction.op]
     return 2 if {"F64", "S64", "U64"} & set(instruction.parts) else 1
 
 
@@ -181,13 +191,12 @@ class State(dict):
 
     def put(self, place, new, is_sure):
         if self.condition or not is_sure:
-            self[place] = new | self.get(place) | super().get(place, NONE)
-            self.under.pop(place, None)
-            if is_sure:
-                self.under[place] = (self.condition, new)
+            self[place] = new | super().get(place, NONE)
         else:
             self[place] = new
-            self.under.pop(place, None)
+        self.under.pop(place, None)
+        if self.condition and is_sure:
+            self.under[place] = (self.condition, new)
 
     def predicates_change(self, names):
         for place in [place for place, (condition, _) in self.under.items() if names is None or condition.lstrip("@!") in names]:
@@ -236,31 +245,24 @@ class Function:
 
     def results(self, state, instruction):
         """Of each register of the result."""
-        n, sources = width(instruction), instruction.operands[1:]
+        n, sources = width(instruction), instruction.sources
         if instruction.op in ("LDC", "ULDC"):
-            bank, place = CONSTANT.search(instruction.operands[1]).groups()
-            return self.slots(bank, place, n)
+            found = CONSTANT.fullmatch(sources[0])
+            if not found:
+                raise Unknown(f"a constant that is not understood: {instruction.text}")
+            return self.slots(*found.groups(), n)
         if instruction.op in ("S2R", "S2UR", "CS2R", "CS2UR"):
             return [NONE] * n
         if "WIDE" in instruction.parts:
+            if len(sources) != 3:
+                raise Unknown(f"a product that is not understood: {instruction.text}")
             factors = self.value(state, sources[0], 0) | self.value(state, sources[1], 0)
-            return [factors | self.value(state, sources[-1], half) for half in (0, 1)]
+            return [factors | self.value(state, sources[2], half) for half in (0, 1)]
         whole = NONE
         for source in sources:
             is_pair = n > 1 or ".64" in source
             whole |= self.value(state, source, 0) | (self.value(state, source, 1) if is_pair else NONE)
         return [whole] * n
-
-    def registers(self, instruction):
-        """Of the result; predicates come first in some, and are none."""
-        for i, operand in enumerate(instruction.operands):
-            found = re.fullmatch(r"(U?R)(\d+|Z)(\.64)?(\.reuse)?", operand)
-            if found:
-                instruction.operands = instruction.operands[i:]
-                return [] if found[2] == "Z" else [(found[1], int(found[2]) + k) for k in range(width(instruction))]
-            if not re.fullmatch(r"!?U?P[\dT]", operand):
-                break
-        return []
 
     # ---- stores ----
 
@@ -300,35 +302,34 @@ class Function:
         if op == "LDGSTS":
             self.kept |= {MEMORY}
         if op in ("STL", "STS"):
-            self.kept |= frozenset().union(*(self.value(state, one, half) for one in instruction.operands[1:] for half in (0, 1)))
+            self.kept |= NONE.union(*(self.value(state, one, half) for one in instruction.operands[1:] for half in (0, 1)))
         if op in STORES or op in HARMLESS:
             return
         if op not in LOADS and op not in COMPUTES:
             raise Unknown(f"an instruction that is not known: {instruction.text}")
-        places = self.registers(instruction)
-        if op in ("LDL", "LDS", "LDSM"):
-            values = [self.kept] * len(places)
-        elif op in LOADS:
-            values = [frozenset([MEMORY])] * len(places)
+        if instruction.result is None:
+            return
+        if op in LOADS:
+            values = [self.kept if op in ("LDL", "LDS", "LDSM") else frozenset([MEMORY])] * width(instruction)
         else:
-            values = self.results(state, instruction) if places else []
-        for place, new in zip(places, values):
-            state.put(place, new, op not in ("HMMA", "IMMA", "BMMA", "DMMA", "HGMMA", "IGMMA", "QGMMA", "LDSM", "TEX", "TLD", "SULD"))
-        for k in range(len(places), most(instruction) if places else 0):
-            state.put((places[0][0], places[0][1] + k), frozenset().union(*values), False)
+            values = self.results(state, instruction)
+        kind, number = instruction.result
+        for k in range(max(len(values), most(instruction))):
+            is_sure = k < len(values) and op not in MANY
+            state.put((kind, number + k), values[k] if k < len(values) else NONE.union(*values), is_sure)
 
     def next(self, i):
         instruction = self.code[i]
         after = [i + 1] if i + 1 < len(self.code) else []
         if instruction.op == "EXIT":
-            return after if instruction.is_conditional else []
+            return after if instruction.condition else []
         if instruction.op in ("BSYNC", "BREAK"):
             return [*self.meetings[instruction.operands[0].split()[-1]], *after]
         if instruction.op in ("BRA", "WARPSYNC") and instruction.target():
             target = self.labels.get(instruction.target())
             if target is None:
                 raise Unknown(f"a branch that is not understood: {instruction.text}")
-            is_always = instruction.op == "BRA" and not instruction.is_conditional and len(instruction.operands) == 1
+            is_always = instruction.op == "BRA" and not instruction.condition and len(instruction.operands) == 1
             return [target] if is_always else [target, *after]
         if instruction.op == "BRA":
             raise Unknown(f"a branch that is not understood: {instruction.text}")

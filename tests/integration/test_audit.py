@@ -88,6 +88,31 @@ EXIT
         with self.assertRaisesRegex(audit.Unknown, "elsewhere"):
             writes(text.replace("@!P1 STG", "ISETP.NE.AND P1, PT, R0, RZ, PT\n@!P1 STG"))
 
+    def test_a_condition_that_comes_before_the_result_changes(self):
+        """SHFL sets P1: behind it the store is on other ways than what was computed before."""
+        text = COPY + """
+LDG.E R9, desc[UR4][R4.64]
+@!P1 IADD3 R8, P0, R2, c[0x0][0x218], RZ
+@!P1 IADD3.X R9, RZ, c[0x0][0x21c], RZ, P0, !PT
+SHFL.IDX P1, R10, R0, RZ, 0x1f
+@!P1 STG.E desc[UR4][R8.64], R6
+EXIT
+"""
+        with self.assertRaisesRegex(audit.Unknown, "elsewhere"):
+            writes(text)
+
+    def test_a_product_with_carries(self):
+        text = COPY + """
+MOV R12, c[0x0][0x218]
+MOV R13, c[0x0][0x21c]
+IMAD.WIDE.U32 R8, P0, R0, 0x4, R12
+STG.E desc[UR4][R8.64], R6
+IMAD.WIDE.U32.X R8, R0, 0x4, R12, P0
+STG.E desc[UR4][R8.64], R6
+EXIT
+"""
+        self.assertEqual(writes(text), [8])
+
     def test_threads_meet_behind_a_barrier(self):
         text = COPY + """
 MOV R8, c[0x0][0x218]
