@@ -364,13 +364,15 @@ static bool is_reader(const struct arguments *arguments, size_t number)
 	const struct kernel_known *known = arguments->kernel->known;
 	const struct reader_function *function = known ? known->function : NULL;
 	bool reads = function && function->names_written;
-	for (size_t i = 0; function && i < function->n_words; i++) {
+	bool writes = false;
+	for (size_t i = 0; function && !writes && i < function->n_words; i++) {
 		const struct reader_word *word = &function->words[i];
 		if (word->at == 8 * number) {
-			reads = !word->is_written && (reads || holds(arguments, word));
+			writes = word->is_written;
+			reads = reads || holds(arguments, word);
 		}
 	}
-	return reads && !doubts_has(arguments->kernel, number);
+	return reads && !writes && !doubts_has(arguments->kernel, number);
 }
 
 struct judging {

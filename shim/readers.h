@@ -13,7 +13,8 @@
  *
  * A function that is listed is closed: it launches nothing, and each byte that it touches lies in an allocation that one of
  * its own parameters points into, by a word of 8 bytes at a multiple of 8. Through words that it `reads` it writes nothing,
- * as long as the conditions hold. Through all others it may write; if a `writes` names some, through these alone. An opaque function may write anywhere.
+ * as long as the conditions hold. Through all others it may write; if a `writes` names some, through these alone, whatever else is
+ * said of them. An opaque function may write anywhere.
  *
  * Owner: the caller. Lifetime: parse to free. Threads: any read.
  */

@@ -416,7 +416,7 @@ END_TEST
 START_TEST(tables_are_checked)
 {
 	const char *table = world_path("readers.d/test.readers");
-	expect(0, "for tests/shim/auto: 6 functions, 1 of them opaque; 3 words", "readers", table,
+	expect(0, "for tests/shim/auto: 6 functions, 1 of them opaque; 4 words", "readers", table,
 	       NULL);
 	world_write_text("readers.d/bad.readers", "glake-readers 1\nfor \"x\"\nfunction f\n");
 	expect(1, "bad.readers:3: there is no image before it", "readers",

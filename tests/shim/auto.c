@@ -177,6 +177,7 @@ static const char table_text[] = "function read\n"
 				 "opaque hidden\n"
 				 "function gather\n"
 				 "  writes 0\n"
+				 "  reads 0\n" /* the line before it counts */
 				 "function add # beta\n"
 				 "  reads 0 if u32 8 = 0\n";
 
