@@ -71,26 +71,43 @@ static bool answer_reserved(CUdeviceptr address, CUpointer_attribute attribute, 
 	return true;
 }
 
+static bool say_half(void *data, unsigned half)
+{
+	memcpy(data, &half, sizeof(half));
+	return true;
+}
+
+/* Does the driver say @data of memory of the host? */
+static bool is_of_host(CUpointer_attribute attribute, const void *data)
+{
+	unsigned said;
+	if (attribute != CU_POINTER_ATTRIBUTE_MEMORY_TYPE &&
+	    attribute != CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) {
+		return false;
+	}
+	memcpy(&said, data, sizeof(said));
+	return said == (attribute == CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+	                        ? CU_MEMORYTYPE_HOST
+	                        : (unsigned)CU_DEVICE_INVALID);
+}
+
 /* Memory that the program maps itself may be in host memory for want of room. To the program it is where it was made. */
 static void answer_where_made(CUdeviceptr address, CUpointer_attribute attribute, void *data)
 {
-	const unsigned type = CU_MEMORYTYPE_DEVICE;
-	unsigned said = 0;
-	if (attribute == CU_POINTER_ATTRIBUTE_MEMORY_TYPE && !shim_is_forked()) {
-		memcpy(&said, data, sizeof(said));
-	}
-	if (said != CU_MEMORYTYPE_HOST) {
+	unsigned long long handle = is_of_host(attribute, data) && !shim_is_forked()
+	                                    ? glake__number_retain(address)
+	                                    : 0;
+	if (!handle) {
 		return;
 	}
-	unsigned long long handle = glake__number_retain(address);
-	struct glake__number *number = handle ? glake__number_take(handle) : NULL;
-	if (number && vmm_properties(number)->location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
-		memcpy(data, &type, sizeof(type));
+	struct glake__number *number = glake__number_take(handle);
+	const CUmemLocation *made = number ? &vmm_properties(number)->location : NULL;
+	if (made && made->type == CU_MEM_LOCATION_TYPE_DEVICE) {
+		say_half(data, attribute == CU_POINTER_ATTRIBUTE_MEMORY_TYPE ? CU_MEMORYTYPE_DEVICE
+		                                                             : (unsigned)made->id);
 	}
 	glake__number_give(number);
-	if (handle) {
-		glake__number_release(handle);
-	}
+	glake__number_release(handle);
 }
 
 /* Answers for memory that is no allocation of ours, behind the driver. False: its answer is right. */
@@ -232,21 +249,16 @@ CUresult shim_cuMemGetAddressRange_v2(CUdeviceptr *base_out, size_t *n_bytes_out
 static bool answer(const struct heap_facts *facts, CUdeviceptr address,
                    CUpointer_attribute attribute, void *data)
 {
-	unsigned half;
 	uint64_t word = 0;
 	switch (attribute) {
 	case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
-		half = facts->has_ipc;
-		memcpy(data, &half, sizeof(half));
-		return true;
+		return say_half(data, facts->has_ipc);
 	/* Of a GPU, to the program, also while it is in host memory for want of room. */
 	case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-		half = CU_MEMORYTYPE_DEVICE;
-		memcpy(data, &half, sizeof(half));
-		return true;
+		return say_half(data, CU_MEMORYTYPE_DEVICE);
 	case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-		memcpy(data, &facts->target.device, sizeof(facts->target.device));
-		return true;
+		/* Memory of another process may be another device's than the context that opened it. */
+		return facts->connection && say_half(data, (unsigned)facts->target.device);
 	case CU_POINTER_ATTRIBUTE_CONTEXT:
 		/* Memory of pools has no context. */
 		word = facts->target.pool ? 0 : (uintptr_t)facts->target.ctx;
@@ -291,6 +303,9 @@ static bool answer_for_driver(const struct heap_facts *facts, CUpointer_attribut
 {
 	unsigned half = 0;
 	switch (attribute) {
+	case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+		half = (unsigned)facts->target.device;
+		break;
 	case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
 		half = CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE;
 		break;
@@ -305,8 +320,7 @@ static bool answer_for_driver(const struct heap_facts *facts, CUpointer_attribut
 	default:
 		return false;
 	}
-	memcpy(data, &half, sizeof(half));
-	return true;
+	return say_half(data, half);
 }
 
 static CUresult ask_attribute(const struct heap_facts *facts, CUpointer_attribute attribute,

@@ -1348,6 +1348,9 @@ static void refuge(void)
 	unsigned type;
 	must_ok(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, ptr));
 	must(type == CU_MEMORYTYPE_DEVICE);
+	int ordinal;
+	must_ok(cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, ptr));
+	must(ordinal == 0);
 	/* Kernels write there as well, and it is not sealed. */
 	must(seal_span(ptr, N_BYTES) == 0);
 	must_ok(write_by_kernel(ptr, PAGE, 0x07070707));

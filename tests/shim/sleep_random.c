@@ -413,12 +413,15 @@ static void ask(struct thread *thread, struct range *range)
 	size_t n_free;
 	size_t n_bytes;
 	unsigned type = 0;
+	int ordinal = -1;
 	CUresult result = cuStreamQuery(thread->stream);
 	must(result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_READY);
 	must_ok(cuMemGetInfo(&n_free, &n_bytes));
 	must(n_free <= n_bytes);
 	must_ok(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, range->ptr));
 	must(type == CU_MEMORYTYPE_DEVICE);
+	must_ok(cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, range->ptr));
+	must(ordinal == 0);
 }
 
 static void rest(struct thread *thread, struct range *range)
