@@ -21,7 +21,7 @@ from typing import Any, Callable, Collection, Dict, List, Optional, Set
 
 from ._vllm_blocks import FreeBlocks, Layout
 from ._vllm_kept import Kept
-from ._vllm_steps import COMING, HELD, HOLE, LENT, Steps
+from ._vllm_steps import AT_ONCE, COMING, HELD, HOLE, LENT, Steps
 from .elastic import Elastic, runs_of
 from .errors import Error
 
@@ -30,8 +30,6 @@ _KEPT = 1
 #: So long does the scheduler wait: for memory that is free, while it could evict cached blocks instead, and for memory of others,
 #: while it would have to queue or preempt a request
 _FREE_WAIT_S, _WAIT_S = 0.01, 0.03
-#: So many steps of others are asked for when requests queue: a handover of two takes little longer than one of one
-_STEPS_OF_OTHERS = 2
 #: Between two looks at what came ahead; when nothing has come after so long, there is no free memory, and it is asked for later
 _LOOK_S, _PATIENCE_S, _NONE_FREE_S = 0.005, 0.003, 0.1
 
@@ -59,7 +57,7 @@ class Cache:
         self._next_adopt = self._last_adopt = math.inf
         self._low = max(1, layout.n_blocks // layout.n_steps // 4)
         self._n_ahead = n_ahead + self._low
-        self._n_at_once = layout.n_blocks // layout.n_steps * _STEPS_OF_OTHERS
+        self._n_at_once = layout.n_blocks // layout.n_steps * AT_ONCE
         #: steps that were asked for ahead, and when; and before when none are any more
         self._asked: Set[int] = set()
         self._asked_at = self._looked_at = self._next_look = 0.0

@@ -25,7 +25,7 @@ _LOOK_S = (0.0005, 0.02)
 #: No memory, or not for all: asked for again so much later; each time in a row that nothing came, twice as much
 _AGAIN_S = (0.02, 0.25)
 #: So many steps are asked for at the same time
-_AT_ONCE = 2
+AT_ONCE = 2
 
 
 class Steps:
@@ -54,7 +54,7 @@ class Steps:
         self._again_s = _AGAIN_S[0]
         self._not_before = 0.0
         self._threads = [threading.Thread(target=loop, name="glake-kv", daemon=True)
-                         for loop in (*[self._commit_loop] * _AT_ONCE, self._lend_loop)]
+                         for loop in (*[self._commit_loop] * AT_ONCE, self._lend_loop)]
         for thread in self._threads:
             thread.start()
 
@@ -252,4 +252,4 @@ class Steps:
         self._n_came, self._is_short = 0, False
 
 
-__all__ = ["COMING", "HELD", "HOLE", "LENT", "Steps"]
+__all__ = ["AT_ONCE", "COMING", "HELD", "HOLE", "LENT", "Steps"]
