@@ -19,6 +19,7 @@
 
 #include "glake_shim.h"
 #include "proto/clock.h"
+#include "proto/limits.h"
 #include "shim/doubts.h"
 #include "shim/graphs.h"
 #include "shim/guard.h"
@@ -43,6 +44,8 @@ _Static_assert(sizeof(((struct glake__alone *)0)->why) == GUARD_WHY_BYTES, "they
 #define LOOK_PART 50u
 #define MAX_BACK_OFF_NS 3600000000000ull
 #define MAX_UNSEALED 2u
+/* Where learn.h closes what lies before a word. */
+#define PIECES 8u
 /* How often may_seal() is asked whether anybody writes past the GPU's page tables. */
 #define MAY_NS 5000000000ull
 
@@ -303,16 +306,39 @@ static void seal(struct candidate *candidate, const struct glake__candidates *fo
 
 /* ---- learning --------------------------------------------------------------------------------- */
 
-/* Cut the candidate into chunks of its own. Kernels may write to pages that cannot be cut off. */
+/* Cut spans of the candidate into pieces; NULL: no memory. */
+static struct glake_span *cut(const struct candidate *candidate, const struct glake_span *spans,
+                              size_t n, size_t *n_out)
+{
+	const uint64_t step = glake_chunk_bytes(candidate->n_bytes / PIECES);
+	size_t n_pieces = 0;
+	for (size_t i = 0; i < n; i++) {
+		n_pieces += (spans[i].bytes + step - 1) / step;
+	}
+	struct glake_span *pieces = calloc(n_pieces + 1, sizeof(*pieces));
+	*n_out = 0;
+	for (size_t i = 0; pieces && i < n; i++) {
+		for (uint64_t at = 0; at < spans[i].bytes; at += step) {
+			const uint64_t rest = spans[i].bytes - at;
+			pieces[(*n_out)++] = (struct glake_span){spans[i].ptr + at,
+			                                         rest < step ? rest : step};
+		}
+	}
+	return pieces;
+}
+
+/* Make the candidate of chunks of its own. Kernels may write to pages that cannot be cut off. */
 static void learn_with(struct candidate *candidate, const struct glake__candidates *found,
                        uint64_t now_ns)
 {
 	struct heap_facts facts;
 	struct glake_span *parts = NULL;
 	size_t n_parts = 0;
+	size_t n_pieces = 0;
 	size_t n;
 	struct glake_span *spans = spans_of(candidate, found, &n);
-	int r = spans ? glake__candidates_part(spans, n, &parts, &n_parts) : -ENOMEM;
+	struct glake_span *pieces = spans ? cut(candidate, spans, n, &n_pieces) : NULL;
+	int r = pieces ? glake__candidates_part(pieces, n_pieces, &parts, &n_parts) : -ENOMEM;
 	if (r == 0 && n_parts > 0 && heap_find(candidate->ptr, &facts) &&
 	    facts.id == candidate->id && learn_add(&facts, parts, n_parts)) {
 		candidate->state = QUIET;
@@ -324,6 +350,7 @@ static void learn_with(struct candidate *candidate, const struct glake__candidat
 		            now_ns);
 	}
 	free(parts);
+	free(pieces);
 	free(spans);
 }
 

@@ -24,6 +24,7 @@
 /* Learning ends after so many launches in a row for which earlier work does not end. */
 #define MAX_WAITS 3u
 #define END_PATIENCE_S 2
+#define UNNAMED UINT64_MAX
 
 /* A part of a candidate. */
 struct part {
@@ -32,7 +33,8 @@ struct part {
 	uint64_t n_bytes;
 	CUdevice device;
 	enum glake__access access; /* during the launch */
-	bool is_named;             /* a word of the launch points into its allocation */
+	CUdeviceptr named_from;    /* the first byte of its allocation that a word of the launch
+	                           points to; UNNAMED: none does */
 	bool is_changed;
 	bool is_hole;                        /* unmapped for the launch */
 	CUmemGenericAllocationHandle handle; /* keeps the memory of a hole */
@@ -183,19 +185,27 @@ static void plan_named(void)
 {
 	for (size_t i = 0; i < n_parts; i++) {
 		parts[i].access = GLAKE__ACCESS_NONE;
-		parts[i].is_named = false;
+		parts[i].named_from = UNNAMED;
 	}
 	for (size_t k = 0; k < n_named; k++) {
 		enum glake__access access = may_write(&named[k]) ? GLAKE__ACCESS_WRITE
 		                                                 : GLAKE__ACCESS_READ;
 		for (size_t i = 0; i < n_parts; i++) {
 			if (parts[i].id == named[k].id) {
-				parts[i].is_named = true;
+				parts[i].named_from = named[k].ptr < parts[i].named_from
+				                              ? named[k].ptr
+				                              : parts[i].named_from;
 				parts[i].access = parts[i].access < access ? access
 				                                           : parts[i].access;
 			}
 		}
 	}
+}
+
+/* Kernels go up from where a word points to: what lies before all words is not named, though it is of the same allocation. */
+static bool is_named(const struct part *part)
+{
+	return part->ptr + part->n_bytes > part->named_from;
 }
 
 /* Decide how the launch may access each part. Unnamed parts are closed a few at a time, in turn. */
@@ -206,7 +216,7 @@ static void plan(void)
 	plan_named();
 	for (size_t k = 0; k < n_parts; k++) {
 		struct part *part = &parts[(next + k) % n_parts];
-		if (!part->is_named) {
+		if (!is_named(part)) {
 			part->access = n_closed >= MAX_CLOSED ? GLAKE__ACCESS_WRITE
 			               : is_graph             ? GLAKE__ACCESS_READ
 			                                      : GLAKE__ACCESS_NONE;

@@ -435,7 +435,10 @@ void learn_write_table(const struct learned *learned, const char *what, uint64_t
 			image_to_text(&last, text);
 			fprintf(file, "image %s\n", text);
 		}
-		if (verdict == RARE) {
+		if (verdict == RARE && function->n_alone == 0) {
+			fprintf(file, "# never launched beside weights that it did not name: %s\n",
+			        function->name);
+		} else if (verdict == RARE) {
 			fprintf(file, "# %" PRIu64 " launches are too few: %s\n", function->n_alone,
 			        function->name);
 		} else if (verdict == OPEN) {

@@ -146,6 +146,19 @@ START_TEST_WITH(a_driver_keeps_access_to_what_is_mapped, .timeout_s = 120)
 }
 END_TEST
 
+/* What follows a pointer to where no word points is found, and what reads is known, though nothing lies beside. */
+START_TEST(one_allocation_is_enough)
+{
+	struct run run;
+	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "learn", "--least=1",
+	          "--seconds=60", "--", run_in_build("tests/shim/auto"), "learn in one", NULL);
+	run_end_well(&run);
+	run_expect(&run, "opaque hidden");
+	run_expect(&run, "function pair # 3 launches\n  reads 0 # 3");
+	run_expect(&run, "# never launched beside weights that it did not name: read");
+}
+END_TEST
+
 /* ---- what may go wrong ---- */
 
 /* `glake learn @options -- auto @scenario` prints a table, and ends so. */

@@ -244,7 +244,8 @@ static uint8_t **model_of(const uint8_t *bytes)
 	return at;
 }
 
-BYTE_LOOP static struct weights load(unsigned content)
+/* What is to be copied to it. */
+BYTE_LOOP static struct weights allocate(unsigned content)
 {
 	pthread_mutex_lock(&models_lock);
 	uint8_t **model = model_of(NULL);
@@ -256,6 +257,12 @@ BYTE_LOOP static struct weights load(unsigned content)
 		weights.model[i] = (uint8_t)(i * (2 * content + 1) + i / 4099);
 	}
 	must_ok(cuMemAlloc(&weights.ptr, W_BYTES));
+	return weights;
+}
+
+static struct weights load(unsigned content)
+{
+	struct weights weights = allocate(content);
 	must_ok(cuMemcpyHtoD(weights.ptr, weights.model, W_BYTES));
 	return weights;
 }
@@ -994,6 +1001,25 @@ static void is_learned(void)
 	must(count_of("sealed_alone") == 0);
 }
 
+/* All is in one allocation: what lies before the words of a launch is closed for it. */
+static void is_learned_in_one(void)
+{
+	struct weights one = allocate(0);
+	CUdeviceptr lower = one.ptr + 64;
+	CUdeviceptr place = one.ptr + PAGE + 64;
+	uint32_t value = 3;
+	memcpy(one.model + PAGE + 64, &lower, sizeof(lower));
+	must_ok(cuMemcpyHtoD(one.ptr, one.model, W_BYTES));
+	read_until_looked_at(&one, W_BYTES);
+	struct pair_params pair = {one.ptr + PAGE, small};
+	void *of_pair[] = {&pair.from, &pair.to};
+	launch("pair", &pair, of_pair);
+	void *of_hidden[] = {&place, &value};
+	launch("hidden", &place, of_hidden);
+	memcpy(one.model + 64, &value, sizeof(value));
+	compare(&one);
+}
+
 /* Its kernel waits for what the program does next. */
 static void is_stuck(void)
 {
@@ -1248,6 +1274,7 @@ static const struct {
 	{"told_to_write", writes_when_told},
 	{"rest", takes_rest},
 	{"learn", is_learned},
+	{"learn in one", is_learned_in_one},
 	{"beside", beside},
 	{"stuck", is_stuck},
 	{"threads", in_threads},
