@@ -9,7 +9,8 @@
     speed    decoding of a Llama of 1.1 B parameters in pairs of stretches: a process with --dedup=auto, whose weights
              are shared with another process, and two with --dedup=off; eager, and as a graph
     alone    the same where nobody has the same weights
-    replays  the graph in many processes, plain and guarded: they differ among each other, too
+    replays  the graph, and launch by launch, in many processes, plain and guarded, before and behind sealing: processes
+             differ among each other, so each is compared with itself
     unseal   a kernel that no table knows is launched while a graph decodes: how long its tokens are held up until
              all is private
 
@@ -43,6 +44,8 @@ STRETCH = 24
 #: the states of glake's candidates take twice five seconds at most
 PATIENCE_SECONDS = 40
 N_RESAMPLES = 2000
+#: of `replays`: nothing is marked for half of this
+QUIET_SECONDS = 90
 report = []
 
 
@@ -113,14 +116,14 @@ class Program:
         self.decoder.capture()
         return [self.decoder.replay(), [self.decoder.token() for _ in range(8)]]
 
-    def stretch(self, kind):
+    def stretch(self, kind, n_tokens=STRETCH):
         """Milliseconds of its median token, and the last one."""
         function = self.decoder.replay if kind == "graph" else self.decoder.token
         if kind == "eager":
             self.decoder.start_over()
         function()
         times = []
-        for _ in range(STRETCH):
+        for _ in range(n_tokens):
             begin = time.perf_counter()
             token = function()
             times.append((time.perf_counter() - begin) * 1e3)
@@ -187,10 +190,10 @@ def model_of(options, name, seed=1):
 
 # ---- processes ----------------------------------------------------------------------------------
 
-def start(daemon, options, name, dedup):
+def start(daemon, options, name, dedup, **environment):
     return Child(daemon, name, [SELF, "--child"], options=(f"--dedup={dedup}",),
                  environment={"GLAKE_READERS": options.readers, "HF_HUB_OFFLINE": "1",
-                              "CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
+                              "CUBLAS_WORKSPACE_CONFIG": ":4096:8", **environment})
 
 
 def rows_of(daemon, pids, *command):
@@ -292,7 +295,7 @@ def say_speed(what, rounds):
             + ", ".join(f"{ratio(one, which):.4f}" for one in rounds if one))
 
 
-def stretches(children, kind, n):
+def stretches(children, kind, n, n_tokens=STRETCH):
     """Milliseconds of a token of each, one after the other, in changing order."""
     rows = []
     tokens = set()
@@ -300,7 +303,7 @@ def stretches(children, kind, n):
         row = {}
         for i in range(len(children)):
             child = children[(i + number) % len(children)]
-            answer = child.ask("stretch", kind)
+            answer = child.ask("stretch", kind, n_tokens)
             if not answer:
                 return rows
             row[child] = answer[0]
@@ -352,30 +355,52 @@ def measure_speed(options, what, seeds, target):
     daemon.stop()
 
 
+def interval(plain, guarded):
+    """The ratio of their medians, and where 95 % of those of processes drawn again lie."""
+    drawn = sorted(statistics.median(random.choices(plain, k=len(plain))) / statistics.median(random.choices(guarded, k=len(guarded)))
+                   for _ in range(N_RESAMPLES))
+    return (f"x {statistics.median(plain) / statistics.median(guarded):.4f} ({drawn[N_RESAMPLES // 40]:.4f} .. "
+            f"{drawn[-N_RESAMPLES // 40]:.4f})")
+
+
 def replays(options):
-    """Graphs of many processes: whether those that are guarded are slower than plain ones differ among each other."""
+    """Whether processes become slower by being sealed, while plain ones do not."""
     daemon = Daemon()
-    children = [start(daemon, options, f"{way} {i}", way) for i in range(options.processes) for way in ("off", options.dedup)]
-    ask_all(children, "load", model_of(options, "1b"), "to")
+    quiet = {"GLAKE_DEDUP_QUIET_MS": str(QUIET_SECONDS * 1000)}
+    children = [start(daemon, options, f"{way} {i}", way, **quiet) for i in range(options.processes) for way in ("off", options.dedup)]
+    loaded = ask_all(children, "load", model_of(options, "1b"), "to")
+    since = time.perf_counter()
     prepared = ask_all(children, "prepare")
     expect(prepared[0] and all(one == prepared[0] for one in prepared), f"replays: other tokens: {prepared}")
-    rows = {}
-    for kind in ("not yet sealed", "sealed"):
-        rows[kind] = [statistics.median(times) for times in zip(*stretches(children, "graph", options.pairs))]
-        since = time.perf_counter()
-        while kind == "not yet sealed" and time.perf_counter() - since < 12:
+    ask_all(children, "pin")
+    guarded = [child.process.pid for child in children[1::2]]
+    medians = {}
+    for phase in ("before", "behind"):
+        for kind, part in (("graph", 0.3), ("eager", 0.7)):
+            begin, rows = time.perf_counter(), []
+            # Before: memory is marked when half the quiet time is over.
+            while time.perf_counter() - begin < part * 0.4 * QUIET_SECONDS:
+                rows += stretches(children, kind, 1, 6)
+            medians[phase, kind] = [statistics.median(times) for times in zip(*rows)]
+            say(f"replays, {kind}, {phase}: {len(rows)} stretches of each, {interval(*split(medians[phase, kind]))}")
+        sealed = [row["sealed_bytes"] / loaded[0]["bytes"] for row in rows_of(daemon, guarded)]
+        say(f"replays, {phase}: {time.perf_counter() - since:.0f} s behind the load, {min(sealed, default=0):.3f} sealed at least")
+        while phase == "before" and time.perf_counter() - since < 2 * QUIET_SECONDS and min(sealed, default=0) < 0.9:
             ask_all(children, "stretch", "graph")
-    for kind, medians in rows.items():
-        plain, guarded = sorted(medians[0::2]), sorted(medians[1::2])
-        drawn = sorted(statistics.median(random.choices(plain, k=len(plain))) / statistics.median(random.choices(guarded, k=len(guarded)))
-                       for _ in range(N_RESAMPLES))
-        say(f"replays, {kind}: x {statistics.median(plain) / statistics.median(guarded):.4f} ({drawn[N_RESAMPLES // 40]:.4f} .. "
-            f"{drawn[-N_RESAMPLES // 40]:.4f}); ms of plain processes {', '.join(f'{ms:.3f}' for ms in plain)}; of guarded "
-            f"{', '.join(f'{ms:.3f}' for ms in guarded)}")
+            sealed = [row["sealed_bytes"] / loaded[0]["bytes"] for row in rows_of(daemon, guarded)]
+    for kind in ("graph", "eager"):
+        change = [behind / before for before, behind in zip(medians["before", kind], medians["behind", kind])]
+        say(f"replays, {kind}, each process compared with itself: {interval(*split(change))}; became slower: plain ones by "
+            f"{', '.join(f'{one:.4f}' for one in change[0::2])}; guarded by {', '.join(f'{one:.4f}' for one in change[1::2])}  [>= 0.997]")
     explain(daemon, children[1:2], "replays")
     for child in children:
         child.end()
     daemon.stop()
+
+
+def split(values):
+    """Those of plain processes, and those of guarded ones."""
+    return values[0::2], values[1::2]
 
 
 def speed(options):

@@ -4,7 +4,7 @@
     python3 tests/gpu/foreign.py --from FOLDER [--only NAME,...] [--out FILE.json]
 
 FOLDER has what is not a Python package, unpacked: cupy-VERSION and kvcached-VERSION (PyPI's source archives, for their
-tests), tinygrad-VERSION (likewise), pytorch-VERSION (its tests on two GPUs), llama.cpp (llama-simple, and a vocabulary in GGUF that a small random model is
+tests), tinygrad-VERSION (likewise), pytorch-VERSION (its tests), samples (NVIDIA's, compiled), llama.cpp (llama-simple, and a vocabulary in GGUF that a small random model is
 made with). What is missing is skipped. Each row runs alone, because some read how much of the GPU is in use: first
 without the shim, then with `glake run`. A row is a test of the project, or a finding that one of the programs below
 prints. Exit 1 when a row differs that DIFFERENT does not name, a program hangs, or glaked does not have all back.
@@ -165,14 +165,14 @@ def outcomes_of(path):
 class Project:
     """Tests that pytest runs in @folder of an unpacked archive."""
 
-    def __init__(self, folder, arguments, env=None):
-        self.folder, self.arguments, self.env = folder, arguments, env or {}
+    def __init__(self, folder, arguments, env=None, patience=PATIENCE_SECONDS):
+        self.folder, self.arguments, self.env, self.patience = folder, arguments, env or {}, patience
 
     def run(self, prefix, environment):
         report = tempfile.mktemp(suffix=".xml")
         status = started([*prefix, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
                           f"--junitxml={report}", *self.arguments], self.folder,
-                         {**environment, **self.env})[0]
+                         {**environment, **self.env}, self.patience)[0]
         rows = outcomes_of(report) if os.path.exists(report) else {}
         return rows if status in (0, 1) else {**rows, "exit": status}
 
@@ -191,13 +191,13 @@ class Script:
         return {**{f"line {i}": line for i, line in enumerate(lines)}, "exit": status}
 
 
-def started(command, folder, environment):
+def started(command, folder, environment, patience=PATIENCE_SECONDS):
     """(exit status or "hangs", what it printed)."""
     with tempfile.TemporaryFile("w+", errors="replace") as out:
         process = subprocess.Popen(command, cwd=folder, env=environment, stdout=out,
                                    stderr=subprocess.STDOUT, start_new_session=True)
         try:
-            status = process.wait(timeout=PATIENCE_SECONDS)
+            status = process.wait(timeout=patience)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, 9)
             process.wait()
@@ -284,6 +284,10 @@ def find_rows(folder):
                             ("torch_symmetric", ["distributed/test_symmetric_memory.py", "-k", "not multimem"])):
         rows[name] = pytorch and (Project(os.path.join(pytorch, "test"), arguments, alone),
                                   os.path.basename(pytorch))
+    for name, chosen in (("torch_cuda", "not (large or huge or compile or cpp_memory or leak or Autocast or Optims)"),
+                         ("torch_optims", "Autocast or Optims")):
+        rows[name] = pytorch and (Project(os.path.join(pytorch, "test"), ["test_cuda.py", "-k", chosen], patience=180),
+                                  os.path.basename(pytorch))
     # Each wants a process in which no context has been made.
     rows["torch_contexts"] = pytorch and (
         Script(os.path.join(pytorch, "test"),
@@ -294,6 +298,10 @@ def find_rows(folder):
     rows["kvcached"] = kvcached and (
         Script(kvcached, [sys.executable, "tests/test_paged_allocator_aliasing.py"],
                ("[PASS]", "[FAIL]", "Results")), os.path.basename(kvcached))
+    samples = sorted(glob.glob(os.path.join(folder, "samples", "*")))
+    rows["samples"] = samples and (
+        Script(folder, ["sh", "-c", 'for name; do timeout 60 "$name" >&2; echo "finding $(basename "$name"): $?"; done', "sh",
+                        *samples]), "of two GPUs")
     llama = os.path.join(folder, "llama.cpp")
     simple = os.path.join(llama, "llama-simple")
     if os.path.exists(simple):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real vLLM: plain, under `glake run`, and with the plugin. Same tokens; the second engine's weights; sleep and wake.
 
-    KIT=FOLDER KIT_SITE=/tmp/vllm-site python3 tests/gpu/vllm_engines.py [--size 1b] [--mode graphs] [--kv] [--ranks 2]
+    KIT=FOLDER KIT_SITE=/tmp/vllm-site python3 tests/gpu/vllm_engines.py [--size 1b] [--mode graphs] [--kv] [--ranks 2] [--only plain,...]
 
 With --kv it is about KV memory on elastic ranges instead: both model runners, with prefix caching, against a plain one.
 
@@ -27,6 +27,10 @@ KIT = os.environ.get("KIT", "")
 SITE = os.environ.get("KIT_SITE", "/tmp/vllm-site")
 # Only an engine that hangs takes so long.
 PATIENCE_SECONDS = 150
+LOAD = ("--load", "glake")
+#: one after the other; those with options have the plugin
+ENGINES = {"plain": (), "under glake run": (), "first with the plugin": LOAD, "second with the plugin": LOAD,
+           "asleep and awake": (*LOAD, "--sleep-mode")}
 
 
 def plugin(folder):
@@ -104,6 +108,7 @@ def main():
     parser.add_argument("--mode", default="graphs", choices=["eager", "graphs", "compile"])
     parser.add_argument("--kv", action="store_true")
     parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--only", default=",".join(ENGINES))
     options = parser.parse_args()
     if not os.path.isfile(os.path.join(KIT, "smoke.py")) or not os.path.isdir(os.path.join(SITE, "vllm")):
         print("# skipped: no vLLM in $KIT_SITE, or no smoke.py in $KIT")
@@ -119,10 +124,8 @@ def main():
         return 1 if failures else 0
     with tempfile.TemporaryDirectory() as folder:
         path = plugin(folder)
-        engines = [("plain", smoke(daemon, "", *same, shim=False)), ("under glake run", smoke(daemon, "", *same))]
-        for name in ("first with the plugin", "second with the plugin"):
-            engines.append((name, smoke(daemon, path, *same, "--load", "glake")))
-        engines.append(("asleep and awake", smoke(daemon, path, *same, "--load", "glake", "--sleep-mode")))
+        engines = [(name, smoke(daemon, path if ENGINES[name] else "", *same, *ENGINES[name], shim=name != "plain"))
+                   for name in options.only.split(",")]
     for name, result, log in those_with_results(engines):
         took = re.findall(r"[Mm]odel loading took .*", log)
         row(name, f"start {result['load_s']} s, {result['tok_s']} tokens/s, {result['mib_loaded']} MiB; "
