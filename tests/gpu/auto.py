@@ -45,7 +45,7 @@ STRETCH = 24
 PATIENCE_SECONDS = 40
 N_RESAMPLES = 2000
 #: of `replays`: nothing is marked for half of this
-QUIET_SECONDS = 90
+QUIET_SECONDS = 70
 report = []
 
 
