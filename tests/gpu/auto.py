@@ -224,18 +224,6 @@ def explain_private(daemon, pid, what):
         say(f"{what}: {pid}: {state}: {n} allocations, {filled >> 20} of {size >> 20} MiB filled: {why}")
 
 
-def wait_until_sealed(daemon, children, n_bytes):
-    """Seconds until all have at most a twentieth private; None: never."""
-    begin = time.perf_counter()
-    pids = [child.process.pid for child in children]
-    while time.perf_counter() - begin < PATIENCE_SECONDS:
-        rows = rows_of(daemon, pids)
-        if len(rows) == len(pids) and all(row["sealed_bytes"] >= 0.95 * n_bytes for row in rows):
-            return time.perf_counter() - begin
-        time.sleep(0.3)
-    return None
-
-
 # ---- measurements -------------------------------------------------------------------------------
 
 def copies(daemon, children, n_bytes):
