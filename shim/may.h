@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Whether somebody outside may have the program sealed, or put to sleep. The answer is no for a program whose fault may harm
- * others, and for one that may write past the shim.
+ * others, and for one that may write past the shim. Other reasons not to sleep are found later: by shim/sleep.c, the library
+ * (libclient/sleep/sleep.c) and glaked (daemon/holders/sleep_copy.c); docs/tiers.md has a table of all.
  *
  * Threads: any. Looks at the process's open files and mappings, and at the contexts of the session's memory.
  */

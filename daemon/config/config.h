@@ -146,6 +146,9 @@ struct config_change {
 
 typedef void (*config_change_fn)(void *user, const struct config_change *change);
 
+/* Does glaked read the key at its start only? @section: "" or "pool". */
+bool config_is_fixed(const char *section, const char *name);
+
 /* Each change from @before to @after, in the order of config_keys(). Returns their number, or -ENOMEM. */
 int config_diff(const struct config *before, const struct config *after, config_change_fn change,
                 void *user);

@@ -44,7 +44,7 @@ struct diff {
 	int error; /* the first */
 };
 
-static bool is_fixed(const char *section, const char *name)
+bool config_is_fixed(const char *section, const char *name)
 {
 	for (size_t i = 0; !*section && i < n_elements(fixed); i++) {
 		if (strcmp(fixed[i], name) == 0) {
@@ -98,7 +98,7 @@ static void diff_group(struct diff *diff, const char *section, const char *prefi
 		}
 		if (strcmp(was, is) != 0) {
 			snprintf(key, sizeof(key), "%s%s", prefix, keys[i].name);
-			add(diff, key, was, is, is_fixed(section, keys[i].name));
+			add(diff, key, was, is, config_is_fixed(section, keys[i].name));
 		}
 	}
 }

@@ -143,7 +143,7 @@ static void on_refill(uv_timer_t *timer)
 	}
 }
 
-static void take_from_pool(struct alloc *alloc)
+static void take_from_stock(struct alloc *alloc)
 {
 	struct allocator *allocator = alloc->allocator;
 	struct pressure_request *request = &alloc->request;
@@ -219,7 +219,7 @@ static int charge(struct pressure_request *request)
 	if (r != 0) {
 		return r;
 	}
-	take_from_pool(alloc);
+	take_from_stock(alloc);
 	cover(alloc, taken_bytes);
 	if (is_over) {
 		alloc->unsealing_bytes = reserve_take(request->at, request->missing_bytes);

@@ -52,7 +52,7 @@ void stock_want(struct stock *stock, uint64_t chunk_bytes, unsigned n_wanted);
 /* Order missing chunks. Cheap if there are none. */
 void stock_refill(struct stock *stock);
 
-/* Move a ready chunk of exactly @bytes to @chunk_out, without the pool's charge. */
+/* Move a ready chunk of exactly @bytes to @chunk_out, without the stock's charge. */
 bool stock_take(struct stock *stock, uint64_t bytes, struct chunk *chunk_out);
 
 /* None of @bytes was ready for a request. If that was not the first time, stock_refill() makes one more. */

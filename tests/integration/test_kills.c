@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * SIGKILL, in the middle of things, of each of the three: the mover, a client, glaked. Who is left
- * is told, goes on, and has what he had; what the dead one had is back.
+ * SIGKILL, in the middle of things, of each: the mover, a client, the keeper, and glaked once. Who is left
+ * is told, goes on, and has what he had; what the dead one had is back. test_restart.c and test_kept.c kill glaked again and again.
  */
 #include "tests/harness/models.h"
 #include "tests/harness/world.h"

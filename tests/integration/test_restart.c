@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * glaked ends, in any way, and another one begins: what there was is there. The service manager keeps the fds
+ * glaked ends, in any way, or is killed again and again, and another one begins: what there was is there. The service manager keeps the fds
  * (fdkeeper.h), and the socket.
  */
 #include <pthread.h>

@@ -656,7 +656,12 @@ START_TEST(docs_have_every_key_and_no_other)
 	for (size_t i = 0; i < n_keys; i++) {
 		char row[256];
 		row_of(&keys[i], row, sizeof(row));
-		ck_assert_msg(strstr(docs, row), "docs/configuration.md lacks the row%s", row);
+		const char *at = strstr(docs, row);
+		ck_assert_msg(at, "docs/configuration.md lacks the row%s", row);
+		const char *mark = strstr(at, "**(restart)**");
+		bool is_marked = mark && mark < strchr(at + 1, '\n');
+		ck_assert_msg(is_marked == config_is_fixed(keys[i].section, keys[i].name),
+		              "docs/configuration.md: **(restart)** in the row%s", row);
 	}
 	const char *table = strstr(docs, "| Key | Default | Meaning |");
 	ck_assert_ptr_nonnull(table);
