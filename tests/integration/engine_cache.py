@@ -92,9 +92,12 @@ def light_vllm(source):
 BLOCK_TOKENS = 4
 
 
-def value(tokens):
-    """What the cache has for the last of these tokens."""
-    return hashlib.blake2b(repr(tokens).encode(), digest_size=8).digest()
+def values(tokens):
+    """What the cache has for each token: it depends on all before it."""
+    state = hashlib.blake2b(digest_size=8)
+    for token in tokens:
+        state.update(b"%d," % token)
+        yield state.digest()
 
 
 class Output:
@@ -125,8 +128,8 @@ class Gpu:
             slot * (self.layout.block_bytes // BLOCK_TOKENS)
 
     def access(self, blocks, tokens, n_read, n_write):
-        for i in range(n_read + n_write):
-            expected, found = value(tokens[:i + 1]), ctypes.create_string_buffer(8)
+        found = ctypes.create_string_buffer(8)
+        for i, expected in enumerate(values(tokens[:n_read + n_write])):
             for lane in range(self.lanes):
                 ptr = ctypes.c_uint64(self._at(blocks[i // BLOCK_TOKENS], i % BLOCK_TOKENS, lane))
                 if i >= n_read:
