@@ -90,6 +90,8 @@ static bool is_mps_client(void)
 
 /* Contexts of a program with more are not checked. */
 #define MAX_CONTEXTS 256u
+/* How often contexts are looked at: one that a thread makes meanwhile is seen by the next try. */
+#define MAX_TRIES 4u
 /* The longest wait for another thread that ends a context. */
 #define PATIENCE_NS 200000000u
 
@@ -128,8 +130,12 @@ static bool find_contexts(struct contexts *contexts)
 static bool has_unseen_context(struct glake_session *session)
 {
 	struct contexts contexts;
-	return find_contexts(&contexts) &&
-	       !glake__candidates_are_in(session, contexts.all, contexts.n, contexts.generation);
+	unsigned n_tries = 0;
+	while (n_tries < MAX_TRIES && find_contexts(&contexts) &&
+	       !glake__candidates_are_in(session, contexts.all, contexts.n, contexts.generation)) {
+		n_tries++;
+	}
+	return n_tries == MAX_TRIES;
 }
 
 /* Checks for both: all writes must come from work that the shim sees. */
