@@ -44,7 +44,7 @@ _Static_assert(sizeof(((struct glake__alone *)0)->why) == GUARD_WHY_BYTES, "they
 #define LOOK_PART 50u
 #define MAX_BACK_OFF_NS 3600000000000ull
 #define MAX_UNSEALED 2u
-/* Where learn.h closes what lies before a word. */
+/* A candidate to learn with is cut into so many: those before a word of a launch are closed (learn.h). */
 #define PIECES 8u
 /* How often may_seal() is asked whether anybody writes past the GPU's page tables. */
 #define MAY_NS 5000000000ull

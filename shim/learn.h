@@ -3,9 +3,10 @@
  * Finding out which kernels read, under GLAKE_DEDUP=learn. `glake learn` runs programs so, to make tables of readers.
  *
  * Each launch runs alone. The gate is closed and all work before the launch is waited for. Then access to the candidates is
- * changed: those that a word of the parameters points into can only be read from the first such word on, and sixteen other
- * parts (each time different ones) cannot be accessed. The kernel runs to its end, and access is given back before the gate opens. So between launches nothing
- * differs from any program, and code that frees memory, copies it, or puts it to sleep need not know of learning.
+ * changed: those that a word of the parameters points into can only be read, from the first such word on, and sixteen other
+ * parts (each time different ones) cannot be accessed. The kernel runs to its end, and access is given back before the gate
+ * opens. So between launches nothing differs from any program, and code that frees memory, copies it, or puts it to sleep
+ * need not know of learning.
  *
  * A kernel that ends well has written nothing through those words, and has touched no candidate that it did not name: the
  * GPU's page tables say so. One that faults is the suspect, and the only one. The program ends by it, which is why `glake

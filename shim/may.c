@@ -130,12 +130,15 @@ static bool find_contexts(struct contexts *contexts)
 static bool has_unseen_context(struct glake_session *session)
 {
 	struct contexts contexts;
-	unsigned n_tries = 0;
-	while (n_tries < MAX_TRIES && find_contexts(&contexts) &&
-	       !glake__candidates_are_in(session, contexts.all, contexts.n, contexts.generation)) {
-		n_tries++;
+	bool has_unseen = false;
+	for (unsigned i = 0; i < MAX_TRIES && find_contexts(&contexts); i++) {
+		if (glake__candidates_are_in(session, contexts.all, contexts.n,
+		                             contexts.generation)) {
+			return false;
+		}
+		has_unseen = true;
 	}
-	return n_tries == MAX_TRIES;
+	return has_unseen;
 }
 
 /* Checks for both: all writes must come from work that the shim sees. */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Grants chunks: a request is charged (tenant.h says what fits now), gets chunks of the stock, and the location's worker makes the
- * rest. It is granted completely or not at all. pressure.h says what can never fit, and what a request waits for that does not fit now.
+ * Grants chunks: a request is charged (tenant.h says what fits now), gets chunks of the stock, and the location's worker
+ * makes the rest. It is granted completely or not at all. pressure.h says what can never fit, and what a request waits for
+ * that does not fit now.
  *
  * Owner: the server. A request (struct alloc) belongs to the allocator until its callback.
  * Threads: loop thread; the driver is called on the location's worker.

@@ -378,8 +378,9 @@ def replays(options):
             sealed = [row["sealed_bytes"] / loaded[0]["bytes"] for row in rows_of(daemon, guarded)]
     for kind in ("graph", "eager"):
         change = [behind / before for before, behind in zip(medians["before", kind], medians["behind", kind])]
+        slower = [", ".join(f"{one:.4f}" for one in part) for part in split(change)]
         say(f"replays, {kind}, each process compared with itself: {interval(*split(change))}; became slower: plain ones by "
-            f"{', '.join(f'{one:.4f}' for one in change[0::2])}; guarded by {', '.join(f'{one:.4f}' for one in change[1::2])}  [>= 0.997]")
+            f"{slower[0]}; guarded by {slower[1]}  [>= 0.997]")
     explain(daemon, children[1:2], "replays")
     for child in children:
         child.end()

@@ -50,7 +50,7 @@ static uint64_t asleep_bytes(void)
 	return bytes;
 }
 
-/* What the mover still has goes when it is done. */
+/* A session that is disconnected does not wait for glaked, which may be asked before it has heard of it. */
 static void await_no_copies(void)
 {
 	while (world_copy_bytes() > 0) {
