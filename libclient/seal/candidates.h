@@ -32,7 +32,8 @@ int glake__candidates_seal_if(const struct glake_span *spans, size_t n,
 
 /*
  * They stay private, and the whole pages of each become pieces of their own, so that the driver can change access to
- * them: *parts_out, the caller's. What has been freed or written to meanwhile is left out.
+ * them: *parts_out, the caller's. What has been freed or written to meanwhile is left out, and what cannot be cut; if
+ * that is all, the error says why.
  */
 int glake__candidates_part(const struct glake_span *spans, size_t n, struct glake_span **parts_out,
                            size_t *n_parts_out);

@@ -118,8 +118,13 @@ int glake__seal_apart(const struct glake_span *spans, size_t n_spans, glake__is_
 	r = r < 0 ? r : glake__seal_plan(&seal);
 	if (r == 0) {
 		glake__seal_separate(&seal);
-		r = list_parts(&seal, parts_out, n_parts_out);
+		r = seal.n_parts == 0 ? seal.error : 0;
 	}
+	if (r < 0 && seal.error) {
+		glake__error_restore(seal.text);
+		seal.text = NULL;
+	}
+	r = r < 0 ? r : list_parts(&seal, parts_out, n_parts_out);
 	free(seal.parts);
 	free(seal.text);
 	return glake__spans_let(&seal.spans, r);
