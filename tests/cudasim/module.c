@@ -15,8 +15,9 @@
 #define FATBIN_WRAPPER_MAGIC 0x466243b1U
 
 struct module {
+	uint64_t
+		magic; /* first, as in_ctx_magic is in its handle, and never written while others look */
 	struct kept kept;
-	uint64_t magic;
 	uint64_t
 		in_ctx_magic; /* a library's module is a handle to this, and so another one than the library's */
 	struct ctx *ctx;                   /* NULL: a library, for all contexts */
