@@ -589,6 +589,19 @@ def disturb(daemon, child, seconds, options):
     return {**(child.hear("work") or {"errors": ["no answer"]}), **n}
 
 
+def disturb_until(daemon, child, options, *wanted):
+    """Once and again, until all that is wanted has happened: on a busy host it takes longer."""
+    before, end = {}, time.monotonic() + 60
+    while True:
+        result = disturb(daemon, child, options.seconds, options)
+        # What the child counts it goes on to count.
+        for key in ("sleeps", "too busy to"):
+            result[key] += before.get(key, 0)
+        if result["errors"] or all(result.get(key, 0) > 0 for key in wanted) or time.monotonic() > end:
+            return result
+        before = result
+
+
 def judge(name, result, *wanted):
     expect(result.get("wrong") == 0 and not result.get("errors"), f"{name}: {result}")
     for key in wanted:
@@ -604,11 +617,12 @@ def end_well(daemon, children):
 
 
 def copies(options):
+    wanted = ("copies", "writes", "sealed", "sleeps")
     for is_peer in (0, 1):
         daemon = Daemon(READY.format(4))
         child = program(daemon, "Copies", options.mib, is_peer)
-        result = disturb(daemon, child, options.seconds, options)
-        judge("copies, peer access" if is_peer else "copies, no peer access", result, "copies", "writes", "sealed", "sleeps")
+        result = disturb_until(daemon, child, options, *wanted)
+        judge("copies, peer access" if is_peer else "copies, no peer access", result, *wanted)
         end_well(daemon, [child])
 
 
