@@ -189,9 +189,7 @@ static bool sum_piece(uint8_t *host, uint64_t bytes, void *state)
 {
 	uint64_t *sum = state;
 
-	for (uint64_t i = 0; i < bytes; i++) {
-		*sum += host[i];
-	}
+	*sum += bytes_sum(host, bytes);
 	return true;
 }
 

@@ -6,10 +6,8 @@ static void fill(uint8_t *host, uint64_t bytes, const struct set *set)
 {
 	if (set->element_bytes == 1) {
 		bytes_set(host, (uint8_t)set->value, bytes);
-		return;
-	}
-	for (uint64_t i = 0; i + set->element_bytes <= bytes; i += set->element_bytes) {
-		bytes_move(host + i, &set->value, set->element_bytes);
+	} else {
+		bytes_repeat(host, &set->value, set->element_bytes, bytes / set->element_bytes);
 	}
 }
 

@@ -366,6 +366,12 @@ bool bytes_are_equal(const void *a, const void *b, size_t bytes)
 	return is_equal && memcmp(a, b, bytes % 8) == 0;
 }
 #else
+static void show_read(const uint8_t *src, size_t bytes)
+{
+	(void)src;
+	(void)bytes;
+}
+
 bool bytes_are_equal(const void *a, const void *b, size_t bytes)
 {
 	return memcmp(a, b, bytes) == 0;
@@ -382,6 +388,22 @@ static void set_many(uint8_t *dst, uint8_t value, size_t bytes)
 }
 #endif
 
+__attribute__((no_sanitize("thread"))) static uint64_t sum_many(const uint8_t *src, size_t bytes)
+{
+	uint64_t sum = 0;
+
+	for (size_t i = 0; i < bytes; i++) {
+		sum += src[i];
+	}
+	return sum;
+}
+
+uint64_t bytes_sum(const void *src, size_t bytes)
+{
+	show_read(src, bytes);
+	return sum_many(src, bytes);
+}
+
 void bytes_move(void *dst, const void *src, size_t bytes)
 {
 	if (bytes == 4 || bytes == 8) {
@@ -397,5 +419,16 @@ void bytes_set(void *dst, uint8_t value, size_t bytes)
 		word_store(dst, value * 0x0101010101010101ULL, bytes);
 	} else {
 		set_many(dst, value, bytes);
+	}
+}
+
+void bytes_repeat(void *dst, const void *element, size_t element_bytes, size_t n)
+{
+	const size_t bytes = n * element_bytes;
+	uint8_t *to = dst;
+
+	bytes_move(to, element, n > 0 ? element_bytes : 0);
+	for (size_t done = element_bytes; done < bytes; done *= 2) {
+		move_many(to + done, to, done < bytes - done ? done : bytes - done);
 	}
 }
