@@ -16,6 +16,8 @@
 #include <check.h>
 #include <stdlib.h>
 
+#include "tests/bytes.h"
+
 /* Sanitizers keep what was freed and map memory of their own: then what a process has resident, or
  * how many mappings, says nothing about leaks. (They have their own means for that.) */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -31,8 +33,6 @@
 #else
 #define TEST_ONE_IN 1
 #endif
-/* A loop over bytes, likewise. */
-#define TEST_BYTE_LOOP __attribute__((no_sanitize("thread")))
 
 /*
  * Check writes down each assertion that holds, so that it can say where a test hung: a write(), which in loops of millions takes

@@ -18,7 +18,7 @@ bool world_is_content(struct glake_session *session, glake_ptr ptr, uint64_t n_b
 	ck_assert(got && want);
 	model_tensor_fill(&tensor, offset, want, n_bytes);
 	assert_ok(glake_read(session, 0, got, ptr, n_bytes));
-	bool is_equal = memcmp(got, want, n_bytes) == 0;
+	bool is_equal = same_bytes(got, want, n_bytes);
 	free(got);
 	free(want);
 	return is_equal;

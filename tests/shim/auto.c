@@ -245,7 +245,7 @@ static uint8_t **model_of(const uint8_t *bytes)
 }
 
 /* What is to be copied to it. */
-BYTE_LOOP static struct weights allocate(unsigned content)
+TEST_BYTE_LOOP static struct weights allocate(unsigned content)
 {
 	pthread_mutex_lock(&models_lock);
 	uint8_t **model = model_of(NULL);
@@ -301,7 +301,7 @@ static void compare(const struct weights *weights)
 	must(bytes);
 	must_ok(cuStreamSynchronize(stream));
 	must_ok(cuMemcpyDtoH(bytes, weights->ptr, W_BYTES));
-	must(memcmp(bytes, weights->model, W_BYTES) == 0);
+	must(same_bytes(bytes, weights->model, W_BYTES));
 	free(bytes);
 }
 
@@ -839,7 +839,7 @@ static void host_room(void)
 #define LARGE_BYTES (32ull << 20)
 
 /* The same in all programs. */
-BYTE_LOOP static void fill_large(unsigned number, uint32_t *words)
+TEST_BYTE_LOOP static void fill_large(unsigned number, uint32_t *words)
 {
 	for (uint32_t i = 0; i < LARGE_BYTES / 4; i++) {
 		words[i] = (i * 2654435761u) ^ (number * 40503u + i / 1021);
@@ -860,7 +860,7 @@ static void compare_large(unsigned number, CUdeviceptr from, uint32_t *model, ui
 	fill_large(number, model);
 	model[1024] = value ? value : model[1024];
 	must_ok(cuMemcpyDtoH(bytes, from, LARGE_BYTES));
-	must(memcmp(model, bytes, LARGE_BYTES) == 0);
+	must(same_bytes(model, bytes, LARGE_BYTES));
 }
 
 /* Reads words: a number is how many more are written to, and what is there is right; "end" ends it. */

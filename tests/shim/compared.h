@@ -22,7 +22,7 @@ static inline void print(const char *what, uint64_t value)
 }
 
 /* Different in all places. */
-BYTE_LOOP static inline void write_pattern(CUdeviceptr ptr, size_t n_bytes, uint64_t seed)
+TEST_BYTE_LOOP static inline void write_pattern(CUdeviceptr ptr, size_t n_bytes, uint64_t seed)
 {
 	uint8_t *bytes = malloc(n_bytes);
 	must(bytes);
@@ -35,7 +35,7 @@ BYTE_LOOP static inline void write_pattern(CUdeviceptr ptr, size_t n_bytes, uint
 }
 
 /* FNV-1a over what is there. */
-BYTE_LOOP static inline uint64_t digest(CUdeviceptr ptr, size_t n_bytes)
+TEST_BYTE_LOOP static inline uint64_t digest(CUdeviceptr ptr, size_t n_bytes)
 {
 	uint64_t hash = 14695981039346656037ull;
 	uint8_t *bytes = malloc(n_bytes);

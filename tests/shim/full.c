@@ -88,7 +88,7 @@ static CUdeviceptr alloc(size_t n_bytes)
 static uint8_t bytes[N_BYTES];
 static uint8_t seen[N_BYTES];
 
-BYTE_LOOP static void make_bytes(unsigned seed)
+TEST_BYTE_LOOP static void make_bytes(unsigned seed)
 {
 	for (size_t i = 0; i < N_BYTES; i++) {
 		bytes[i] = (uint8_t)(i * 31 + i / 977 + seed);
@@ -119,7 +119,7 @@ static int seal(CUdeviceptr ptr, size_t n_bytes, uint64_t want)
 static void expect(CUdeviceptr ptr, size_t n_bytes)
 {
 	must_ok(cuMemcpyDtoH(seen, ptr, n_bytes));
-	must(memcmp(seen, bytes, n_bytes) == 0);
+	must(same_bytes(seen, bytes, n_bytes));
 }
 
 static CUresult write_to(CUdeviceptr ptr)
@@ -150,7 +150,7 @@ static void writes_come_back(void)
 	/* What reads goes on. */
 	must_ok(cuMemcpyDtoHAsync(seen, ptr, N_BYTES, other));
 	must_ok(cuStreamSynchronize(other));
-	must(memcmp(seen, bytes, N_BYTES) == 0);
+	must(same_bytes(seen, bytes, N_BYTES));
 	must_be(cuStreamQuery(busy), CUDA_ERROR_NOT_READY);
 	let_go();
 	must_ok(cuStreamSynchronize(busy));

@@ -53,7 +53,7 @@ static void set(CUdeviceptr ptr, size_t n_bytes, unsigned char value, CUstream o
 }
 
 /* How many of the bytes are not @value. */
-BYTE_LOOP static size_t n_wrong(CUdeviceptr ptr, size_t n_bytes, unsigned char value)
+TEST_BYTE_LOOP static size_t n_wrong(CUdeviceptr ptr, size_t n_bytes, unsigned char value)
 {
 	unsigned char *bytes = malloc(n_bytes);
 	size_t n = 0;

@@ -65,7 +65,8 @@ static bool has(CUresult result)
 	return result == CUDA_SUCCESS;
 }
 
-BYTE_LOOP static void expect(CUdeviceptr ptr, size_t n_bytes, unsigned char value, const char *what)
+TEST_BYTE_LOOP static void expect(CUdeviceptr ptr, size_t n_bytes, unsigned char value,
+                                  const char *what)
 {
 	must_ok(cuMemcpyDtoH(bytes, ptr, n_bytes));
 	for (size_t i = 0; i < n_bytes; i++) {

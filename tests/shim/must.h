@@ -9,8 +9,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-/* Of a function that loops over bytes of its own, as in tests/check_glake.h. */
-#define BYTE_LOOP __attribute__((no_sanitize("thread")))
+#include "tests/bytes.h"
 
 #define must(condition) \
 	do { \

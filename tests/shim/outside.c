@@ -43,7 +43,7 @@ static bool is_over;
 static uint8_t source[MAX_BYTES];
 static uint8_t seen[MAX_BYTES];
 
-BYTE_LOOP static void fill_source(void)
+TEST_BYTE_LOOP static void fill_source(void)
 {
 	for (size_t i = 0; i < MAX_BYTES; i++) {
 		source[i] = (uint8_t)(i * 31 + i / 977);
@@ -101,7 +101,7 @@ static void expect_all(void)
 	for (size_t i = 0; i < n_buffers; i++) {
 		const struct buffer *buffer = &buffers[i];
 		must_ok(cuMemcpyDtoH(seen, buffer->ptr, buffer->n_bytes));
-		if (memcmp(seen, buffer->want, buffer->n_bytes) != 0) {
+		if (!same_bytes(seen, buffer->want, buffer->n_bytes)) {
 			fprintf(stderr, "buffer %zu has other bytes\n", i);
 			_exit(1);
 		}

@@ -205,7 +205,7 @@ static CUdeviceptr alloc_on(CUstream stream, size_t n_bytes)
 	return ptr;
 }
 
-BYTE_LOOP static void fill(CUdeviceptr ptr, size_t n_bytes, unsigned seed)
+TEST_BYTE_LOOP static void fill(CUdeviceptr ptr, size_t n_bytes, unsigned seed)
 {
 	uint8_t *bytes = malloc(n_bytes);
 	for (size_t i = 0; i < n_bytes; i++) {
@@ -215,7 +215,7 @@ BYTE_LOOP static void fill(CUdeviceptr ptr, size_t n_bytes, unsigned seed)
 	free(bytes);
 }
 
-BYTE_LOOP static void check(CUdeviceptr ptr, size_t n_bytes, unsigned seed)
+TEST_BYTE_LOOP static void check(CUdeviceptr ptr, size_t n_bytes, unsigned seed)
 {
 	uint8_t *bytes = malloc(n_bytes);
 	must_ok(cu(cuMemcpyDtoH_v2)(bytes, ptr, n_bytes));

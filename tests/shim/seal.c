@@ -64,7 +64,7 @@ static CUdeviceptr alloc(size_t n_bytes)
 static uint8_t bytes[N_BYTES];
 static uint8_t seen[N_BYTES];
 
-BYTE_LOOP static void fill(CUdeviceptr ptr, unsigned seed)
+TEST_BYTE_LOOP static void fill(CUdeviceptr ptr, unsigned seed)
 {
 	for (size_t i = 0; i < N_BYTES; i++) {
 		bytes[i] = (uint8_t)(i * 31 + i / 977 + seed);
@@ -75,7 +75,7 @@ BYTE_LOOP static void fill(CUdeviceptr ptr, unsigned seed)
 static void expect(CUdeviceptr ptr, const uint8_t *want, const char *what)
 {
 	must_ok(cuMemcpyDtoH(seen, ptr, N_BYTES));
-	if (memcmp(seen, want, N_BYTES) != 0) {
+	if (!same_bytes(seen, want, N_BYTES)) {
 		size_t i = 0;
 		while (seen[i] == want[i]) {
 			i++;
@@ -328,7 +328,7 @@ static const struct {
 };
 #define N_WRITES (sizeof(writes) / sizeof(writes[0]))
 
-BYTE_LOOP static void make_sources(void)
+TEST_BYTE_LOOP static void make_sources(void)
 {
 	for (size_t i = 0; i < N_BYTES; i++) {
 		source[i] = (uint8_t)(i * 7 + 1);
@@ -1185,7 +1185,7 @@ static void work_under_way(void)
 	must_be(cuMemsetD8Async(ptr, 8, N_BYTES, other), CUDA_ERROR_OUT_OF_MEMORY);
 	must_ok(cuMemcpyDtoHAsync(seen, ptr, N_BYTES, other));
 	must_ok(cuStreamSynchronize(other));
-	must(memcmp(seen, bytes, N_BYTES) == 0);
+	must(same_bytes(seen, bytes, N_BYTES));
 	__atomic_store_n(&goes_on, true, __ATOMIC_SEQ_CST);
 	must_ok(cuMemsetD8Async(ptr, 9, N_BYTES, other));
 	must_ok(cuStreamSynchronize(other));

@@ -52,7 +52,7 @@ static unsigned n_steps, n_failed;
 static unsigned seed;
 
 /* The same in all programs. */
-BYTE_LOOP static void make_contents(void)
+TEST_BYTE_LOOP static void make_contents(void)
 {
 	for (unsigned content = 0; content < N_CONTENTS; content++) {
 		for (size_t i = 0; i < MAX_BYTES; i++) {
@@ -270,7 +270,7 @@ static void compare(const struct buffer *buffer, const char *what)
 		return;
 	}
 	must_ok(cuMemcpyDtoH(scratch, buffer->ptr, buffer->n_bytes));
-	if (memcmp(scratch, buffer->model, buffer->n_bytes) == 0) {
+	if (same_bytes(scratch, buffer->model, buffer->n_bytes)) {
 		return;
 	}
 	while (scratch[i] == buffer->model[i]) {

@@ -63,7 +63,7 @@ struct buffer {
 static struct buffer buffers[16];
 static size_t n_buffers;
 
-BYTE_LOOP static void fill(CUdeviceptr ptr, size_t n_bytes)
+TEST_BYTE_LOOP static void fill(CUdeviceptr ptr, size_t n_bytes)
 {
 	for (size_t i = 0; i < n_bytes / 4; i++) {
 		seen[i] = (uint32_t)(i * 2654435761u + n_buffers);
@@ -72,7 +72,7 @@ BYTE_LOOP static void fill(CUdeviceptr ptr, size_t n_bytes)
 	must_ok(cuMemcpyHtoD(ptr, seen, n_bytes));
 }
 
-BYTE_LOOP static void expect_all(void)
+TEST_BYTE_LOOP static void expect_all(void)
 {
 	for (size_t k = 0; k < n_buffers; k++) {
 		const struct buffer *buffer = &buffers[k];

@@ -62,14 +62,14 @@ static void expect_memory(void)
 {
 	memset(seen, 0, N_BYTES);
 	must_ok(cuMemcpyDtoH(seen, memory, N_BYTES));
-	must(memcmp(seen, content, N_BYTES) == 0);
+	must(same_bytes(seen, content, N_BYTES));
 }
 
 static void expect_model(void)
 {
 	memset(model_seen, 0, info.mapped_bytes);
 	must_ok(cuMemcpyDtoH(model_seen, info.base, info.mapped_bytes));
-	must(memcmp(model_seen, model_content, info.mapped_bytes) == 0);
+	must(same_bytes(model_seen, model_content, info.mapped_bytes));
 }
 
 static void expect_all(void)

@@ -93,7 +93,7 @@ static void set(CUstream stream, CUdeviceptr ptr, size_t n_bytes, unsigned char 
 	must_ok(cuMemsetD8Async(ptr, value, n_bytes, stream));
 }
 
-BYTE_LOOP static void expect(CUdeviceptr ptr, size_t n_bytes, unsigned char value)
+TEST_BYTE_LOOP static void expect(CUdeviceptr ptr, size_t n_bytes, unsigned char value)
 {
 	unsigned char *bytes = malloc(n_bytes);
 	must_ok(cuMemcpyDtoH(bytes, ptr, n_bytes));
