@@ -35,8 +35,17 @@ TEST_BYTE_LOOP MADE_UNUSED static uint64_t made_random(void)
 	return state;
 }
 
-TEST_BYTE_LOOP MADE_UNUSED static struct made_tensor *made_add(struct made_model *model,
-                                                               const char *name, uint64_t bytes)
+/* @n_bytes, and up to 8 more. */
+TEST_BYTE_LOOP MADE_UNUSED static void made_fill(uint8_t *bytes, uint64_t n_bytes)
+{
+	for (uint64_t i = 0; i < n_bytes; i += 8) {
+		uint64_t word = made_random();
+		memcpy(bytes + i, &word, 8);
+	}
+}
+
+MADE_UNUSED static struct made_tensor *made_add(struct made_model *model, const char *name,
+                                                uint64_t bytes)
 {
 	ck_assert_uint_lt(model->n_tensors, MADE_MAX_TENSORS);
 	struct made_tensor *tensor = &model->tensors[model->n_tensors++];
@@ -44,10 +53,7 @@ TEST_BYTE_LOOP MADE_UNUSED static struct made_tensor *made_add(struct made_model
 	tensor->bytes = bytes;
 	tensor->content = malloc(bytes + 8);
 	ck_assert_ptr_nonnull(tensor->content);
-	for (uint64_t i = 0; i < bytes; i += 8) {
-		uint64_t word = made_random();
-		memcpy(tensor->content + i, &word, 8);
-	}
+	made_fill(tensor->content, bytes);
 	return tensor;
 }
 

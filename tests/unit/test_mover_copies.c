@@ -32,10 +32,7 @@ static void copies_begin(const char *fault)
 		one->chunk = peer_chunk(&peer, 0, n_bytes);
 		one->bytes = malloc(n_bytes);
 		ck_assert_ptr_nonnull(one->bytes);
-		for (uint64_t k = 0; k < n_bytes; k += 8) {
-			uint64_t word = made_random();
-			memcpy(one->bytes + k, &word, 8);
-		}
+		made_fill(one->bytes, n_bytes);
 		one->offset = i * STEP;
 		one->digest = digest_of(one->bytes, n_bytes);
 		peer_move(&peer, &one->chunk, 0, one->bytes, true);
@@ -84,7 +81,7 @@ static void check_content(void)
 		uint8_t *bytes = malloc(ones[i].chunk.bytes);
 		ck_assert_ptr_nonnull(bytes);
 		peer_move(&peer, &ones[i].chunk, 0, bytes, false);
-		ck_assert_msg(memcmp(bytes, ones[i].bytes, ones[i].chunk.bytes) == 0, "%u", i);
+		ck_assert_msg(same_bytes(bytes, ones[i].bytes, ones[i].chunk.bytes), "%u", i);
 		free(bytes);
 	}
 }
@@ -263,9 +260,7 @@ START_TEST(every_byte_is_compared_with_host_memory)
 	one->chunk = peer_chunk(&peer, 0, 20 * MIB);
 	uint8_t *bytes = malloc(20 * MIB);
 	ck_assert_ptr_nonnull(bytes);
-	for (uint64_t k = 0; k < 20 * MIB; k++) {
-		bytes[k] = (uint8_t)made_random();
-	}
+	made_fill(bytes, 20 * MIB);
 	peer_move(&peer, &one->chunk, 0, bytes, true);
 	one->digest = digest_of(bytes, 20 * MIB);
 	one->offset = 2 * MIB;

@@ -5,7 +5,7 @@
 
 #define MIB (1024ull * 1024)
 
-static uint8_t *random_bytes(uint64_t n_bytes, uint64_t chunk_bytes)
+TEST_BYTE_LOOP static uint8_t *random_bytes(uint64_t n_bytes, uint64_t chunk_bytes)
 {
 	uint8_t *bytes = calloc(1, chunk_bytes);
 	ck_assert_ptr_nonnull(bytes);
