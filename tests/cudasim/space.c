@@ -310,6 +310,11 @@ static void word_store(void *at, uint64_t word, size_t bytes)
 	}
 }
 
+static bool overlap(const uint8_t *a, const uint8_t *b, size_t bytes)
+{
+	return a < b + bytes && b < a + bytes;
+}
+
 /*
  * ThreadSanitizer checks every byte that memmove(), memset() and memcmp() touch, which would take most of the time of a test.
  * So it is shown only the first byte of each 64 KiB.
@@ -331,7 +336,7 @@ static void show_read(const uint8_t *src, size_t bytes)
 
 static void move_many(uint8_t *dst, const uint8_t *src, size_t bytes)
 {
-	if (dst < src + bytes && src < dst + bytes) {
+	if (overlap(dst, src, bytes)) {
 		memmove(dst, src, bytes);
 		return;
 	}
@@ -377,9 +382,14 @@ bool bytes_are_equal(const void *a, const void *b, size_t bytes)
 	return memcmp(a, b, bytes) == 0;
 }
 
+/* Under AddressSanitizer memmove() goes byte by byte. */
 static void move_many(uint8_t *dst, const uint8_t *src, size_t bytes)
 {
-	memmove(dst, src, bytes);
+	if (overlap(dst, src, bytes)) {
+		memmove(dst, src, bytes);
+	} else {
+		memcpy(dst, src, bytes);
+	}
 }
 
 static void set_many(uint8_t *dst, uint8_t value, size_t bytes)
