@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Loops over bytes that only the thread has which runs them. ThreadSanitizer is not shown them: of each access, and of each byte
- * that memcmp() reads, it would write down several, which took most of the time of some tests.
+ * Loops over bytes that no other thread uses. ThreadSanitizer is not shown them: to write down each access, and each byte that
+ * memcmp() reads, took most of the time of some tests.
  */
 #ifndef GLAKE_TESTS_BYTES_H
 #define GLAKE_TESTS_BYTES_H

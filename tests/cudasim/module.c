@@ -15,8 +15,8 @@
 #define FATBIN_WRAPPER_MAGIC 0x466243b1U
 
 struct module {
-	uint64_t
-		magic; /* first, as in_ctx_magic is in its handle, and never written while others look */
+	/* First: a handle is known by its first word, which is this one or in_ctx_magic. */
+	uint64_t magic;
 	struct kept kept;
 	uint64_t
 		in_ctx_magic; /* a library's module is a handle to this, and so another one than the library's */

@@ -14,6 +14,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "tests/bytes.h"
+
 static pthread_rwlock_t lock = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
 static void *reservations;
 static void *mappings;
@@ -398,7 +400,7 @@ static void set_many(uint8_t *dst, uint8_t value, size_t bytes)
 }
 #endif
 
-__attribute__((no_sanitize("thread"))) static uint64_t sum_many(const uint8_t *src, size_t bytes)
+TEST_BYTE_LOOP static uint64_t sum_many(const uint8_t *src, size_t bytes)
 {
 	uint64_t sum = 0;
 

@@ -14,6 +14,8 @@
 #include <stdint.h>
 #include <stdlib.h>
 
+#include "tests/bytes.h"
+
 struct run;
 
 /* One of [0, n): n is not 0. @state is of rand_r(). */
@@ -23,8 +25,7 @@ static inline unsigned churn_pick(unsigned *state, unsigned n)
 }
 
 /* In these and in churn_wrong_at() n_bytes is a multiple of 4. ThreadSanitizer need not see each word. */
-__attribute__((no_sanitize("thread"))) static inline void churn_fill(uint32_t *words,
-                                                                     size_t n_bytes, uint32_t value)
+TEST_BYTE_LOOP static inline void churn_fill(uint32_t *words, size_t n_bytes, uint32_t value)
 {
 	for (size_t i = 0; i < n_bytes / 4; i++) {
 		words[i] = value;
@@ -32,8 +33,8 @@ __attribute__((no_sanitize("thread"))) static inline void churn_fill(uint32_t *w
 }
 
 /* The offset of the first word that is not @value; n_bytes if there is none. */
-__attribute__((no_sanitize("thread"))) static inline size_t
-churn_wrong_at(const uint32_t *words, size_t n_bytes, uint32_t value)
+TEST_BYTE_LOOP static inline size_t churn_wrong_at(const uint32_t *words, size_t n_bytes,
+                                                   uint32_t value)
 {
 	size_t i = 0;
 	while (i < n_bytes / 4 && words[i] == value) {

@@ -35,7 +35,7 @@ TEST_BYTE_LOOP MADE_UNUSED static uint64_t made_random(void)
 	return state;
 }
 
-/* @n_bytes, and up to 8 more. */
+/* Whole words: room for up to 7 bytes more. */
 TEST_BYTE_LOOP MADE_UNUSED static void made_fill(uint8_t *bytes, uint64_t n_bytes)
 {
 	for (uint64_t i = 0; i < n_bytes; i += 8) {
