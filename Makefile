@@ -442,7 +442,7 @@ install: all ## into DESTDIR and PREFIX (/usr/local); an absent configuration in
 		deploy/install $(B) "$(DESTDIR)" "$(PREFIX)"
 	$(call say,INST,"$(DESTDIR)$(PREFIX)")
 dist: tests ## dist/glake-VERSION-x86_64.tar.gz, runs from any folder
-	$(Q)VERSION=$(VERSION) SOVERSION=$(SOVERSION) deploy/dist $(B)
+	$(Q)VERSION=$(VERSION) SOVERSION=$(SOVERSION) CUDA_HOME="$(CUDA_HOME)" deploy/dist $(B)
 # There is no bug of Debian's to close.
 LINTIAN_IRRELEVANT = initial-upload-closes-no-bugs
 deb: deps ## dist/*.deb
