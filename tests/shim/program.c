@@ -1102,13 +1102,15 @@ static void async_small(const char *argument)
 	must_ok(cu(cuMemFreeAsync)(second, stream));
 	must_ok(cu(cuMemFreeAsync)(first, stream));
 	must(pool_attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == 0);
-	must(pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) == reserved);
+	/* Work that has ended may have given it back by now. */
+	must(pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) <= reserved);
 	must(pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) == reserved);
 	must_ok(cu(cuStreamSynchronize)(stream));
 	must_ok(cu(cuMemPoolTrimTo)(pool, 0));
 	must(pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) == 0);
-	must_ok(cu(cuMemFreeAsync)(alloc_on(new_stream(), 2048), stream));
+	CUdeviceptr third = alloc_on(new_stream(), 2048);
 	must(pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) == reserved);
+	must_ok(cu(cuMemFreeAsync)(third, stream));
 	print_counts();
 }
 
