@@ -673,7 +673,8 @@ def while_others_take(m):
     thread.start()
     try:
         begin = time.monotonic()
-        while time.monotonic() < begin + (60 if m.elastic.stats()["n_returns"] == 0 else 4):
+        # For longer where that is too short for enough to happen.
+        while time.monotonic() < begin + (60 if engine.n_done < 12 or m.elastic.stats()["n_returns"] == 0 else 4):
             if engine.get_num_unfinished_requests() < 3:
                 engine.add(prompt(dice.randint(1, 6), dice.randint(1, 60)), [7] * dice.randint(1, 12))
             engine.step()

@@ -94,12 +94,15 @@ static struct glake_sealed try_seal(CUdeviceptr ptr)
 	return sealed;
 }
 
-/* A block for each page. Returns the bytes that the realm had already. */
+/* A block for each page, again and again while the GPU has no time for it. Returns the bytes that the realm had already. */
 static uint64_t seal(CUdeviceptr ptr)
 {
 	struct glake_sealed sealed = {.size = sizeof(sealed)};
 	const struct glake_span spans[] = {{ptr, PAGE}, {ptr + PAGE, PAGE}};
-	int r = glake_seal(spans, 2, &sealed);
+	int r;
+	while ((r = glake_seal(spans, 2, &sealed)) == -EBUSY) {
+		usleep(1000);
+	}
 	if (r < 0) {
 		fprintf(stderr, "glake_seal: %s\n", glake_error());
 		_exit(1);
