@@ -4,8 +4,9 @@
     python3 tests/gpu/foreign.py --from FOLDER [--only NAME,...] [--out FILE.json]
 
 FOLDER has what is not a Python package, unpacked: cupy-VERSION and kvcached-VERSION (PyPI's source archives, for their
-tests), tinygrad-VERSION (likewise), pytorch-VERSION (its tests), samples (NVIDIA's, compiled), llama.cpp (llama-simple, and a vocabulary in GGUF that a small random model is
-made with). What is missing is skipped. Each row runs alone, because some read how much of the GPU is in use: first
+tests), tinygrad-VERSION (likewise), pytorch-VERSION (its tests), samples (NVIDIA's, compiled), llama.cpp (llama-simple,
+and a vocabulary in GGUF that a small random model is made with). numba-cuda brings its tests along; they need filecheck
+and cffi. What is missing is skipped. Each row runs alone, because some read how much of the GPU is in use: first
 without the shim, then with `glake run`. A row is a test of the project, or a finding that one of the programs below
 prints. Exit 1 when a row differs that DIFFERENT does not name, a program hangs, or glaked does not have all back.
 
@@ -298,6 +299,16 @@ def find_rows(folder):
                ["sh", "-c", 'for name in test_str_repr test_copy test_pin_memory; do "$@" -k $name >&2; '
                             'echo "finding $name: $?"; done', "sh", sys.executable, "-m", "pytest", "-q",
                 "-p", "no:cacheprovider", "test_cuda_primary_ctx.py"]), os.path.basename(pytorch))
+    # Its tests of the driver, and what else queues work in ways of its own. Left out is what starts processes, which cannot
+    # import the tests by the names that pytest gives them, and what fails behind a test that leaves a capture open.
+    rows["numba"] = all(importlib.util.find_spec(need) for need in ("numba_cuda", "filecheck", "cffi")) and (
+        Project(folder, ["-p", "numba_plugin", "-n", "8", "--import-mode=importlib", "--timeout=60", "-k",
+                         "not test_init and not test_runtime and not test_detect and not test_select_device", "--pyargs",
+                         *(f"numba.cuda.tests.{part}" for part in (
+                             "cudadrv", "nrt.test_nrt", "cudapy.test_stream_api", "cudapy.test_cuda_array_interface",
+                             "cudapy.test_cooperative_groups", "cudapy.test_device_array_capture", "cudapy.test_sync"))],
+                {"PYTHONPATH": os.pathsep.join(path for path in (HERE, os.environ.get("PYTHONPATH")) if path)}),
+        importlib.metadata.version("numba-cuda"))
     kvcached = unpacked("kvcached")
     rows["kvcached"] = kvcached and (
         Script(kvcached, [sys.executable, "tests/test_paged_allocator_aliasing.py"],
