@@ -96,6 +96,8 @@ PEER_UNUSED static void peer_spawn(struct peer *peer, const char *fault)
 	if (peer->pid == 0) {
 		if (fault) {
 			setenv("CUDASIM_FAULT", fault, 1);
+			/* As many calls for a block as with slots of a usual size. */
+			unsetenv("GLAKE_MOVER_SLOT_KIB");
 		}
 		/* The other descriptors of this process are close-on-exec. */
 		if (sockets[1] == 3) {
