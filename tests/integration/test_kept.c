@@ -209,7 +209,7 @@ END_TEST
 
 /* ---- a full fd store --------------------------------------------------------------------------- */
 
-#define MODEL_BYTES (300 * MIB)
+#define MODEL_BYTES (258 * MIB)
 #define N_BLOCKS 3u
 /* The socket, the mark of the books, the watch of the models' file system (store/superblock.h). A model, and one more. */
 #define N_OWN 3u
