@@ -20,6 +20,7 @@
 #include "libclient/glake.h"
 #include "tests/cudasim/kernel_image.h"
 #include "tests/shim/must.h"
+#include "tests/shim/seal_in_time.h"
 
 #define PAGE (2ull << 20)
 #define AT 4096u /* where it is written to */
@@ -118,7 +119,7 @@ static void seal(CUdeviceptr ptr)
 	const struct glake_span span = {ptr, PAGE};
 	struct glake_sealed sealed = {.size = sizeof(sealed)};
 	must_ok(cuMemsetD8(ptr, 7, PAGE));
-	must(glake_seal(&span, 1, &sealed) == 0);
+	must(seal_in_time(&span, 1, &sealed) == 0);
 	must(sealed.sealed_bytes == PAGE);
 }
 

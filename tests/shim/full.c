@@ -18,6 +18,7 @@
 #include "libclient/glake.h"
 #include "tests/shim/must.h"
 #include "tests/shim/scenario.h"
+#include "tests/shim/seal_in_time.h"
 #include "tests/spin.h"
 
 #define MIB (1ull << 20)
@@ -104,16 +105,16 @@ static CUdeviceptr alloc_filled(size_t n_bytes, unsigned seed)
 	return ptr;
 }
 
-static int seal(CUdeviceptr ptr, size_t n_bytes, uint64_t want)
+/* While nothing fills the GPU. */
+static void seal(CUdeviceptr ptr, size_t n_bytes, uint64_t want)
 {
 	struct glake_sealed sealed = {.size = sizeof(sealed)};
 	const struct glake_span span = {ptr, n_bytes};
-	int r = glake_seal(&span, 1, &sealed);
+	int r = seal_in_time(&span, 1, &sealed);
 	if (r < 0) {
 		fprintf(stderr, "glake_seal: %s\n", glake_error());
 	}
-	must(r < 0 || sealed.sealed_bytes == want);
-	return r;
+	must(r == 0 && sealed.sealed_bytes == want);
 }
 
 static void expect(CUdeviceptr ptr, size_t n_bytes)
@@ -143,7 +144,7 @@ static void writes_come_back(void)
 {
 	start();
 	CUdeviceptr ptr = alloc_filled(N_BYTES, 1);
-	must(seal(ptr, N_BYTES, N_BYTES) == 0);
+	seal(ptr, N_BYTES, N_BYTES);
 	fill_gpu();
 	must_be(write_to(ptr), CUDA_ERROR_OUT_OF_MEMORY);
 	must_be(write_to(ptr), CUDA_ERROR_OUT_OF_MEMORY);
@@ -167,7 +168,7 @@ static void writes_wait(void)
 	start();
 	CUfunction last = kernel("last");
 	CUdeviceptr ptr = alloc_filled(N_BYTES, 1);
-	must(seal(ptr, N_BYTES, N_BYTES) == 0);
+	seal(ptr, N_BYTES, N_BYTES);
 	for (unsigned i = 0; i < 20; i++) {
 		must_ok(cuLaunchKernel(last, 1, 1, 1, 1, 1, 1, 0, busy, params, NULL));
 	}
@@ -206,7 +207,7 @@ static void writes_find_a_moment(void)
 	start();
 	CUdeviceptr ptr = alloc_filled(N_BYTES, 1);
 	for (unsigned i = 0; i < 3; i++) {
-		must(seal(ptr, N_BYTES, N_BYTES) == 0);
+		seal(ptr, N_BYTES, N_BYTES);
 		__atomic_store_n(&is_over, false, __ATOMIC_SEQ_CST);
 		must(pthread_create(&thread, NULL, queue_on, NULL) == 0);
 		usleep(50000);
@@ -232,7 +233,7 @@ static void writes_wait_for_a_thread(void)
 	pthread_t thread;
 	start();
 	CUdeviceptr ptr = alloc_filled(N_BYTES, 1);
-	must(seal(ptr, N_BYTES, N_BYTES) == 0);
+	seal(ptr, N_BYTES, N_BYTES);
 	fill_gpu();
 	must(pthread_create(&thread, NULL, let_go_later, NULL) == 0);
 	must_ok(write_to(ptr));
@@ -255,7 +256,7 @@ static void crowds_come_back(void)
 	pthread_t threads[N_THREADS];
 	start();
 	CUdeviceptr ptr = alloc_filled(N_BYTES, 1);
-	must(seal(ptr, N_BYTES, N_BYTES) == 0);
+	seal(ptr, N_BYTES, N_BYTES);
 	fill_gpu();
 	alarm(30);
 	for (unsigned i = 0; i < N_THREADS; i++) {
@@ -278,7 +279,7 @@ static void crowds_come_back(void)
 static CUdeviceptr alloc_tailed(unsigned seed)
 {
 	CUdeviceptr ptr = alloc_filled(N_TAILED, seed);
-	must(seal(ptr, PAGE, PAGE) == 0);
+	seal(ptr, PAGE, PAGE);
 	return ptr;
 }
 
@@ -287,12 +288,13 @@ static void seals_come_back(void)
 	start();
 	CUdeviceptr ptr = alloc_tailed(1);
 	CUdeviceptr twin = alloc_tailed(1);
-	must(seal(ptr + PAGE, N_REST, PAGE) == 0);
+	seal(ptr + PAGE, N_REST, PAGE);
 	fill_gpu();
-	must(seal(twin + PAGE, N_REST, 0) == -EBUSY);
+	const struct glake_span rest = {twin + PAGE, N_REST};
+	must(glake_seal(&rest, 1, NULL) == -EBUSY);
 	let_go();
 	must_ok(cuStreamSynchronize(busy));
-	must(seal(twin + PAGE, N_REST, PAGE) == 0);
+	seal(twin + PAGE, N_REST, PAGE);
 	expect(twin, N_TAILED);
 	expect(ptr, N_TAILED);
 	must_ok(cuMemFree(ptr));
@@ -328,7 +330,7 @@ static void copies_given_up(void)
 	give_up(cut, PAGE);
 	give_up(tailed + PAGE, N_REST);
 	free_and_go_on(cut);
-	must(seal(tailed + PAGE, N_REST, PAGE) == 0);
+	seal(tailed + PAGE, N_REST, PAGE);
 	expect(tailed, N_TAILED);
 	must_ok(cuMemFree(tailed));
 }
@@ -350,7 +352,7 @@ static void zeroes_given_up(void)
 	free_and_go_on(cut);
 	must_ok(cuCtxSynchronize());
 	expect(large, N_BYTES);
-	must(seal(large, N_BYTES, N_BYTES) == 0);
+	seal(large, N_BYTES, N_BYTES);
 	must_ok(cuMemsetD8(large, 5, N_BYTES));
 	memset(bytes, 5, N_BYTES);
 	expect(large, N_BYTES);
@@ -372,7 +374,7 @@ static void without_a_gate(void)
 		make_bytes(i);
 		must_ok(cuMemcpyHtoD(ptrs[i], bytes, N_BYTES));
 		must_ok(cuCtxSynchronize());
-		must(seal(ptrs[i], N_BYTES, N_BYTES) == 0);
+		seal(ptrs[i], N_BYTES, N_BYTES);
 	}
 	fill_gpu();
 	must(glake_unseal(ptrs[0], N_BYTES) == -EBUSY);
@@ -385,7 +387,7 @@ static void without_a_gate(void)
 	expect(ptrs[1], N_BYTES);
 	must(glake_unseal(ptrs[1], N_BYTES) == 0);
 	/* What is under way outlives the memory and the session. */
-	must(seal(ptrs[1], N_BYTES, N_BYTES) == 0);
+	seal(ptrs[1], N_BYTES, N_BYTES);
 	fill_gpu();
 	must(glake_unseal(ptrs[1], N_BYTES) == -EBUSY);
 	must(glake_free(session, ptrs[1]) == 0);
@@ -396,7 +398,7 @@ static void without_a_gate(void)
 	must(glake_alloc(session, 0, N_BYTES, 0, &ptrs[0]) == 0);
 	must_ok(cuMemcpyHtoD(ptrs[0], bytes, N_BYTES));
 	must_ok(cuCtxSynchronize());
-	must(seal(ptrs[0], N_BYTES, N_BYTES) == 0);
+	seal(ptrs[0], N_BYTES, N_BYTES);
 	must(glake_unseal(ptrs[0], N_BYTES) == 0);
 	expect(ptrs[0], N_BYTES);
 	glake_disconnect(session);

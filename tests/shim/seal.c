@@ -19,6 +19,7 @@
 #include "libclient/glake.h"
 #include "tests/shim/must.h"
 #include "tests/shim/scenario.h"
+#include "tests/shim/seal_in_time.h"
 
 #define MIB (1ull << 20)
 #define PAGE (2 * MIB)
@@ -90,19 +91,16 @@ static struct glake_sealed try_seal(CUdeviceptr ptr)
 {
 	struct glake_sealed sealed = {.size = sizeof(sealed)};
 	const struct glake_span span = {ptr, N_BYTES};
-	must(glake_seal(&span, 1, &sealed) == 0);
+	must(seal_in_time(&span, 1, &sealed) == 0);
 	return sealed;
 }
 
-/* A block for each page, again and again while the GPU has no time for it. Returns the bytes that the realm had already. */
+/* A block for each page. Returns the bytes that the realm had already. */
 static uint64_t seal(CUdeviceptr ptr)
 {
 	struct glake_sealed sealed = {.size = sizeof(sealed)};
 	const struct glake_span spans[] = {{ptr, PAGE}, {ptr + PAGE, PAGE}};
-	int r;
-	while ((r = glake_seal(spans, 2, &sealed)) == -EBUSY) {
-		usleep(1000);
-	}
+	int r = seal_in_time(spans, 2, &sealed);
 	if (r < 0) {
 		fprintf(stderr, "glake_seal: %s\n", glake_error());
 		_exit(1);
@@ -574,7 +572,7 @@ static uint64_t seal_span(CUdeviceptr ptr, uint64_t n_bytes)
 {
 	const struct glake_span span = {ptr, n_bytes};
 	struct glake_sealed sealed = {.size = sizeof(sealed)};
-	must(glake_seal(&span, 1, &sealed) == 0);
+	must(seal_in_time(&span, 1, &sealed) == 0);
 	return sealed.sealed_bytes;
 }
 
@@ -748,7 +746,7 @@ static void numbers(void)
 	/* Its parts are unmapped as one mapping, or not at all. */
 	const struct glake_span front = {ptr, PAGE};
 	struct glake_sealed sum = {.size = sizeof(sum)};
-	must(glake_seal(&front, 1, &sum) == 0 && sum.sealed_bytes == PAGE);
+	must(seal_in_time(&front, 1, &sum) == 0 && sum.sealed_bytes == PAGE);
 	must_be(cuMemUnmap(ptr, PAGE), CUDA_ERROR_INVALID_VALUE);
 	must_ok(cuMemUnmap(ptr, 2 * N_BYTES));
 	/* What nobody maps is named still: in pieces now, of which one is sealed. */
