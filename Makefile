@@ -40,8 +40,8 @@ WARN := -Wall -Wextra -Wmissing-prototypes -Wstrict-prototypes -Wundef -Wshadow 
 	-Wpointer-arith -Wwrite-strings -Wold-style-definition -Wno-unused-parameter $(WERROR)
 CPPFLAGS += -D_GNU_SOURCE -DGLAKE_VERSION='"$(VERSION)"' -I. -Ilibclient -I$(B)/gen \
 	-isystem $(CUDA_HOME)/include
-# With a sanitizer -O1: it builds in half the time.
-CFLAGS ?= $(if $(SANITIZE),-O1,-O2) -g
+# With a sanitizer lines and a little speed: it builds in a third of the time.
+CFLAGS ?= $(if $(SANITIZE),-O1 -g1,-O2 -g)
 # As distributions build; a sanitizer sees more.
 HARDENING = $(if $(SANITIZE),,-fstack-protector-strong -fstack-clash-protection -D_FORTIFY_SOURCE=2)
 CFLAGS += $(HARDENING) -std=gnu11 $(WARN) -fPIC -fvisibility=hidden -fno-common -MMD -MP $(SANITIZE)
