@@ -39,7 +39,7 @@ static inline int array_grow_counted_(void *array_at, size_t n, size_t element_b
 	return array_grow_(array_at, n, &n_room, 1, element_bytes);
 }
 
-/* The same for an array that always has room for the next power of two, so that nobody need know how much. */
+/* Room for one more in an array that always has room for the next power of two, so that nobody need know how much. */
 #define array_grow_counted(array, n) array_grow_counted_(&(array), n, sizeof(*(array)))
 
 #endif

@@ -253,7 +253,7 @@ static bool answer(const struct heap_facts *facts, CUdeviceptr address,
 	switch (attribute) {
 	case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
 		return say_half(data, facts->has_ipc);
-	/* Of a GPU, to the program, also while it is in host memory for want of room. */
+	/* The program sees memory of a GPU, also while that is in host memory for want of room. */
 	case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
 		return say_half(data, CU_MEMORYTYPE_DEVICE);
 	case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:

@@ -39,7 +39,7 @@
 /* Some GPU hosts allow a process no more fds. Only fd_budget exceeds it. */
 #define CONFIG_MAX_FDS 20000u
 
-/* Of those fds, glaked keeps so many for itself: the driver's files, pipes, fds in flight (inflight.h). */
+/* glaked keeps so many of those fds for itself: the driver's files, pipes, fds in flight (inflight.h). */
 #define CONFIG_RESERVED_FDS 512u
 
 /* Chunks to keep made ahead, on each device. */

@@ -223,7 +223,7 @@ static void order_copy(struct jobs *jobs, uint64_t job, const Glake__Mover__Copy
 	submit(jobs, &probe, fds, 2);
 }
 
-/* Of zero and layout: their orders say the same. */
+/* Orders to zero a chunk, and to look at its layout, have the same members. */
 static void order_one(struct jobs *jobs, enum probe_kind kind, uint64_t job, uint64_t chunk_bytes,
                       uint64_t content_bytes, const ProtobufCBinaryData *uuid, struct fdlist *fds)
 {

@@ -156,7 +156,7 @@ int ctl_nobody(struct ctl *ctl, uint64_t pid_or_session);
 
 /* Report @error, a code of glake.h; @cause may be NULL. */
 void ctl_report(struct ctl *ctl, int error, const char *cause);
-/* The same, of errno: the file @path cannot be written. Returns CTL_E_SAID. */
+/* Report that the file @path cannot be written, and why: errno. Returns CTL_E_SAID. */
 int ctl_cannot_write(struct ctl *ctl, const char *path);
 int ctl_exit_code(int error);
 /* "GLAKE_E_BUSY", "ENOENT"; "UNKNOWN" for a number that is neither. Static. */
@@ -193,7 +193,7 @@ int ctl_print_list(struct ctl *ctl, const char *key, const struct field *fields,
 int ctl_list_add_object(struct ctl_list *list, json_t *object);
 /* A callback of glake_admin.h's lists: @list is a struct ctl_list, @row matches its fields. */
 int ctl_list_add(void *list, const void *row);
-/* The same; in JSON the row has a member @key besides, @more, which is taken over. */
+/* ctl_list_add() of a row that has one more member in JSON: @key, with the value @more, which is taken over. */
 int ctl_list_add_more(void *list, const void *row, const char *key, json_t *more);
 
 /* ---- the commands, by file ---- */

@@ -55,7 +55,7 @@ struct field {
 		.key = #member, .offset = offsetof(row, member), .type = FIELD_##type_, \
 		.style = FIELD_##style_, .title = title_ \
 	}
-/* Of the member @part, a struct. */
+/* A field of a struct that is the member @part of the row. */
 #define FIELD_IN(row, part, member, type_, style_, title_) \
 	{ \
 		.key = #member, .offset = offsetof(row, part.member), .type = FIELD_##type_, \

@@ -15,7 +15,7 @@ struct looker;
 
 /* A looker asks over @ctl's session, which it takes over, and connects again when that has ended. NULL: no memory. */
 struct looker *looker_new(struct ctl *ctl);
-/* The same, whose snapshots have refusals by pod, from now on. */
+/* A looker whose snapshots have refusals by pod, from now on. */
 struct looker *looker_new_following(struct ctl *ctl);
 
 /* Ends the session. A thread that glaked still holds up is left to the end of the process. NULL is allowed. */

@@ -203,7 +203,7 @@ static int list_uses(struct glake_session *session, struct snapshot *snapshot)
 	return err == GLAKE_E_BAD_REQUEST ? 0 : err;
 }
 
-/* The same. */
+/* An older glaked does not know this request either. */
 static int list_sleepers(struct glake_session *session, struct snapshot *snapshot)
 {
 	int err = glake_list_sleepers(session, take_sleeper, snapshot);

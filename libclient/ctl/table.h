@@ -38,7 +38,7 @@ unsigned table_room(FILE *out);
  * side, they come in several tables that begin with the first column. A last column of text may run over.
  */
 int table_print(struct table *table, FILE *out);
-/* The same, for @width columns; 0: any. */
+/* table_print() for @width columns; 0: for any number. */
 int table_print_width(struct table *table, FILE *out, size_t width);
 
 #endif

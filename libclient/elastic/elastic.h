@@ -72,7 +72,8 @@ bool glake__elastic_take(struct glake_elastic *elastic, uint32_t step);
 bool glake__elastic_is_all(const struct glake_elastic *elastic, uint32_t step, bool is_there);
 /* -EBUSY, the text set: one of these steps is SHOWN or READ. 0: none is. */
 int glake__elastic_check_shown(const struct glake_elastic *elastic, uint32_t first, uint32_t n);
-/* It ends: what its second places show is shown once less. -EBUSY, the text set, and nothing has happened: others show some of it. */
+/* Called when @elastic ends: the steps that its second places show are shown once less. -EBUSY, the text set: others show some of
+ * its own steps, and nothing has happened. */
 int glake__elastic_end_origins(struct glake_elastic *elastic);
 /* 0, or -EINVAL, the text set: its steps are neither sealed nor found by others. */
 int glake__elastic_check_keeps(const struct glake_elastic *elastic);

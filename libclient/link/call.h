@@ -58,7 +58,7 @@ int glake__call_wait_news(struct glake__link *link, struct glake__call *call,
 /* Whether its wait returns at once. glake__link_poll() looks for answers. */
 bool glake__call_is_done(struct glake__link *link, const struct glake__call *call);
 
-/* The same, after a wait of some @ms at most for that. */
+/* Waits some @ms at most for the call. Whether a wait for it returns at once then. */
 bool glake__call_await(struct glake__link *link, const struct glake__call *call, unsigned ms);
 
 /* Free the answer and its fds. A call still under way is waited for. Safe to repeat. */

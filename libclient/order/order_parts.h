@@ -150,7 +150,7 @@ void glake__order_append(struct glake_order *order, struct glake__order_line *li
                          struct glake__parked *parked);
 void glake__order_take_out(struct glake_order *order, struct glake__order_line *line,
                            struct glake__parked *parked);
-/* The same; returns the allocation. */
+/* Takes @parked out of its line, and returns its allocation. */
 void *glake__order_take_allocation(struct glake_order *order, struct glake__order_line *line,
                                    struct glake__parked *parked);
 void glake__order_free_nodes(struct glake__parked *list);

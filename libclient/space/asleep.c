@@ -79,7 +79,7 @@ static const char *why_not_whole(const struct glake__range *range,
 	return why;
 }
 
-/* Of a piece of @range. @of_whole: of all of it, if it is a whole. */
+/* Why this piece of @range cannot sleep, or NULL. @of_whole is the reason of all of the range, if it is a whole. */
 static const char *why_not_here(const struct glake__piece *piece,
                                 const struct glake_session *session, const char *of_whole)
 {

@@ -219,7 +219,7 @@ bool glake__number_release(unsigned long long value)
 	return number;
 }
 
-/* What has lost its last name gets it back: there is a place for it, as it was in there. */
+/* A chunk that has lost its last name gets it back. The table has room for it, since it was in there before. */
 unsigned long long glake__number_retain(glake_ptr address)
 {
 	unsigned long long value = 0;

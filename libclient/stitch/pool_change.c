@@ -10,7 +10,7 @@
 
 /* So many kept ranges of each kind are looked at. */
 #define MAX_LOOKS 64u
-/* Of the chunks that a new range takes, so many may be in use in a kept one: of each four. */
+/* A kept range is changed if it has no more than so many chunks in use for each four that the new one takes. */
 #define USED_OF_FOUR 3u
 
 /* A kept range, and what a request would find in it. */
@@ -65,7 +65,7 @@ static bool look(const struct glake__pool *pool, struct glake__stitched *stitche
 		bool is_used = !is_free(pool, &walk, line, fit.n_skipped, fit.n_skipped + n_units);
 		fit.n_used += is_used;
 		if (is_used && walk.begin == 0) {
-			/* It goes, and with it what is skipped of it. */
+			/* This chunk goes, so none of it is skipped. */
 			fit.n_skipped = 0;
 		}
 	}

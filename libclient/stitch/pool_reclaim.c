@@ -113,7 +113,7 @@ static void take_victims_locked(struct glake__pool *pool, uint64_t n_bytes, stru
 		if (stretch.n_pages > 0) {
 			taken = take_victim(pool, run, &stretch, victims);
 		}
-		/* What is left before it comes next. */
+		/* The run before it comes next. */
 		run = taken ? taken->previous : run->previous;
 	}
 	glake__pool_count_stitched(pool);
