@@ -171,7 +171,7 @@ START_TEST_WITH(a_program_under_the_shim_is_killed_at_each_call, .timeout_s = 10
 	while (status == SIGKILL) {
 		char rule[32];
 		ck_assert_uint_lt(n += STRIDE, MAX_STEPS);
-		snprintf(rule, sizeof(rule), "seal/*:%u:die", n);
+		snprintf(rule, sizeof(rule), "victim/*:%u:die", n);
 		run_start(&victim, NULL, program, "be_killed", NULL);
 		run_read(&victim, "ready");
 		world_set_own_faults(rule);
