@@ -466,9 +466,11 @@ START_TEST(addresses_that_work_still_uses_stay_mapped)
 	glake_ptr large = keep_a_range(stream, held);
 	/* Less than the range has: its last piece is free, and no work uses that. */
 	ck_assert_uint_eq(alloc_on(stream, 16 * MIB), large);
+	gate_close(stream);
 	queue_write(stream, large, 16 * MIB, 7);
 	free_on(stream, large);
 	assert_ok(glake_trim(session, 0, 0));
+	gate_open();
 	synchronize(stream);
 	ck_assert_uint_eq(stats().n_kept, 1);
 	assert_ok(glake_trim(session, 0, 0));
@@ -801,10 +803,12 @@ START_TEST(what_could_not_go_back_does_so_later)
 	CUstream stream = stream_new();
 	glake_ptr live = alloc_on(stream, 8 * MIB);
 	glake_ptr ptr = alloc_on(stream, 64 * MIB);
+	gate_close(stream);
 	queue_write(stream, ptr, 64 * MIB, 1);
 	free_on(stream, ptr);
 	pass_rounds(4);
 	ck_assert_uint_eq(stats().reserved_bytes, 72 * MIB);
+	gate_open();
 	synchronize(stream);
 	for (unsigned i = 0; i < 3; i++) {
 		ck_assert_int_ge(glake_dispatch(session), 0);
