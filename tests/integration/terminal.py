@@ -34,12 +34,18 @@ class Terminal:
         self.raw = ""      # all that has come
         self.pending = b""
         self.is_other = False  # the other screen is shown
+        go, goes = os.pipe()
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
+            # Not before it has been seen how the terminal was.
+            os.read(go, 1)
             fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
             os.execve(command[0], command, {**os.environ, "TERM": "glaketest", "LC_ALL": "C.UTF-8",
                                             "TERMINFO": os.path.join(folder, "terminfo"), **(env or {})})
         self.before = termios.tcgetattr(self.fd)
+        os.write(goes, b"g")
+        os.close(go)
+        os.close(goes)
         self.resize(rows, columns)
 
     def resize(self, rows, columns):
