@@ -100,9 +100,9 @@ void run_continue(struct run *run)
 	fputs(run->text, stderr);
 	run->text[0] = '\0';
 	/* How a program ended that has already is for run_end() to say. */
-	signal(SIGPIPE, SIG_IGN);
+	sighandler_t before = signal(SIGPIPE, SIG_IGN);
 	ck_assert(write(run->input, "\n", 1) == 1 || errno == EPIPE);
-	signal(SIGPIPE, SIG_DFL);
+	signal(SIGPIPE, before);
 }
 
 int run_end(struct run *run)
