@@ -8,7 +8,7 @@
 
 #include "libclient/glake.h"
 
-/* As glake_seal(), but while that has no time for it. */
+/* glake_seal(), again and again while that has no time for it. If it never has, the test's limit ends the program. */
 static inline int seal_in_time(const struct glake_span *spans, size_t n,
                                struct glake_sealed *sealed)
 {
