@@ -521,6 +521,11 @@ def own_first(m):
         neighbour.lend(0, 32)
         # Four steps are free.
         assert neighbour.give_back(n_all - 4, 4) == 4
+        m.patient()
+        # Five steps have twenty blocks, and one block is vLLM's.
+        engine.add(prompt(30, 18 * 4), [7])
+        m.finish()
+        m.patient(with_free=0.01)
         for seed in range(10):
             engine.add(prompt(seed, 40), [7])
             m.finish()
@@ -528,7 +533,7 @@ def own_first(m):
         assert neighbour.stats()["n_lent"] == n_all - 4, neighbour.stats()
         engine.add(prompt(20, 4 * 4 * 7), [7])
         m.finish()
-        assert engine.n_done == 11 and neighbour.stats()["n_lent"] < n_all - 4
+        assert engine.n_done == 12 and neighbour.stats()["n_lent"] < n_all - 4
         neighbour.close()
 
 
