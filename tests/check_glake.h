@@ -26,7 +26,7 @@
 #define TEST_SANITIZED 0
 #endif
 
-/* Of many equal steps of one thread, ThreadSanitizer takes one in so many: it makes them twenty times
+/* Under ThreadSanitizer a test takes one in so many equal steps of one thread: it makes them twenty times
  * slower, and has nothing to find in them. */
 #ifdef __SANITIZE_THREAD__
 #define TEST_ONE_IN 10
@@ -55,7 +55,7 @@ struct test_entry {
 /* @entry is static. */
 void test_add(struct test_entry *entry);
 
-/* What each test of the program begins and ends with. */
+/* The functions that each test of the program begins and ends with. */
 void test_set_begin(void (*begin)(void));
 void test_set_end(void (*end)(void));
 

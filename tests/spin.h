@@ -165,7 +165,7 @@ static const char spin_ptx[] =
 	"	ret;\n"
 	"}\n";
 
-/* What cuModuleLoadData() of device 0's driver wants. The driver is initialised. */
+/* Returns the image for cuModuleLoadData() of device 0's driver, which is initialised. */
 static inline const void *spin_image_of(__typeof__(cuDeviceGetName) *get_name)
 {
 	char name[64] = "";

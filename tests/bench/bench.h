@@ -72,7 +72,7 @@ void bench_daemon_start(struct bench_daemon *daemon, const char *config);
  */
 void bench_daemon_stop(struct bench_daemon *daemon);
 
-/* What the kernel says a process has. */
+/* Memory and fds of a process, as the kernel tells. */
 struct bench_process {
 	uint64_t rss_bytes;
 	uint64_t pss_bytes;
@@ -83,7 +83,7 @@ struct bench_process {
 
 struct bench_process bench_process_now(pid_t pid);
 
-/* The same once fds and pages have stopped moving: after its start glaked fills its pool. */
+/* As bench_process_now(), once fds and pages have stopped moving: after its start glaked fills its pool. */
 struct bench_process bench_process_calm(pid_t pid);
 
 /* ---- numbers --------------------------------------------------------------------------------- */

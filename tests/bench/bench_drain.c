@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What it costs a program under the shim that a range changes: how long its launches are held back.
+ * How long a range that changes holds back the launches of a program under the shim.
  *
  *   bench_drain [ROUNDS]
  *

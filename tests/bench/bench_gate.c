@@ -81,7 +81,7 @@ static any_call_fn *body_of(const char *symbol)
 	return (any_call_fn *)gated_calls[i].body;
 }
 
-/* What the body of a gated call costs, the driver's part left out. */
+/* Measures what the body of a gated call costs, the driver's part left out. */
 static void measure_call(const char *symbol)
 {
 	double ns[N_BATCHES];

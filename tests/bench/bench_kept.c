@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What it takes to keep chunks beyond the process that made them. A stand-in for glaked makes chunks,
+ * How long it takes to keep chunks beyond the process that made them. A stand-in for glaked makes chunks,
  * stores their fds with glake-keeper and kills itself. The next one takes them, compares their content,
  * and removes them.
  *

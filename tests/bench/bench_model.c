@@ -49,7 +49,7 @@ struct options {
 	bool check;
 };
 
-/* What a child says. */
+/* A child's report. */
 struct opened {
 	uint64_t connect_ns;
 	uint64_t open_ns;

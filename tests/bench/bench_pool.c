@@ -104,13 +104,13 @@ static void run_churn(unsigned n_runs)
 	print_pairs("  churn", &pairs);
 }
 
-/* What @n pieces took, each. */
+/* Prints how long each of @n pieces took since @begin_ns. */
 static void print_each(const char *label, uint64_t begin_ns, unsigned n)
 {
 	bench_print(label, "%.2f us a piece", (double)(bench_now_ns() - begin_ns) / n / 1e3);
 }
 
-/* Of pieces in use, which lie in pages of their own; a third mapping of those that are stitched. */
+/* Driver calls for pieces in use, which lie in pages of their own; those that are stitched get a third mapping. */
 static void run_calls(const glake_ptr *pieces, unsigned n, unsigned step)
 {
 	static CUmemGenericAllocationHandle handles[PIECES];

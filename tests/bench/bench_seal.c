@@ -30,7 +30,7 @@ struct options {
 	bool is_one;
 };
 
-/* What a process says. */
+/* The report of a process. */
 struct told {
 	uint64_t seal_ns;
 	uint64_t unseal_ns;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What glaked's memory grows by per block of the store.
+ * How much glaked's memory grows per block of the store.
  *
  * In this process, with the daemon's own objects: BLOCKS chunks of 2 MiB are made and exported as
  * far as the limit on fds goes (the rest have no fd), sealed by store_seal(), and the growth of
@@ -189,7 +189,7 @@ static void add_model(struct parts *parts, struct chunk *chunks, unsigned first,
 	if (!model) {
 		bench_fail("no memory for a model");
 	}
-	/* What load.c does when all blocks are there: the model is then cache. */
+	/* As load.c does when all blocks are there: the model is then cache. */
 	store_ready(&parts->store, model);
 	store_unhold_model(&parts->store, model, 0);
 }

@@ -35,7 +35,7 @@ struct options {
 	unsigned n_runs;
 };
 
-/* What a process says. */
+/* The report of a process. */
 struct told {
 	uint64_t publish_ns;
 	uint64_t again_ns;

@@ -21,7 +21,7 @@ enum shimmed_way {
 
 extern const char *const shimmed_ways[SHIMMED_N_WAYS];
 
-/* What the measuring processes call. */
+/* The driver's calls that the measuring processes make. */
 struct cu {
 	void *library;
 #define CALL(name, symbol) __typeof__(symbol) *name;
@@ -50,7 +50,7 @@ void shimmed_end(struct shimmed *child);
 
 /* ---- in the child ----------------------------------------------------------------------------- */
 
-/* What of "--measure WHAT WAY"; NULL in the parent. */
+/* Returns WHAT of "--measure WHAT WAY"; NULL in the parent. */
 const char *shimmed_what(int argc, char **argv);
 
 /* The driver, as a program finds it: the shim where there is one. Nothing is called yet. */

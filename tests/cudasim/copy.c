@@ -250,7 +250,7 @@ CUresult cuMemcpyPeer(CUdeviceptr dst, CUcontext dst_ctx, CUdeviceptr src, CUcon
 	if (!to || !from) {
 		return CUDA_ERROR_INVALID_CONTEXT;
 	}
-	/* It comes behind all work of both, as the driver's documentation has it. */
+	/* The copy comes behind all work of both contexts, as the driver's documentation has it. */
 	stream_wait_ctx(from);
 	stream_wait_ctx(to);
 	struct copy copy = row(device(dst), device(src), bytes);

@@ -106,7 +106,7 @@ static const char ptx[] =
 	"	ret;\n"
 	"}\n";
 
-/* The same on cudasim. */
+/* The kernel on cudasim. */
 static void run_sum(const struct cudasim_run *run, const void *user)
 {
 	const struct sum_params *params = user;

@@ -36,7 +36,7 @@
 #define MAX_RECORDS 128u
 #define MAX_PROMISES 3u
 #define MIB (1024ull * 1024)
-/* Of each device: some promises fit, and others do not. */
+/* The memory of each device: some promises fit, and others do not. */
 #define USABLE_BYTES (256 * MIB)
 
 int LLVMFuzzerInitialize(int *argc, char ***argv);
@@ -731,7 +731,7 @@ static void check_realms(void)
 	}
 }
 
-/* Of the sessions that have entered it. Returns how many there are. */
+/* Adds what the sessions in @promise have to *used_bytes. Returns how many they are. */
 static unsigned add_promised(const struct promise *promise, uint64_t *used_bytes)
 {
 	unsigned n = 0;

@@ -408,7 +408,7 @@ static bool memory_request(struct client *client, struct input *input, unsigned 
 			list[i] = &driver[i];
 		}
 		usage.driver = list;
-		/* Of what was taken already: seeds mean what they meant. */
+		/* These are made of what was taken already: seeds mean what they meant. */
 		unsealed.why = (Glake__Wire__UnsealedWhy)usage.live_bytes;
 		unsealed.bytes = usage.warm_bytes;
 		usage.unsealed = unsealed_list;

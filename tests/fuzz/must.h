@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What holds whatever a fuzzer tries. Where it does not, the fuzzer has found something. */
+/* A condition that holds whatever a fuzzer tries. Where it does not, the fuzzer has found something. */
 #ifndef GLAKE_TESTS_FUZZ_MUST_H
 #define GLAKE_TESTS_FUZZ_MUST_H
 

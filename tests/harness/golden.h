@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a command has to say, in a file of tests/golden. A text that differs fails the test, with the difference.
+ * The text that a command has to print is in a file of tests/golden. Another text fails the test, with the difference.
  * With GOLDEN=write in the environment the file is written instead: look at what git says then.
  */
 #ifndef GLAKE_TESTS_HARNESS_GOLDEN_H
