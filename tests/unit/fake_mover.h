@@ -179,7 +179,7 @@ FAKE_UNUSED static void fake_mover_die(void)
 	}
 }
 
-/* The same, but a file system keeps it from ending: it still has the chunks. */
+/* As fake_mover_die(), but a file system keeps the mover from ending: it still has the chunks. */
 FAKE_UNUSED static void fake_mover_die_slowly(void)
 {
 	uint64_t last_job = fake_mover.last_job;

@@ -17,7 +17,7 @@ static struct device devices[N_DEVICES];
 MADE_UNUSED static struct location *locations[N_DEVICES];
 static struct tenant_table *tenants;
 static struct tenant *payer;
-/* Of a table of his own, since the default configuration has one tenant. */
+/* The other payer has a table of his own, since the default configuration has one tenant. */
 static struct tenant_table *other_tenants;
 static struct tenant *other_payer;
 static struct list realms = LIST_INIT(realms);
@@ -87,7 +87,7 @@ MADE_UNUSED static struct block *add_block(uint32_t device, unsigned name)
 	return add_sized_block(realm, device, name, 2 * MIB);
 }
 
-/* The same, and nobody uses it any more. */
+/* As add_block(), but nobody uses the block any more. */
 MADE_UNUSED static void cache_block(uint32_t device, unsigned name, int32_t priority)
 {
 	store_unuse_block(&store, add_block(device, name), priority);

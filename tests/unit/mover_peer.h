@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What glaked is to a real glake-mover, for tests: starts it, makes chunks, sends orders, takes
+ * Does as glaked to a real glake-mover, for tests: starts it, makes chunks, sends orders, takes
  * reports and looks into the chunks. One mover, one device, one test.
  */
 #ifndef GLAKE_TESTS_MOVER_PEER_H
@@ -317,7 +317,7 @@ PEER_UNUSED static void peer_digest(struct peer *peer, uint64_t job,
 	peer_send(peer, &order, &chunk->fd, 1);
 }
 
-/* The same, and whether all bytes are those of @other. */
+/* As peer_digest(), but asks also whether all bytes are those of @other. */
 PEER_UNUSED static void peer_digest_beside(struct peer *peer, uint64_t job,
                                            const struct chunk_in_test *chunk,
                                            uint64_t content_bytes,
@@ -382,7 +382,7 @@ PEER_UNUSED static void peer_copy(struct peer *peer, uint64_t job,
 	peer_send(peer, &order, fds, 2);
 }
 
-/* The same places. */
+/* Compares the places that peer_copy() copies between. */
 PEER_UNUSED static void peer_compare_host(struct peer *peer, uint64_t job,
                                           const struct chunk_in_test *chunk,
                                           const struct chunk_in_test *host, uint64_t offset)

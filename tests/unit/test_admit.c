@@ -65,7 +65,7 @@ static void assert_waits(const struct wish *wish, enum admit_state state)
 	ck_assert_int_eq(wish->admit.state, state);
 	ck_assert_uint_eq(wish->n_done, 0);
 	ck_assert_uint_eq(wish->n_gone, 0);
-	/* What others may have to wait for is paid for. */
+	/* A chunk that others may have to wait for is paid for. */
 	ck_assert_ptr_eq(wish->admit.chunk.charge.tenant, payer);
 }
 
@@ -207,7 +207,7 @@ START_TEST_WITH(a_wrong_guess_shares_nothing, .n = 3)
 }
 END_TEST
 
-/* What is guessed stays, cancelled or not, as long as the mover has it; and nobody guesses what is gone. */
+/* A guessed block stays, cancelled or not, as long as the mover has it; and nobody guesses a block that is gone. */
 START_TEST(a_guess_keeps_its_block)
 {
 	struct block *blocks[3];
@@ -291,7 +291,7 @@ START_TEST(no_quota_refuses_what_is_there_already)
 	payer->max_fds = 1;
 	start(&wish, 1);
 	assert_waits(&wish, ADMIT_COMPARING);
-	/* It was set lower since. */
+	/* The quota is set lower meanwhile. */
 	ck_assert_int_eq(tenant_set_quota(payer, 0, CHUNK_BYTES / 2), 0);
 	fake_mover_compared(fake_mover_job(JOB_COMPARE), true);
 	ck_assert_ptr_eq(assert_block(&wish, true), block);
@@ -304,7 +304,7 @@ END_TEST
 
 /* ---- digest collisions ------------------------------------------------------------------------ */
 
-/* Of the same size, or told by the size alone. */
+/* The chunks have the same size, or are told apart by their sizes alone. */
 START_TEST_WITH(two_contents_of_one_digest_stay_two, .n = 2)
 {
 	struct wish wish;
@@ -381,7 +381,7 @@ START_TEST(a_block_stays_while_it_is_compared)
 }
 END_TEST
 
-/* Of a model that is evicted, and that no program has published. */
+/* The block is of a model that is evicted, and no program has published it. */
 START_TEST_WITH(a_block_that_nobody_keeps_goes_with_its_last_comparison, .n = 2)
 {
 	struct wish wish;
@@ -454,7 +454,7 @@ static struct block *reach(struct wish *wish, enum admit_state state)
 	return block;
 }
 
-/* What is under way ends, well or not. */
+/* The work that is under way ends, well or not. */
 static void come_back(enum admit_state state, bool is_well)
 {
 	export_result = is_well ? CUDA_SUCCESS : CUDA_ERROR_UNKNOWN;
@@ -609,7 +609,7 @@ START_TEST(a_padding_that_is_not_zero_leaves_the_chunk)
 	start(&wish, 0);
 	fake_mover_failed(fake_mover_job(JOB_DIGEST), STATUS_BAD_REQUEST);
 	assert_failed(&wish, STATUS_BAD_REQUEST);
-	/* It can be tried again. */
+	/* The chunk can be tried again. */
 	start(&wish, 0);
 	fake_mover_digested(fake_mover_job(JOB_DIGEST), digest(1));
 	store_unuse_block(&store, assert_block(&wish, false), 0);
@@ -666,7 +666,7 @@ static void evict_fds(void *user, uint64_t n_fds)
 	store_evict_fds(&store, n_fds);
 }
 
-/* What nobody uses goes for it, and nothing else does. */
+/* A block that nobody uses goes for the fd, and no other does. */
 START_TEST_WITH(an_fd_is_taken_from_the_cache, .n = 2)
 {
 	struct wish wish;

@@ -16,7 +16,7 @@
 
 /* ---- the driver ------------------------------------------------------------------------------- */
 
-/* What exists, by driver handle. */
+/* Driver handles that exist, and calls that were to make one. */
 static atomic_int n_handles;
 static atomic_uint n_made;
 /* The number of chunks that can be made before there is no memory left. */
@@ -163,7 +163,7 @@ static struct request {
 /* They are given back one by one, as a client's are. */
 static bool gives_back_each;
 
-/* It looks at them, and leaves them to be released. */
+/* Looks at the chunks, and leaves those to be released that it does not give back itself. */
 static void on_chunks(void *user, enum status status, struct chunk *chunks, size_t n_chunks)
 {
 	struct request *request = user;
@@ -297,7 +297,7 @@ START_TEST_WITH(a_cancelled_request_gives_all_back, .n = 2)
 }
 END_TEST
 
-/* What the driver is being asked for counts as given out: else two at a time are more than there may be. */
+/* Chunks that the driver is asked for count as given out: else two requests at a time get more than there may be. */
 START_TEST(no_more_is_asked_of_the_driver_than_may_be_given_out)
 {
 	begin();
@@ -311,14 +311,14 @@ START_TEST(no_more_is_asked_of_the_driver_than_may_be_given_out)
 	while (first->place == 0 || second->place == 0) {
 		uv_run(&loop, UV_RUN_ONCE);
 	}
-	/* It comes when the other one has gone. */
+	/* The second request is granted when the chunks of the first have gone. */
 	ck_assert_uint_eq(first->place, 1);
 	ck_assert_int_eq(second->status, STATUS_OK);
 	end();
 }
 END_TEST
 
-/* Of what is let in whole or not at all, no part is charged meanwhile. */
+/* A request is let in whole or not at all: no part of it is charged meanwhile. */
 START_TEST(what_waits_for_its_quota_is_charged_nothing)
 {
 	begin();
@@ -389,7 +389,7 @@ static void end_reserve(void)
 	end();
 }
 
-/* What room lacks comes from it, at once; a chunk that is not taken gives it back. In the end it is there. */
+/* The reserve gives what room lacks, at once; a chunk that is not taken gives it back. In the end the reserve is whole. */
 START_TEST_WITH(a_private_copy_takes_what_room_lacks, .n = 2)
 {
 	struct location *at = &devices[0].at;
@@ -459,7 +459,7 @@ START_TEST(who_waits_goes_on_to_wait_for_room)
 	run_worker();
 	ck_assert_uint_eq(kept_unsealing_bytes, 4 * MIB);
 	ck_assert_uint_eq(other->place, 0);
-	/* What is unsealed saves nothing any more. */
+	/* Memory that is unsealed saves nothing any more. */
 	reserve_note_saved(at, 8 * MIB, 0);
 	while (other->place == 0) {
 		uv_run(&loop, UV_RUN_ONCE);
@@ -534,7 +534,7 @@ START_TEST(a_forgotten_size_leaves_its_place_when_nothing_of_it_is_coming)
 }
 END_TEST
 
-/* What is given up while it is there makes room for others, as what is taken. */
+/* A chunk that the stock gives up makes room for others, as one that is taken does. */
 START_TEST(a_stock_follows_for_ever)
 {
 	struct stock stock;

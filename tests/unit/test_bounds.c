@@ -228,7 +228,7 @@ START_TEST(two_requests_in_one_are_refused)
 }
 END_TEST
 
-/* Of a later version: the request is refused by an answer, a field is passed over. */
+/* A request of a later version is refused by an answer, and a field of one is passed over. */
 START_TEST(what_is_unknown_passes)
 {
 	size_t at = put_varint(put_varint(0, 1 << 3), 7);

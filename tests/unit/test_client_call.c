@@ -372,7 +372,7 @@ START_TEST(a_cancelled_thread_holds_up_nobody)
 }
 END_TEST
 
-/* What has come to the sockets' number is somebody else's file: nothing is done to it. */
+/* The file that has come to the socket's number is somebody else's: nothing is done to it. */
 START_TEST(a_file_in_our_place_is_left_alone)
 {
 	for (int uses_dispatch = 0; uses_dispatch < 2; uses_dispatch++) {
@@ -440,7 +440,7 @@ START_TEST(a_silent_daemon_is_given_up)
 }
 END_TEST
 
-/* It says that it is there, and the answer when it has it. */
+/* The daemon says that it is there, and answers when it can. */
 START_TEST(a_slow_daemon_is_waited_for)
 {
 	be_impatient();
@@ -526,7 +526,7 @@ START_TEST(notices_are_delivered_in_order_after_the_call)
 	ck_assert_int_eq(heard.notices[2].kind, GLAKE_NOTICE_SHUTTING_DOWN);
 	ck_assert_int_eq(heard.notices[3].kind, GLAKE_NOTICE_RECLAIM);
 	ck_assert_uint_eq(heard.notices[3].bytes, 99);
-	/* What still comes are answers to the reports that a Reclaim is answered with. */
+	/* Only answers still come: to the reports that a Reclaim is answered with. */
 	do {
 		ck_assert_int_eq(glake_dispatch(heard.session), 0);
 	} while (poll(&waiting, 1, 50) > 0);

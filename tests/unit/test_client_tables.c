@@ -127,7 +127,7 @@ START_TEST(the_oldest_goes_first)
 }
 END_TEST
 
-/* What its header promises, over the whole structure. */
+/* Checks what warm.h promises, over the whole structure. */
 static void check_warm(const struct glake__warm *warm)
 {
 	uint64_t n_bytes = 0;

@@ -255,7 +255,7 @@ START_TEST(a_chunk_goes_when_all_movers_have_forgotten_it)
 }
 END_TEST
 
-/* It does not wait for a mover that cannot end, nor beyond the end of glaked. */
+/* The copy does not wait for a mover that cannot end, nor beyond the end of glaked. */
 START_TEST_WITH(a_copy_waits_for_a_chunk_to_be_forgotten, .n = 3)
 {
 	copies_begin(4 * MIB);

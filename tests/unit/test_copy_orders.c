@@ -97,7 +97,7 @@ static void finish(unsigned name)
 	fake_mover_digested(job, digest(name));
 }
 
-/* The same of one whose bytes are zero. */
+/* As finish(), but the bytes are zero. */
 static void finish_zero(unsigned name)
 {
 	run_workers();
@@ -141,7 +141,7 @@ static uint64_t paid(const struct tenant *tenant)
 	return tenant->at[1].used_bytes;
 }
 
-/* Of background copies; or none. */
+/* @is_on: blocks are copied in the background, too. */
 static void orders_begin(uint64_t host_bytes, bool is_on)
 {
 	copies_begin(host_bytes);
@@ -176,7 +176,7 @@ START_TEST(a_private_chunk_is_copied_for_who_ordered_it)
 }
 END_TEST
 
-/* It sleeps, wakes, and is ordered again. */
+/* The chunk that @wait has copied wakes, and is ordered again. */
 static void order_again(struct wait *wait, struct copy_past *past)
 {
 	copies_remember(&copies, wait->copy, past);
@@ -201,7 +201,7 @@ START_TEST_WITH(a_chunk_that_sleeps_again_is_digested, .n = 2)
 	ck_assert_uint_eq(copies.bytes, 6 * MIB);
 	finish(_i == 0 ? 7 : 8);
 	if (_i == 1) {
-		/* It has changed. */
+		/* The chunk has changed. */
 		ck_assert_uint_eq(waits[0].n_done, 0);
 		finish(8);
 	}
@@ -393,7 +393,7 @@ START_TEST(equal_private_chunks_have_one_copy)
 		ck_assert_uint_eq(copies.bytes, 6 * MIB);
 		let(&waits[i]);
 	}
-	/* It was nobody's cache. */
+	/* The copy was nobody's cache. */
 	ck_assert_uint_eq(copies.bytes, 0);
 	ck_assert_uint_eq(HASH_COUNT(copies.table), 0);
 	copies_end();
@@ -519,7 +519,7 @@ START_TEST_WITH(a_private_chunk_shares_a_blocks_copy, .n = 2)
 }
 END_TEST
 
-/* It is on its way, and does not come. */
+/* The block's copy is on its way, and does not come. */
 START_TEST(the_copy_that_another_is_behind_fails)
 {
 	orders_begin(256 * MIB, true);
@@ -627,7 +627,7 @@ START_TEST(zeros_take_no_host_memory)
 		ck_assert_uint_eq(paid(payer), 0);
 		ck_assert_uint_eq(copies.nodes[0].used_bytes, 0);
 	}
-	/* It comes back by a job that needs no large chunk. */
+	/* A copy of zeros comes back by a job that needs no large chunk. */
 	struct digest_job job = {.job = {.on_failed = NULL}};
 	ck_assert_int_eq(copies_read(&copies, waits[0].copy, &job, &devices[0], 0), 0);
 	ck_assert_uint_eq(fake_mover.n_zeros, 1);
@@ -683,7 +683,7 @@ START_TEST(without_host_memory_there_are_no_copies)
 }
 END_TEST
 
-/* What is kept ready, and copies that nobody needs, are in its way only until it comes. */
+/* Memory that is kept ready, and copies that nobody needs, are in the chunk's way only until it comes. */
 START_TEST(a_chunk_larger_than_a_large_one_is_copied)
 {
 	orders_begin(256 * MIB, false);
@@ -888,7 +888,7 @@ START_TEST(a_mover_dies_with_several)
 }
 END_TEST
 
-/* What a dead mover may still write to is nobody else's, and the chunks are not free. */
+/* Memory that a dead mover may still write to is nobody else's, and the chunks are not free. */
 START_TEST(a_mover_that_cannot_end_keeps_the_chunks)
 {
 	orders_begin(256 * MIB, false);
@@ -1055,7 +1055,7 @@ START_TEST_WITH(a_search_for_equal_bytes_ends, .n = N_SAME_STAGES * N_ENDS)
 		copies_close(&copies);
 	}
 	if (end == DIE_SLOWLY && (stage == LOOKING || stage == COMPARING)) {
-		/* It may have the chunk still. */
+		/* The mover may have the chunk still. */
 		expect(&waits[0], STATUS_MOVER_FAILED, "");
 		ck_assert_uint_eq(waits[0].n_gone, 0);
 	}
@@ -1186,7 +1186,7 @@ START_TEST(glaked_ends_while_orders_are_under_way)
 }
 END_TEST
 
-/* What each copy is of, and was, if memory is not used again: contents that are 4 apart have one digest, and 3 reads zero. */
+/* The content of each copy there was, until its memory is used again: contents 4 apart have one digest, and 3 reads zero. */
 #define N_CONTENTS 12u
 #define ZEROS 3u
 #define N_KNOWN 8192u
@@ -1222,7 +1222,7 @@ static unsigned digest_name(unsigned content)
 	return content % 4 + 1;
 }
 
-/* Of what is copied; blocks have the first contents. */
+/* The content of what is copied; blocks have the first contents. */
 static unsigned content_of_making(const struct copy_making *making)
 {
 	return making->block ? (unsigned)making->block->key.digest.low - 1

@@ -732,7 +732,7 @@ static void tell(const char *line)
 	}
 }
 
-/* What was told since the last one is that of tests/golden/ctl-@name.txt. */
+/* The text that was told since the last call is that of tests/golden/ctl-@name.txt. */
 static void expect_told(const char *name)
 {
 	char file[64];
@@ -877,7 +877,7 @@ START_TEST(tables_fold_where_they_do_not_fit)
 	} cases[] = {
 		{0, "ID  ONE  TWO  TEXT\n 1   11   22  a long one\n"},
 		{30, "ID  ONE  TWO  TEXT\n 1   11   22  a long one\n"},
-		/* It runs over, as its title fits. */
+		/* The text runs over, as its title fits. */
 		{20, "ID  ONE  TWO  TEXT\n 1   11   22  a long one\n"},
 		{16, "ID  ONE  TWO\n 1   11   22\n\nID  TEXT\n 1  a long one\n"},
 		{8, "ID  ONE\n 1   11\n\nID  TWO\n 1   22\n\nID  TEXT\n 1  a long one\n"},
@@ -1246,7 +1246,7 @@ START_TEST(the_doctor_sees_ranges_that_overlap)
 }
 END_TEST
 
-/* Of one node, number 0, as its host tells. */
+/* The memory of one node, number 0, as its host tells. */
 static void have_node(const char *folder, uint64_t total_bytes, uint64_t free_bytes)
 {
 	char path[400];
@@ -1287,7 +1287,7 @@ START_TEST(the_doctor_holds_host_memory_against_what_the_node_has)
 	ck_host(folder, &host, "ok", "may take 32.0 GiB");
 	have_node(folder, 64 * GIB, 28 * GIB);
 	ck_host(folder, &host, "warning", "may take 30.0 GiB more, and the node has 29.0 GiB");
-	/* It is another host's. */
+	/* The node is another host's. */
 	have_node(folder, 32 * GIB, GIB);
 	ck_host(folder, &host, "ok", "may take 32.0 GiB");
 	host.ready_bytes = 33 * GIB;
@@ -1631,7 +1631,7 @@ START_TEST(a_map_forgets_what_is_long_ago_first)
 }
 END_TEST
 
-/* Of device 0, with @more labels behind these. */
+/* The labels of device 0, with @more behind them. */
 #define GPU(more) \
 	"{gpu=\"0\",UUID=\"GPU-abcd0000-0000-0000-0000-000000000000\",Hostname=\"node\\\"7\"" more \
 	"} "
@@ -1647,7 +1647,7 @@ START_TEST(metrics_have_their_format)
 	                "\nglake_host_bytes{node=\"1\",use=\"copies_free\"} 1073741824\n");
 	assert_contains(out_text,
 	                "\nglake_device_bytes" GPU(",use=\"blocks_cached\"") "1073741824\n");
-	/* What steers a terminal is a text, and so is what the format reads. */
+	/* Bytes that steer a terminal come out as text, and so do those that the format reads. */
 	assert_contains(out_text, "\nglake_device_info" GPU(",name=\"a \\\"b\\\" \\\\x5c c\\\\x0ad "
 	                                                    "\\\\xff \\\\x1b[2J\"") "1\n");
 	assert_contains(out_text,
@@ -1775,7 +1775,7 @@ START_TEST(one_process_can_be_asked_for)
 {
 	tell("fragmentation 100 --json");
 	tell("fragmentation 1 --json");
-	/* It is there, and has nothing: all is of others. */
+	/* Process 101 is there, and has nothing: all is of others. */
 	tell("fragmentation 101 --json");
 	tell("fragmentation 77");
 	tell("fragmentation 77 --html");

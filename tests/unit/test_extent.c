@@ -9,7 +9,7 @@
 #define LARGE (64 * MIB)
 #define MOST (1024 * MIB)
 #define N_OWNERS 2u
-/* Of 2 MiB, of one that is taken at random. */
+/* The pages of 2 MiB of an extent that is taken at random, at most. */
 #define MOST_PAGES 48u
 
 static struct extents extents;
@@ -102,7 +102,7 @@ START_TEST(extents_share_a_chunk_and_the_rest_is_the_caches)
 }
 END_TEST
 
-/* It is not cut when it is free for a moment, and nothing is put where another of its size would lie. */
+/* The chunk is not cut when it is free for a moment: nothing is put where another extent of its size would lie. */
 START_TEST(what_is_larger_than_a_chunk_has_one_of_its_own)
 {
 	const uint64_t bytes = 2 * LARGE + 6 * MIB;
@@ -189,7 +189,7 @@ START_TEST(nobody_reads_what_was_there_before)
 	ck_assert_int_ge(extent_source(secret), 0);
 	uint64_t offset = secret->offset;
 	give(&takes[0]);
-	/* The same place, for somebody else. */
+	/* Somebody else gets the same place. */
 	ck_assert_int_eq(take(&takes[2], other_payer, 2 * MIB), STATUS_OK);
 	ck_assert_uint_eq(takes[2].extent->offset, offset);
 	ck_assert_int_eq(extent_source(takes[2].extent), -1);
@@ -235,7 +235,7 @@ START_TEST(free_memory_is_kept_ready)
 	ck_assert_int_eq(takes[0].status, STATUS_OK);
 	tick();
 	ck_assert_uint_eq(large_bytes(), 2 * LARGE + 6 * MIB);
-	/* What is more goes, what is ready stays. */
+	/* Chunks beyond those that are kept ready go; those stay. */
 	for (unsigned i = 1; i < 4; i++) {
 		ck_assert_int_eq(take(&takes[i], payer, LARGE), STATUS_OK);
 	}
@@ -384,10 +384,10 @@ START_TEST(what_is_adopted_lies_where_it_was)
 	ck_assert_uint_eq(paid(payer), 10 * MIB);
 	ck_assert_uint_eq(paid(other_payer), 2 * MIB);
 	ck_assert_uint_eq(paid(store.cache), LARGE - 12 * MIB);
-	/* It can be read, and its chunk is known. */
+	/* An adopted extent can be read, and its chunk is known. */
 	ck_assert_int_ge(extent_source(first), 0);
 	ck_assert_uint_eq(extent_chunk_parking(first)->id, 7);
-	/* What is not free, or is no extent, is refused. */
+	/* A place that is not free, or is no extent, is refused. */
 	static const uint64_t bad[][2] = {
 		{24 * MIB, 4 * MIB},     {18 * MIB, 4 * MIB},     {LARGE - 8 * MIB, LARGE},
 		{LARGE, 2 * MIB},        {UINT64_MAX, 2 * MIB},   {10 * MIB, 0},

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is asked of a manager that keeps fds, and what is taken from it. The manager is the test. */
+/* Orders to a manager that keeps fds, and the fds that are taken from it. The manager is the test. */
 #include "daemon/base/notify.h"
 #include "daemon/keep/fdstore.h"
 #include "daemon/keep/parking.h"
@@ -210,7 +210,7 @@ START_TEST(manager_that_does_not_read_is_waited_for)
 }
 END_TEST
 
-/* What comes next, with the loop's help: the manager has read what there was, and there may be more. */
+/* The next message, with the loop's help: the manager has read those there were, and there may be more. */
 static const char *told_soon(void)
 {
 	const char *text = told();
@@ -241,13 +241,13 @@ START_TEST(what_is_removed_before_it_was_sent_is_never_sent)
 		n_removals += strncmp(text, "FDSTOREREMOVE=1", 15) == 0;
 	}
 	ck_assert_uint_eq(n_stores, n_removals + 1);
-	/* What its queue had room for. */
+	/* Only those were sent that the manager's queue had room for. */
 	ck_assert_uint_lt(n_stores, N / 2);
 	end();
 }
 END_TEST
 
-/* The same name again is another fd: what was sent is removed, what was not is not. */
+/* A name that is put again is another fd's: an fd that was sent is removed, one that was not sent is not. */
 START_TEST(a_name_is_of_the_last_that_was_put)
 {
 	char name[16];
@@ -565,7 +565,7 @@ START_TEST(kept_files_come_back_beside_a_listener)
 	ck_assert_int_eq(fdstore_take(store, "b1"), -ENOENT);
 	ck_assert_int_eq(fdstore_take(store, "listen"), 6);
 
-	/* What nobody took goes, here and there. */
+	/* An fd that nobody took goes, here and at the manager. */
 	ck_assert_uint_eq(fdstore_settle(store), 1);
 	ck_assert_str_eq(told(), "FDSTOREREMOVE=1\nFDNAME=b2");
 	ck_assert_str_eq(told(), "");

@@ -111,7 +111,7 @@ START_TEST(a_buffer_that_is_copied_to_each_step_fills_nothing)
 	ck_assert_int_eq(glake__fill_at(BASE, PAGE), GLAKE__FILL_REWRITTEN);
 	ck_assert(!glake__fill_is_open(BASE, PAGE));
 	ck_assert(glake__fill_is_open(BASE, PAGE + 1));
-	/* It never looks new again by itself. */
+	/* The page never looks new again by itself. */
 	glake__fill_copied(BASE, PAGE);
 	ck_assert_int_eq(glake__fill_at(BASE, PAGE), GLAKE__FILL_REWRITTEN);
 }
@@ -168,7 +168,7 @@ START_TEST(addresses_elsewhere_are_nobodys)
 }
 END_TEST
 
-/* Of the process; the others have counted already. */
+/* The environment of the process; begin() has started to count already. */
 START_TEST(the_environment_wins)
 {
 	glake__fill_forget();

@@ -113,7 +113,7 @@ START_TEST(ids_are_of_one_kind_and_never_come_again)
 }
 END_TEST
 
-/* What a client was granted and never heard of, it does not keep. */
+/* A client does not keep what it was granted and never heard of. */
 START_TEST(what_was_not_answered_is_given_back)
 {
 	const uint64_t unanswered[] = {8, 9, 77};
@@ -364,7 +364,7 @@ START_TEST(what_a_holder_shares_is_added_up_in_steps)
 		n_steps = 16;
 		n_calls++;
 		if (n_calls == 5) {
-			/* It is the next that would be looked at. */
+			/* This one would be looked at next. */
 			holder_release(holder, holder->sharing_walk.at);
 			give_chunk(holder, 1000);
 		}

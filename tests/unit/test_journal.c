@@ -633,7 +633,7 @@ START_TEST(a_full_journal_has_room_again_when_something_is_deleted)
 }
 END_TEST
 
-/* What was there before is not. */
+/* Entries from before are gone. */
 START_TEST(books_begin_anew_at_once)
 {
 	open_as("one");

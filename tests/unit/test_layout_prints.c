@@ -75,7 +75,7 @@ START_TEST(constants_have_none)
 	cleanup_free struct layout *zeros = look(bytes, N_BYTES, MIB);
 	ck_assert_uint_eq(zeros->n, 0);
 	ck_assert_uint_eq(zeros->varied_bytes, 0);
-	/* Of two bytes each. */
+	/* Constants of two bytes each. */
 	for (size_t i = 0; i < N_BYTES; i += 2) {
 		memcpy(bytes + i, "\x80\x3f", 2);
 	}
@@ -107,7 +107,7 @@ START_TEST(there_are_never_more_than_fit)
 	for (size_t i = 1; i < many->n; i++) {
 		ck_assert_uint_lt(many->prints[i - 1], many->prints[i]);
 	}
-	/* The same ones, whatever comes first. */
+	/* The prints are the same, whatever comes first. */
 	cleanup_free struct layout *further = look(bytes + LAYOUT_STEP, n_bytes - LAYOUT_STEP, MIB);
 	ck_assert_uint_ge(n_common(many, further) + 1, GLAKE_MAX_PRINTS);
 }

@@ -149,7 +149,7 @@ START_TEST(no_word_is_named)
 }
 END_TEST
 
-/* What was seen to read, in this run or before, comes last; and is no reader if nothing else helps. */
+/* A word that was seen to read, in this run or before, comes last; and is no reader if nothing else helps. */
 START_TEST(words_that_were_seen_to_read_come_last)
 {
 	merge(KERNEL "read 7 0 0 4\n");

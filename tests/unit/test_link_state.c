@@ -109,7 +109,7 @@ START_TEST(how_it_ends_depends_on_what_it_was)
 }
 END_TEST
 
-/* What is given back while it is lost is told with the next connection; while it is resumed, or gone, it is not noted. */
+/* What is given back while the link is lost is told with the next connection; while it is resumed, or gone, nothing is noted. */
 START_TEST(only_a_lost_one_is_owed_something)
 {
 	const uint64_t id = 7;
@@ -147,7 +147,7 @@ static bool end_itself(struct fake_daemon *fake, const Glake__Wire__Request *req
 	return false;
 }
 
-/* It answers on, until the connection ends. */
+/* The daemon answers on, until the connection ends. */
 START_TEST(a_daemon_that_ends_takes_the_session_along)
 {
 	struct fake_daemon fake = {.script = end_itself};

@@ -128,7 +128,7 @@ START_TEST(a_digest_collision_is_a_block_of_its_own)
 }
 END_TEST
 
-/* The same content three times: the first is the block, whatever is compared when. */
+/* Three blocks have the same content: the first is the block, whatever is compared when. */
 START_TEST(equal_blocks_of_one_model_are_one)
 {
 	struct client client;
@@ -204,7 +204,7 @@ START_TEST_WITH(a_mover_that_dies_slowly_is_paid_for, .n = N_STAGES)
 }
 END_TEST
 
-/* What comes of it in the mover meanwhile is nobody's. */
+/* Blocks that the mover loads meanwhile are nobody's. */
 START_TEST_WITH(a_load_that_nobody_waits_for_ends_with_the_mover, .n = 2 * N_STAGES)
 {
 	struct client client;

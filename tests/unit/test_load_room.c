@@ -6,7 +6,7 @@
 
 #include "tests/unit/made_store.h"
 
-/* What chunks may come to; the first chunk of a device is glaked's own. */
+/* All chunks of a device, at most; the first chunk of a device is glaked's own. */
 #define MOST_BYTES (100 * MIB)
 
 static struct allocator allocator;

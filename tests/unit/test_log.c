@@ -15,7 +15,7 @@
 #include "tests/check_glake.h"
 
 #define CAPTURE_BYTES (256u * 1024u)
-/* Of "2026-01-02T03:04:05.678Z ". */
+/* The length of "2026-01-02T03:04:05.678Z ". */
 #define TIME_BYTES 25u
 
 static char captured[CAPTURE_BYTES];
@@ -32,7 +32,7 @@ static void capture(void)
 	capture_fd = ends[0];
 }
 
-/* What was logged since the last call. */
+/* Returns what was logged since the last call. */
 static const char *logged(void)
 {
 	size_t n_bytes = 0;

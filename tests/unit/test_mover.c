@@ -140,7 +140,7 @@ START_TEST(small_slots_do)
 }
 END_TEST
 
-/* It would have no page, or end within one. */
+/* The slot would have no page, or end within one. */
 START_TEST_WITH(a_slot_of_no_whole_pages_is_not_taken, .n = 3)
 {
 	struct result result;

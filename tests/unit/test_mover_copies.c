@@ -13,7 +13,7 @@
 
 static struct peer peer;
 
-/* Of different sizes, with what was written to them, and their places in one large chunk. */
+/* Chunks of different sizes, with what was written to them, and their places in one large chunk. */
 static struct chunk_in_test host;
 static struct one {
 	struct chunk_in_test chunk;
@@ -99,7 +99,7 @@ START_TEST(chunks_go_out_and_come_back)
 	for (unsigned i = 0; i < N_CHUNKS; i++) {
 		copy_one(i, false);
 	}
-	/* It waits for those that are under way. */
+	/* The order to forget waits for the copies that are under way. */
 	peer_forget(&peer, 50);
 	for (unsigned i = 0; i < N_CHUNKS; i++) {
 		expect_copied(i);
@@ -155,7 +155,7 @@ static const char *const faults[] = {
 	"glake-mover/cuEventSynchronize:4:fail=1",
 };
 
-/* What was queued for it has ended before its chunk is unmapped, else the device would be lost. */
+/* Work that was queued for the copy has ended before its chunk is unmapped, else the device would be lost. */
 START_TEST_WITH(a_driver_fault_costs_one_copy, .n = n_elements(faults))
 {
 	unsigned n_failed = 0;
@@ -298,7 +298,7 @@ START_TEST(a_driver_fault_costs_one_comparison)
 }
 END_TEST
 
-/* What a digest or a copy says of the chunk. */
+/* Whether a digest, or a copy, says that the chunk reads zero. */
 static bool reads_zero(unsigned i, bool is_copied)
 {
 	if (is_copied) {

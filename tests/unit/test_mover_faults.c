@@ -310,7 +310,7 @@ START_TEST(a_mover_that_is_killed_is_just_gone)
 		ck_assert_int_eq(report->body_case, GLAKE__MOVER__REPORT__BODY_BLOCK_LOADED);
 		peer_free_report(report);
 	}
-	/* What it was filling is still a chunk, and readable. */
+	/* The chunks that the mover was filling are still there, and readable. */
 	read_span(&peer, &plan);
 	drop_plan(&peer, &plan);
 	made_free(&model);
@@ -382,7 +382,7 @@ START_TEST_WITH(a_fault_before_the_plan_fails_one_load, .n = n_elements(early_fa
 }
 END_TEST
 
-/* What loads need is asked for again by the next load: the device may have been full. */
+/* The next load asks again for what loads need: the device may have been full. */
 START_TEST(a_device_that_was_full_loads_later)
 {
 	peer_start(&peer, "glake-mover/cuMemAlloc:2:fail=2");

@@ -189,7 +189,7 @@ START_TEST(an_index_that_grows_is_not_read)
 	order.load_start = &body;
 	const int fds[] = {large, index};
 	peer_send(&peer, &order, fds, 2);
-	/* It waits for what the first one has. */
+	/* The second load waits for the memory that the first one has. */
 	usleep(WAIT_US);
 	ck_assert_int_eq(ftruncate(index, (off_t)(BUDGET_MIB * 1024 * 1024)), 0);
 	peer_cancel(&peer, HOLDER);

@@ -92,13 +92,13 @@ START_TEST(manager_that_does_not_read_does_not_block)
 	ck_assert_int_le(end.tv_sec - start.tv_sec, 3);
 	while (*told(fd)) {
 	}
-	/* What was not told is told when it is said again. */
+	/* A status that was not told is told when it is said again. */
 	notify_status("%d sessions", 9999);
 	ck_assert_str_eq(told(fd), "STATUS=9999 sessions");
 }
 END_TEST
 
-/* It is due until it was sent, and then once. */
+/* A beat is due until it was sent, and is sent once. */
 START_TEST(a_beat_is_not_lost_in_a_full_queue)
 {
 	int fd = manager();

@@ -24,7 +24,7 @@ static void note_end(void *user)
 	n_ended++;
 }
 
-/* Of memory whose every word is @value. It is no glaked's: nothing is given back to one. */
+/* A number of memory whose every word is @value. The memory is no glaked's: nothing is given back to one. */
 static unsigned long long new_number(uint64_t n_mib, uint32_t value)
 {
 	static struct glake__device device;
@@ -188,7 +188,7 @@ START_TEST(a_number_that_is_mapped_nowhere_ends_with_its_last_reference)
 }
 END_TEST
 
-/* It may be anybody's memory that stood there before. */
+/* The memory that stood there before may be anybody's. */
 START_TEST(what_was_copied_to_a_place_does_not_count_for_what_comes)
 {
 	begin("1GiB");

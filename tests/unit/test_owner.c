@@ -20,7 +20,7 @@
 
 #define ALICE 12345u
 #define BOB 12346u
-/* Of Alice and, in the middle of the same 65,536, of Bob. */
+/* Uids of Alice and, in the middle of the same 65,536, of Bob. */
 #define HERS 720000u
 #define N_HERS 20000u
 #define HIS (HERS + N_HERS)

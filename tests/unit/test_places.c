@@ -182,7 +182,7 @@ START_TEST(a_hold_has_the_chunk_wherever_it_is_mapped)
 	ck_assert_int_eq(glake__holds_begin(&here, 1, false), -EBUSY);
 	struct glake__part more = part;
 	ck_assert_int_eq(glake__range_fill(ranges[2], 0, &more, 1), -EBUSY);
-	/* What lies beside is anybody's. */
+	/* Anybody may change the piece beside. */
 	ck_assert_int_eq(glake__range_access(ranges[1], 0, 2 * MIB, GLAKE__ACCESS_READ), 0);
 	glake__hold_end(&hold);
 	ck_assert_int_eq(glake__range_fill(ranges[2], 0, &more, 1), 0);
@@ -235,7 +235,7 @@ START_TEST(what_is_mapped_anew_is_not_what_was_looked_at)
 	ck_assert(!glake__look_is_still(&hold, ptr, 2 * MIB, last, &pin));
 	ck_assert(!glake__look_is_still(&hold, ptr + 2 * MIB, 4 * MIB, last, &pin));
 	glake__hold_end(&hold);
-	/* What takes its place under a hold is the same mapping still. */
+	/* A piece whose chunk is replaced under a hold is the same mapping still. */
 	ck_assert_int_eq(glake__hold_begin(&hold, ptr, 2 * MIB, false), 0);
 	ck_assert_int_eq(hold_reback(&hold, &parts[2], 1), 0);
 	ck_assert(glake__look_is_still(&hold, ptr, 2 * MIB, last, &pin));
@@ -248,7 +248,7 @@ START_TEST(what_is_mapped_anew_is_not_what_was_looked_at)
 	ck_assert_int_eq(glake__hold_begin(&hold, ptr + 2 * MIB, 2 * MIB, false), 0);
 	ck_assert(glake__look_is_still(&hold, ptr + 2 * MIB, 2 * MIB, last, &pin));
 	glake__hold_end(&hold);
-	/* The same chunk at the same place. */
+	/* The same chunk, mapped anew at the same place, is another mapping. */
 	ck_assert_int_eq(glake__range_clear(ranges[0], 2 * MIB, 2 * MIB, NULL), 0);
 	alias(ranges[0], 2 * MIB, &parts[1]);
 	ck_assert_int_eq(glake__hold_begin(&hold, ptr + 2 * MIB, 2 * MIB, false), 0);
@@ -275,7 +275,7 @@ START_TEST(a_block_that_is_opened_to_be_written_stays_read_only)
 	glake__unlock();
 	ck_assert_int_eq(glake__map_access(range->ptr, 2 * MIB, 1, GLAKE__ACCESS_READ), 0);
 	glake__program_opened(range->ptr, 2 * MIB, 0, true, true);
-	/* What could not be replaced is put back as it was. */
+	/* A chunk that could not be replaced is put back as it was. */
 	set_faults("cuMemMap:1:fail=1");
 	ck_assert_int_eq(range_reback(range, 0, &other, 1, NULL), GLAKE_E_CUDA);
 	set_faults("");

@@ -13,7 +13,7 @@
 
 #define MIB (1024ull * 1024)
 #define N_PLACES 2u
-/* Of each location, all of it grantable. */
+/* The memory of each location, all of it grantable. */
 #define MOST (100 * MIB)
 #define MAX_FDS 40u
 #define N_CLIENTS 3u
@@ -62,7 +62,7 @@ static void clock_wake(void *user, uint64_t ms)
 	}
 }
 
-/* What is there: a chunk, or the whole of a want. */
+/* Memory that is there: a chunk, or the whole of a want. */
 struct thing {
 	struct location *at;
 	enum chunk_use use;
@@ -566,7 +566,7 @@ START_TEST(nobody_is_asked_for_what_would_not_help)
 	begin_with_quota(0);
 	give_to(&used, tenants[0], &places[0], CHUNK_BLOCK, 35 * MIB);
 	enter(0, 0, 20 * MIB);
-	/* What another tenant's client has helps nobody. */
+	/* Memory of another tenant's client helps nobody. */
 	enter(1, 1, 20 * MIB);
 	expect_refused(want(30 * MIB), STATUS_OVER_QUOTA);
 	expect_heard("");
@@ -593,7 +593,7 @@ START_TEST_WITH(clients_that_give_nothing_end_the_wait, .n = 5)
 	} else if (_i == LIES) {
 		answer(client, false);
 	} else if (_i == DIES) {
-		/* What it had has gone with it. */
+		/* What the client had has gone with it. */
 		ck_assert_ptr_null(client->base.ops);
 		struct want *next = want(30 * MIB);
 		expect_state(next, PRESSURE_GRANTED);
@@ -605,7 +605,7 @@ START_TEST_WITH(clients_that_give_nothing_end_the_wait, .n = 5)
 		expect_refused(waits, STATUS_OVER_QUOTA);
 	}
 	if (_i == MUTE) {
-		/* It is not waited for again. */
+		/* The client is not waited for again. */
 		expect_refused(want(30 * MIB), STATUS_OVER_QUOTA);
 		ck_assert_uint_eq(stats.quota_waits, 1);
 	} else if (_i == UNREAD) {
@@ -791,7 +791,7 @@ START_TEST(a_spare_request_does_not_stand_in_line)
 	expect_refused(spare_want(30 * MIB), STATUS_OVER_QUOTA);
 	struct want *waits = want(30 * MIB);
 	expect_state(waits, PRESSURE_IN_LINE);
-	/* It would fit, and somebody else is before it. */
+	/* The request would fit, and somebody else is before it. */
 	expect_refused(spare_want(2 * MIB), STATUS_OVER_QUOTA);
 	expect_refused(spare_want(62 * MIB), STATUS_OVER_QUOTA);
 	ck_assert_uint_eq(stats.quota_refusals, n_refused);
@@ -872,7 +872,7 @@ START_TEST_WITH(memory_that_is_late_is_waited_for, .n = 2)
 }
 END_TEST
 
-/* Of all clients, and whatever the sources heard. */
+/* Of all clients only @who was asked, and once, whatever the sources heard. */
 static void expect_asked_once(char who)
 {
 	const char digits[] = "0123456789";

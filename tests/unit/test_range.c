@@ -28,7 +28,7 @@ START_TEST(the_window_lies_where_integers_do_not_point)
 {
 	begin("2x1GiB");
 #ifdef __SANITIZE_THREAD__
-	/* It has those addresses for itself. */
+	/* ThreadSanitizer has those addresses for itself. */
 	return;
 #endif
 	uint64_t upper = glake__pages.base >> 32;
@@ -121,7 +121,7 @@ START_TEST(words_are_looked_up_while_the_window_opens)
 }
 END_TEST
 
-/* What the window has no room for is the driver's, and in the map all the same. */
+/* Addresses that the window has no room for are the driver's, and in the map all the same. */
 START_TEST(a_range_outside_of_the_window_is_found_too)
 {
 	begin("1GiB");
@@ -636,7 +636,7 @@ START_TEST_WITH(a_reader_that_comes_during_a_change_reads_what_is_there_then, .n
 	int r = _i % 2 ? range_reback(range, 0, &new, 1, NULL)
 	               : glake__range_access(range, 0, 2 * MIB, GLAKE__ACCESS_READ);
 	ck_assert_int_eq(r, peer_error);
-	/* It has access when it is told so. */
+	/* The peer has access when it is told so. */
 	pthread_join(peer, NULL);
 	for (int device = 0; device < 2; device++) {
 		ck_ok(access_of(range->ptr, device, &flags));
@@ -936,7 +936,7 @@ START_TEST(memory_that_is_held_is_changed_by_the_holder_only)
 	                 0);
 	glake__chunks_release(rebacking.dead);
 	ck_assert_uint_eq(word_at(range->ptr + 3 * MIB), new.chunk->id);
-	/* It is held still. */
+	/* The memory is held still. */
 	ck_assert_int_eq(glake__hold_begin(&other, range->ptr, 1, false), -EBUSY);
 	ck_assert(!is_pinned);
 	glake__hold_end(&hold);
@@ -964,7 +964,7 @@ START_TEST(holes_are_not_held)
 	ck_assert_int_eq(glake__range_fill(range, 0, &part, 1), 0);
 	glake__hold_end(&hold);
 	ck_assert_int_eq(glake__hold_begin(&hold, range->ptr, 6 * MIB, false), 0);
-	/* What another thread maps there is not the holder's to replace. */
+	/* A chunk that another thread maps in a hole is not the holder's to replace. */
 	ck_assert_int_eq(glake__range_fill(range, 4 * MIB, &late, 1), 0);
 	struct glake__rebacking rebacking = {.hold = &hold, .parts = &new, .n_parts = 1};
 	ck_assert_int_eq(glake__hold_reback_all(&rebacking, 1, &(struct glake__rebacking_way){0}),

@@ -76,7 +76,7 @@ struct use {
 	bool is_alone;
 };
 
-/* What unsealing all would take beside what there is: a copy for each who was alone, less a block that all leave. */
+/* The bytes that unsealing all would take: a copy for each who was alone, less a block that all leave. */
 static uint64_t needed_bytes(const struct use *uses, unsigned n, struct block *const *blocks,
                              unsigned n_blocks)
 {

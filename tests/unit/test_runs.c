@@ -44,7 +44,7 @@ START_TEST(what_is_tied_is_nobodys_when_all_frees_were_passed)
 	glake__runs_free(&runs, all, graph, ++graph->n_freed);
 	ck_assert_uint_eq(runs.n_tied, 3 * PAGE);
 	ck_assert_ptr_null(glake__runs_find(&runs, line, 2 * PAGE));
-	/* What lies beside it is nobody's all the time. */
+	/* The page beside the tied run is nobody's all the time. */
 	ck_assert_ptr_nonnull(glake__runs_find(&runs, line, PAGE));
 	glake__runs_free(&runs, take(graph, 2 * PAGE), graph, ++graph->n_freed);
 	ck_assert(glake__runs_are_valid(&runs));
@@ -102,7 +102,7 @@ START_TEST(a_line_does_not_cut_its_own_where_nobodys_fits_better)
 	glake__runs_free(&runs, large, line, ++line->n_freed);
 	struct glake__run *found = take(line, 290);
 	ck_assert_uint_eq(found->first, 0);
-	/* What fits as well is its own: no other can have that. */
+	/* Where one of its own fits as well, the line takes that: no other can have it. */
 	struct glake__run *own = take(line, 8 * PAGE);
 	ck_assert_uint_eq(own->first, 310);
 	glake__runs_free(&runs, found, line, 1);
@@ -113,7 +113,7 @@ START_TEST(a_line_does_not_cut_its_own_where_nobodys_fits_better)
 }
 END_TEST
 
-/* What was kept for work of the line remembers numbers (stitched.h). */
+/* Stitched ranges that were kept for work of the line remember its numbers (stitched.h). */
 START_TEST(a_line_that_comes_again_has_passed_what_it_had)
 {
 	begin(2);
@@ -147,7 +147,7 @@ START_TEST(who_follows_a_line_has_what_was_freed_before)
 	glake__line_follow(two, one, 1);
 	struct glake__run *borrowed = take(two, PAGE / 2);
 	ck_assert_uint_eq(borrowed->first, 0);
-	/* It gets what is left over, and not what was freed later. */
+	/* Line two gets what is left over, and not what was freed later. */
 	ck_assert_ptr_null(glake__runs_find(&runs, two, PAGE));
 	ck_assert_uint_eq(glake__runs_find(&runs, two, PAGE / 2)->first, PAGE / 2);
 	ck_assert_ptr_null(glake__runs_find(&runs, glake__runs_line(&runs, 3), 1));
@@ -163,7 +163,7 @@ START_TEST(who_follows_a_line_has_what_was_freed_before)
 }
 END_TEST
 
-/* It remembers the last few, and what it has forgotten it has to wait for again. */
+/* A line remembers the last few, and has to wait again for those that it has forgotten. */
 START_TEST(a_line_follows_several)
 {
 	begin(8);
@@ -234,7 +234,7 @@ START_TEST(many_streams_come_and_go)
 }
 END_TEST
 
-/* What is used, by unit: a plain model. */
+/* A plain model: which units are used, and which are mapped. */
 #define N_PAGES 32u
 #define N_UNITS (N_PAGES * PAGE)
 #define N_USED 300u

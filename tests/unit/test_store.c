@@ -212,7 +212,7 @@ START_TEST(a_draft_is_no_model_until_it_is_published)
 	ck_assert_uint_eq(store.n_models, 1);
 	store_unuse_block(&store, block, 0);
 	ck_assert_uint_eq(payer->at[0].used_bytes, 0);
-	/* What comes next takes it along, and its block. */
+	/* The next model of the key takes this one along, and its block. */
 	block = add_block(0, 2);
 	draft = new_draft(payer, block);
 	ck_assert_int_eq(store_publish(&store, draft, payer_alone(payer), false), 0);
@@ -359,7 +359,7 @@ START_TEST(an_adopted_block_of_a_replaced_model_is_cache_once)
 	ck_assert_int_eq(store_publish(&store, model, payer_alone(payer), false), 0);
 	ck_assert_int_eq(store_hold_model(&store, model, payer_alone(payer)), 0);
 	store_set_published(&store, block, true);
-	/* What is adopted has no users at first. */
+	/* Adopted models and blocks have no users at first. */
 	replaced->n_holders = 0;
 	block->n_users = 0;
 	devices[0].at.used_block_bytes -= block->chunk.bytes;

@@ -13,7 +13,7 @@
 static struct fdstore *fdstore;
 static int manager;
 
-/* It keeps @max fds. */
+/* The manager keeps @max fds. */
 static void begin(const char *max)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};

@@ -7,7 +7,7 @@
 
 enum { MAX_NOTES = WORKER_MAX_LAZY + 16 };
 
-/* What has run, in its order. */
+/* The names of the work that has run, in its order. */
 static struct {
 	atomic_uint n;
 	int names[MAX_NOTES];
