@@ -130,7 +130,7 @@ START_TEST(captures_end_as_they_began)
 	ck_cu(cu.StreamEndCapture(b, &graph), CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
 	ck_cu(cu.StreamEndCapture(a, &graph), CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
 	ck_assert_ptr_null(graph);
-	/* What happens outside cannot be waited for. */
+	/* Work outside of the capture cannot be waited for. */
 	ck_ok(cu.EventRecord(outside, b));
 	ck_ok(cu.StreamBeginCapture_v2(a, RELAXED));
 	ck_cu(cu.StreamWaitEvent(a, outside, 0), CUDA_ERROR_STREAM_CAPTURE_ISOLATION);

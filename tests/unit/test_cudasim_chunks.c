@@ -111,7 +111,7 @@ START_TEST(export_and_import_follow_the_rules)
 	ck_ok(chunk_import(fd, &imported));
 	ck_ok(chunk_import(fd, &again));
 	ck_assert_uint_ne(imported, shared);
-	/* Of one chunk the process has one import, which counts its handles. */
+	/* The process has one import of a chunk, which counts its handles. */
 	ck_assert_uint_eq(imported, again);
 	ck_ok(cu.MemRelease(again));
 	ck_assert_int_eq(fcntl(fd, F_GETFD), FD_CLOEXEC);

@@ -100,7 +100,7 @@ START_TEST(what_a_graph_leaves_is_freed_by_the_program)
 	ck_ok(cu.GraphLaunch(exec, stream));
 	ck_ok(cu.StreamSynchronize(stream));
 	ck_assert_uint_eq(in_use(), 2 * GRANULE);
-	/* It outlives what made it. */
+	/* The memory outlives the graph that made it. */
 	ck_ok(cu.GraphExecDestroy(exec));
 	ck_ok(cu.GraphDestroy(graph));
 	ck_assert_uint_eq(read_u32(ptr), 0x07070707);

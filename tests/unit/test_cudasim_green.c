@@ -67,7 +67,7 @@ START_TEST(multiprocessors_are_split_by_rule)
 	ck_ok(cu.DevSmResourceSplitByCount(NULL, &n, &all, NULL, 0, 0));
 	ck_assert_uint_eq(n, 15);
 	ck_cu(cu.DevSmResourceSplitByCount(NULL, &n, &all, NULL, 0, 133), CUDA_ERROR_INVALID_VALUE);
-	/* What came of a split is not split again, and goes together with its like only. */
+	/* Groups that came of a split are not split again, and go together with their like only. */
 	ck_cu(cu.DevSmResourceSplitByCount(NULL, &n, groups, NULL, 0, 0),
 	      CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
 	ck_ok(cu.DevResourceGenerateDesc(&desc, groups, 2));
@@ -223,7 +223,7 @@ START_TEST(the_primary_waits_for_all_and_one_for_itself)
 }
 END_TEST
 
-/* Of two streams of it, one waits for the other. */
+/* One of the green context's two streams waits for the other. */
 START_TEST(its_end_waits_for_nothing)
 {
 	struct gate gate;
@@ -294,7 +294,7 @@ START_TEST(the_primary_of_one_is_not_reset)
 	ck_ok(cu.MemFree_v2(alloc(GRANULE)));
 	ck_ok(cu.CtxSetCurrent(primary));
 	ck_ok(cu.MemFree_v2(alloc(GRANULE)));
-	/* What it retains, it alone releases. */
+	/* The green context alone releases what it retains. */
 	ck_ok(cu.DevicePrimaryCtxRelease_v2(0));
 	ck_cu(cu.DevicePrimaryCtxRelease_v2(0), CUDA_ERROR_INVALID_CONTEXT);
 	ck_assert(is_active(0));

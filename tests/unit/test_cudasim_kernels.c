@@ -209,7 +209,7 @@ START_TEST(an_illegal_write_ends_the_context_for_good)
 	ck_cu(cu.MemAlloc_v2(&more, 1), CUDA_ERROR_ILLEGAL_ADDRESS);
 	ck_cu(cu.MemFree_v2(ptr), CUDA_ERROR_ILLEGAL_ADDRESS);
 	ck_cu(cu.MemcpyDtoH_v2(&byte, addr, 1), CUDA_ERROR_ILLEGAL_ADDRESS);
-	/* What needs no context goes on, so that memory can be handed over. */
+	/* Calls that need no context go on, so that memory can be handed over. */
 	ck_ok(chunk_try(0, GRANULE, &other));
 	more = reserve(GRANULE);
 	ck_ok(cu.MemMap(more, GRANULE, 0, other, 0));

@@ -112,7 +112,7 @@ START_TEST(nothing_is_classified_twice_or_unknown)
 }
 END_TEST
 
-/* It is preloaded as a rule; but thread-local memory must suffice for a library that comes later, too. */
+/* The shim is preloaded as a rule; but thread-local memory must suffice for a library that comes later, too. */
 START_TEST(the_shim_can_be_opened_late)
 {
 	char path[PATH_MAX];

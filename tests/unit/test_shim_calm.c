@@ -77,7 +77,7 @@ START_TEST(work_from_before_is_waited_for_during_a_capture)
 		ck_assert(drain_is_calm);
 		expect_busy();
 		ck_assert_int_eq(drain_gate.wait(NULL, SOON_NS), -EAGAIN);
-		/* What is captured is no work. */
+		/* A launch that is captured is no work. */
 		ck_ok(launch_spin(spin, captured, FLAG, DONE));
 		ck_assert(drain_is_calm);
 		words[FLAG] = 1;
@@ -132,7 +132,7 @@ START_TEST(other_work_ends_the_calm)
 }
 END_TEST
 
-/* It is looked up by its meaning for the call. */
+/* The stream is looked up by its meaning for the call. */
 START_TEST(default_streams_of_threads_are_captured_too)
 {
 	begin_sealed();
@@ -141,7 +141,7 @@ START_TEST(default_streams_of_threads_are_captured_too)
 	begin_capture(CU_STREAM_PER_THREAD);
 	ck_ok(launch_spin(spin, CU_STREAM_PER_THREAD, FLAG, DONE));
 	ck_assert(drain_is_calm);
-	/* The same stream, by the calls for it. */
+	/* NULL is the same stream for _ptsz calls. */
 	uint64_t at[] = {word(FLAG), word(DONE)};
 	void *params[] = {&at[0], &at[1]};
 	ck_ok(cuLaunchKernel_ptsz(spin, 1, 1, 1, 1, 1, 1, 0, NULL, params, NULL));
@@ -165,7 +165,7 @@ START_TEST(the_librarys_own_work_ends_the_calm)
 }
 END_TEST
 
-/* What is captured beside is not asked, and no second capture marks anew. */
+/* A stream that is captured beside is not asked, and no second capture marks anew. */
 START_TEST(a_second_capture_changes_nothing)
 {
 	begin_sealed();
@@ -177,7 +177,7 @@ START_TEST(a_second_capture_changes_nothing)
 	begin_relaxed(captured[1]);
 	expect_closes();
 	end_capture(captured[0], 0);
-	/* It was launched to a stream that is not captured. */
+	/* end_capture() launched the graph to a stream that was not captured any more. */
 	expect_busy();
 	ck_ok(launch_spin(spin, stream, FLAG, DONE));
 	end_capture(captured[1], 0);
@@ -483,7 +483,7 @@ START_TEST(without_all_marks_there_is_no_calm)
 }
 END_TEST
 
-/* What may pass is tried again; what has ended has no work; all else is for good. */
+/* An error that may pass is tried again; a context that has ended has no work; all else is for good. */
 START_TEST(errors_of_the_driver_are_told_apart)
 {
 	static const struct {

@@ -40,7 +40,7 @@ START_TEST(a_capture_is_one_from_its_beginning_to_its_end)
 	begin_capture(stream);
 	ck_assert(capture_is_any());
 	ck_assert(capture_may_have(stream, 0) && !capture_may_have(other, 0));
-	/* It goes on, and is one. */
+	/* The capture goes on, and is one. */
 	ck_assert_int_ne(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED),
 	                 CUDA_SUCCESS);
 	ck_assert(capture_is_any());
@@ -210,7 +210,7 @@ START_TEST(it_is_in_one_context)
 	begin_capture(here);
 	ck_assert(capture_may_be_in(here, 0, ctx));
 	ck_assert(!capture_may_be_in(here, 0, created));
-	/* It may have been brought along. */
+	/* The other stream may have been brought along. */
 	ck_assert(capture_may_be_in(also_here, 0, ctx));
 	ck_assert(!capture_may_be_in(there, 0, created));
 	begin_capture(there);
@@ -221,7 +221,7 @@ START_TEST(it_is_in_one_context)
 }
 END_TEST
 
-/* Of a context that ended before @generation; a later one may have its handle. */
+/* Only captures from before the generation that is given are dropped: a later context may have the handle. */
 START_TEST(it_ends_with_its_context)
 {
 	CUcontext ctx = begin();
@@ -388,7 +388,7 @@ START_TEST(they_end_with_their_context)
 		struct green green = green_new(0);
 		ck_ok(cuCtxSetCurrent(green.ctx));
 		capture_keep_probe(ptr);
-		/* It is the primary one's. */
+		/* The probe is the primary context's. */
 		capture_drop_ctx(green.ctx, context_generation() + 1);
 		capture_free_probes();
 		ck_assert_int_eq(n_frees, 2);

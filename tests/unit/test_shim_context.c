@@ -89,7 +89,7 @@ START_TEST(one_that_has_ended_is_remembered)
 }
 END_TEST
 
-/* Of a kind that we are not told of. What was had to find that out is not given back: that would wait for the GPU. */
+/* The other is of a kind that we are not told of. The probe that finds that out is not freed: that would wait for the GPU. */
 START_TEST(another_may_have_its_handle)
 {
 	begin(0);
@@ -159,7 +159,7 @@ static const char *contexts(void)
 	return seen;
 }
 
-/* Of all devices: primary contexts, those that were made, green ones. */
+/* Contexts of all devices: primary ones, those that were made, green ones. */
 START_TEST(all_live_contexts_are_known)
 {
 	shim_real.real_cuDevicePrimaryCtxGetState = primary_state;

@@ -76,7 +76,7 @@ START_TEST(what_does_not_end_is_left_alone)
 	for (int i = 0; i < 3; i++) {
 		ck_assert_int_eq(close_for(1, SOON_NS), -EAGAIN);
 		ck_assert_uint_eq(words[DONE], 0);
-		/* It is open, and other streams go on. */
+		/* The gate is open, and other streams go on. */
 		words[OTHER_FLAG] = 1;
 		ck_ok(launch_spin(spin, other, OTHER_FLAG, OTHER_DONE));
 		ck_ok(cuStreamSynchronize(other));
@@ -155,7 +155,7 @@ START_TEST(every_context_of_a_device_is_waited_for)
 }
 END_TEST
 
-/* What was submitted there goes on when a green context is no more. */
+/* Work that was submitted in a green context goes on when the context is no more. */
 START_TEST(work_of_a_green_context_that_has_ended_is_waited_for)
 {
 	begin();
@@ -351,7 +351,7 @@ static void *capture_at_the_gate(void *argument)
 	return NULL;
 }
 
-/* What waits there, for however long, is no capture yet: ranges change meanwhile. */
+/* A call that waits at the gate, for however long, has begun no capture: ranges change meanwhile. */
 START_TEST_WITH(no_capture_begins_at_a_gate_that_is_asleep, .n = 2)
 {
 	struct capturer capturer = {.ctx = begin()};
@@ -464,7 +464,7 @@ static void *write_flag(void *argument)
 	return NULL;
 }
 
-/* The same while somebody closes, again and again: those at the gate get through. */
+/* A copy waits for a thread at the gate, while somebody closes, again and again: that thread gets through. */
 START_TEST(a_thread_at_the_gate_gets_through_between_tries)
 {
 	pthread_t threads[2];

@@ -39,7 +39,7 @@ START_TEST(what_is_freed_is_off_the_books)
 {
 	driver_usage_add(DRIVER_USAGE_BY_ADDRESS, 0x1000, DRIVER_USAGE_MANAGED, 5);
 	driver_usage_add(DRIVER_USAGE_BY_ADDRESS, 0x2000, DRIVER_USAGE_OTHER, 7);
-	/* The same number of another space is another thing. */
+	/* An array and an address of the same number are two things. */
 	driver_usage_add(DRIVER_USAGE_BY_ARRAY, 0x1000, DRIVER_USAGE_ARRAYS, 11);
 	ck_assert_uint_eq(driver_usage_bytes(0, DRIVER_USAGE_MANAGED), 5);
 	ck_assert_uint_eq(driver_usage_bytes(0, DRIVER_USAGE_OTHER), 7);

@@ -234,7 +234,7 @@ START_TEST(packed_parameters_are_looked_at)
 	n_bytes = sizeof(packed);
 	eyes_look(handle(0), NULL, extra);
 	ck_assert_str_eq(suspects(), "f0 ");
-	/* What the driver refuses. */
+	/* Launches that the driver refuses do no harm. */
 	void *nothing[] = {CU_LAUNCH_PARAM_END};
 	void *null[] = {NULL};
 	eyes_look(handle(0), NULL, nothing);
@@ -266,7 +266,7 @@ START_TEST(handles_may_be_others_after_unloading)
 	kernels_show_code(true);
 	eyes_look(handle(0), small, NULL);
 	ck_assert_str_eq(suspects(), "other f0 ");
-	/* The same one is not new because something else was unloaded. */
+	/* The same function is not new because something else was unloaded. */
 	kernels_hide_code();
 	kernels_hide_code();
 	kernels_show_code(true);

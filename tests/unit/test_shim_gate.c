@@ -33,7 +33,7 @@ START_TEST(closing_waits_for_those_inside)
 	submitter_start(&submitter);
 	submitter_go(&submitter, 1);
 	ck_assert_int_eq(gate_close(SOON_NS), -ETIMEDOUT);
-	/* It is open again. */
+	/* The gate is open again. */
 	submitter_go(&submitter, 0);
 	submitter_go(&submitter, 1);
 	submitter_go(&submitter, 0);
@@ -480,7 +480,7 @@ START_TEST(every_call_with_a_hook_passes_or_wakes_or_is_excused)
 }
 END_TEST
 
-/* What takes a destination says where that is, or why nothing of ours can be there. */
+/* A call that takes a destination says where that is, or why nothing of ours can be there. */
 START_TEST(every_gated_call_says_what_it_writes)
 {
 	static const char *const undecided[] = {

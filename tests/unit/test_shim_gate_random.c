@@ -165,7 +165,7 @@ START_TEST(whatever_threads_do_they_get_through)
 	}
 	is_over = true;
 	for (int i = 0; i < N_ACTORS; i++) {
-		/* It may sleep anew until the last one has ended. */
+		/* The gate may sleep anew until the last actor has ended. */
 		while (pthread_tryjoin_np(actors[i], NULL) == EBUSY) {
 			usleep(200);
 			wake_sometimes();

@@ -76,7 +76,7 @@ static void *pass_once(void *argument)
 	return NULL;
 }
 
-/* It waits at the gate. */
+/* When this returns, @passer waits at the gate. */
 static void passer_start(struct passer *passer)
 {
 	char path[64];
@@ -173,7 +173,7 @@ START_TEST(sleep_waits_for_those_inside)
 	submitter_go(&submitter, 1);
 	ck_assert_int_eq(gate_sleep(SOON_NS), -ETIMEDOUT);
 	ck_assert_uint_eq(gate.state, 0);
-	/* It is awake. */
+	/* The gate is awake. */
 	gate_leave(gate_enter());
 	submitter_go(&submitter, 2);
 	submitter_go(&submitter, 0);
@@ -238,7 +238,7 @@ START_TEST(a_closer_can_leave_it_asleep)
 	gate_open();
 	usleep(A_WHILE_US);
 	ck_assert(!passer.has_passed);
-	/* It is another closer's turn. */
+	/* Another closer has its turn. */
 	ck_closes();
 	gate_wake();
 	passer_end(&passer, true);
@@ -422,7 +422,7 @@ static void *sleep_for_long(void *argument)
 	return argument;
 }
 
-/* It would leave the gate closed for ever. */
+/* A cancelled thread would leave the gate closed for ever. */
 START_TEST(who_puts_it_to_sleep_is_not_cancelled)
 {
 	struct submitter submitter;
@@ -568,7 +568,7 @@ static void exit_asleep(void)
 	exit(7);
 }
 
-/* It is registered while the gate is awake between. */
+/* The exit handler is registered while the gate is awake between. */
 static void exit_in_the_second_sleep(void)
 {
 	gate_sleep(LONG_NS);

@@ -244,7 +244,7 @@ START_TEST_WITH(what_uses_memory_wants_it_back, .n = n_elements(waiting))
 	ck_assert(!caller.is_back);
 	gate_wake();
 	CUresult result = caller_end(&caller);
-	/* It is not from here. */
+	/* The memory is cuMemAlloc()'s: the driver may refuse to free it in the order of a stream. */
 	ck_assert_int_eq(result, waiting[_i] == free_async ? result : CUDA_SUCCESS);
 	ck_assert(!gate_is_wanted());
 }

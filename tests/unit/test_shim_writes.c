@@ -146,7 +146,7 @@ START_TEST(batches)
 	ck_none(writes_batch_mem_op(ops, 2));
 	ops[1].operation = CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES;
 	ck_none(writes_batch_mem_op(ops, 2));
-	/* Of an operation that is not known yet, it may be anywhere. */
+	/* The address of an operation that is not known yet may be in any word. */
 	ops[1].operation = (CUstreamBatchMemOpType)77;
 	ck_span(writes_batch_mem_op(ops, 2), SEALED + 16, 8);
 	ops[1].pad[1] = 1;
@@ -178,7 +178,7 @@ static CUresult end_meanwhile(CUstream stream, CUstreamCaptureStatus *status)
 	return CUDA_SUCCESS;
 }
 
-/* It does not get in again: nothing is written, and nobody is left inside. */
+/* The thread does not get in again: nothing is written, and nobody is left inside. */
 START_TEST(a_call_fails_if_the_program_ends_meanwhile)
 {
 	size_t i = 0;
