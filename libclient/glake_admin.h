@@ -156,8 +156,8 @@ struct glake_session_device {
 	/* A part of shared_bytes, each block divided by its mappings: summed over all sessions, the mapped blocks. */
 	double part_bytes;
 	/*
-	 * Of reserved_bytes: what the program can use again at once, as it reports, and what it uses (live): the rest. A
-	 * chunk that came or went since its last report counts as used.
+	 * The two parts of reserved_bytes: what the program can use again at once, as it reports, and the rest, which it uses
+	 * (live). A chunk that came or went since its last report counts as used.
 	 */
 	uint64_t reusable_bytes;
 	uint64_t live_bytes;
@@ -233,8 +233,8 @@ struct glake_session_row {
 	const char *container_id; /* 64 hexadecimal digits */
 	uint64_t n_refused;       /* requests for memory, and for models, that a bound refused */
 	/*
-	 * Of its request that has waited for memory longest: "quota" (for room in the tenant's limit), "room" (at the full
-	 * device or host node). "" = none waits.
+	 * What the request of this session that has waited for memory longest waits for: "quota" (room in the tenant's limit) or
+	 * "room" (at the full device or host node). "" = none waits.
 	 */
 	const char *wait_bound;
 	uint64_t wait_bytes;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What another process asks for is the call with that name, and marks are set for it. */
+/* The attendant's side: each request of another process becomes the call with that name, and marks are set for it. */
 #include <errno.h>
 
 #include "libclient/elastic/attendant.h"

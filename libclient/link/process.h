@@ -25,8 +25,8 @@ void glake__process_executable(char text_out[GLAKE_MAX_LABEL_BYTES]);
 void glake__process_describe(struct glake__process *process_out);
 
 /*
- * The same of the command line @bytes, as /proc has it, of a process whose program is called @program. @bytes ends
- * with a zero that does not count.
+ * Describe a process by its command line @bytes, as /proc has it. Its program is called @program. @bytes ends with a zero that
+ * does not count.
  */
 void glake__process_parse(const char *program, const char *bytes, size_t n_bytes,
                           struct glake__process *process_out);

@@ -31,8 +31,8 @@ enum glake__dedup { GLAKE__DEDUP_OFF, GLAKE__DEDUP_AUTO, GLAKE__DEDUP_OBSERVED }
 enum glake__dedup glake__session_dedup(const struct glake_session *session);
 
 /*
- * Of faults while memory was sealed that nobody had asked for: why this program is not to be sealed by itself, and the words
- * of its user's programs that are no readers (glake__suspect.word).
+ * What faults taught while memory was sealed that nobody had asked for: why this program is not to be sealed by itself, and
+ * which words of its user's programs are no readers (glake__suspect.word).
  */
 #define GLAKE__DOUBT_BYTES 192u
 struct glake__doubts {

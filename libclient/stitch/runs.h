@@ -156,7 +156,7 @@ struct glake__run *glake__runs_at(const struct glake__runs *runs, uint64_t unit)
 struct glake__run *glake__runs_find(struct glake__runs *runs, const struct glake__line *line,
                                     uint64_t n_units);
 /*
- * Of the free runs of other lines that do not serve @line yet, the one that its line passes soonest: one that fits
+ * Find, among the free runs of other lines that do not serve @line yet, the one that its line passes soonest: one that fits
  * (fit.h), else a larger one. NULL: there is none.
  */
 struct glake__run *glake__runs_find_early(struct glake__runs *runs, const struct glake__line *line,
