@@ -77,7 +77,7 @@ static void run_write(const struct cudasim_run *run, const void *params)
 	run->store(run, write->to, &write->value, sizeof(write->value));
 }
 
-/* What it writes is what is there. */
+/* A kernel that writes what is there already. */
 static void run_same(const struct cudasim_run *run, const void *params)
 {
 	const struct write_params *write = params;
@@ -121,7 +121,7 @@ static void run_pair(const struct cudasim_run *run, const void *params)
 	}
 }
 
-/* What of the list it does not use may be left from anybody. */
+/* Words of the list that the kernel does not use may be left from anybody. */
 struct gather_params {
 	CUdeviceptr to;
 	CUdeviceptr list[3]; /* with four the simulator would align it to 16 */
@@ -148,7 +148,7 @@ static void run_wait(const struct cudasim_run *run, const void *params)
 	}
 }
 
-/* It writes long after it was launched. */
+/* The kernel writes long after it was launched. */
 static void run_later(const struct cudasim_run *run, const void *params)
 {
 	run_wait(run, params);
@@ -191,7 +191,6 @@ static void write_table(FILE *file)
 /* ---- the program ---- */
 
 static CUmodule first_module; /* of the first thread */
-/* Of each thread. */
 static _Thread_local CUmodule module;
 static _Thread_local CUstream stream;
 /* Threads of others have such, too: it must not keep theirs from starting. */
@@ -244,7 +243,7 @@ static uint8_t **model_of(const uint8_t *bytes)
 	return at;
 }
 
-/* What is to be copied to it. */
+/* Returns memory, and the content that is to be copied to it. */
 TEST_BYTE_LOOP static struct weights allocate(unsigned content)
 {
 	pthread_mutex_lock(&models_lock);
@@ -305,7 +304,7 @@ static void compare(const struct weights *weights)
 	free(bytes);
 }
 
-/* It works as programs do until that many allocations were sealed. */
+/* Read, as programs do, until @n allocations were sealed. */
 static void read_until_sealed(const struct weights *weights, uint64_t n)
 {
 	while (count_of("sealed_alone") < n) {
@@ -379,7 +378,7 @@ static void gather(CUdeviceptr to, const struct weights *weights)
 	launch("gather", &gather, list);
 }
 
-/* Of a function that names what it writes through, no other word hurts, whatever it has. */
+/* The table names the word that this function writes through: no other word hurts, whatever it has. */
 static void gathers(void)
 {
 	struct weights weights = load(0);
@@ -599,7 +598,7 @@ static void is_told(void)
 	compare(&weights);
 }
 
-/* The same, of a program that has begun before others. */
+/* As unsealed(), in a program that has begun, and waits for a line. */
 static void unsealed_later(void)
 {
 	say("started");
@@ -657,7 +656,7 @@ static void graph_of_library_reads(void)
 	compare(&weights);
 }
 
-/* It was launched before anything was marked, and stores once all has been quiet for long. */
+/* The kernel was launched before anything was marked, and stores once all has been quiet for long. */
 static void stored_late(void)
 {
 	struct weights weights = load(0);
@@ -756,7 +755,7 @@ static void used_again(void)
 	must(count_of("copies") == 0);
 }
 
-/* The same function of another image is another function: nobody knows it. */
+/* A function of the same name in another image is another function: nobody knows it. */
 static void loaded_anew(void)
 {
 	struct weights weights = load(0);
@@ -838,7 +837,7 @@ static void host_room(void)
 #define N_LARGE 6u
 #define LARGE_BYTES (32ull << 20)
 
-/* The same in all programs. */
+/* All programs fill in the same words. */
 TEST_BYTE_LOOP static void fill_large(unsigned number, uint32_t *words)
 {
 	for (uint32_t i = 0; i < LARGE_BYTES / 4; i++) {

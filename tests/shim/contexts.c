@@ -198,7 +198,7 @@ static void captures_go_on(void)
 
 /* ---- peers ---- */
 
-/* Of three devices: the other two read what the first has. */
+/* Three devices: the other two read what the first has. */
 static void readers_count(void)
 {
 	CUcontext zero = start(0);
@@ -514,7 +514,7 @@ static void green_peers(void)
 	must(__atomic_load_n(&slow_ran, __ATOMIC_SEQ_CST));
 	must_ok(cuCtxSetCurrent(primary));
 	green_end(&a);
-	/* The same is what the primary one says. */
+	/* Peer access to the green context is peer access to the primary one. */
 	must_await(stream, own);
 	must_ok(cuDevicePrimaryCtxRelease(1));
 }

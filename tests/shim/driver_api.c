@@ -280,7 +280,7 @@ static void use_vmm(void)
 		fill_on(0, 0, base + i * each, each, 17 * i + 3);
 	}
 	print("vmm", sum_on(0, 0, base, N * each));
-	/* The same memory at another address, in another order. */
+	/* Map the memory at another address, in another order. */
 	for (unsigned i = 0; i < N; i++) {
 		CUdeviceptr at = base + (2 * N - 1 - i) * each;
 		must_ok(cuMemExportToShareableHandle(&fd, handles[i],

@@ -50,7 +50,7 @@ static void enter_green(void)
 static void take_managed(void)
 {
 	must_ok(cuMemAllocManaged(&managed, 3 * MIB, CU_MEM_ATTACH_GLOBAL));
-	/* It can be used from here. */
+	/* The host can use managed memory. */
 	memset((void *)managed, 1, 3 * MIB);
 	must_be(cuMemAllocManaged(&managed, 0, CU_MEM_ATTACH_GLOBAL), CUDA_ERROR_INVALID_VALUE);
 }

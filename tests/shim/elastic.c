@@ -261,7 +261,7 @@ static void a_second_place_beside_guards(void)
 	a_second_place_has_no_name(GLAKE_ELASTIC_GUARD);
 }
 
-/* Of another session of this program, which is the same to those who name. */
+/* The step belongs to another session of this program, which makes no difference to calls that name memory. */
 static void what_others_own_has_no_name(void)
 {
 	static uint8_t record[GLAKE_ELASTIC_RECORD_BYTES];

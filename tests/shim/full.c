@@ -148,7 +148,7 @@ static void writes_come_back(void)
 	fill_gpu();
 	must_be(write_to(ptr), CUDA_ERROR_OUT_OF_MEMORY);
 	must_be(write_to(ptr), CUDA_ERROR_OUT_OF_MEMORY);
-	/* What reads goes on. */
+	/* Reads go on. */
 	must_ok(cuMemcpyDtoHAsync(seen, ptr, N_BYTES, other));
 	must_ok(cuStreamSynchronize(other));
 	must(same_bytes(seen, bytes, N_BYTES));
@@ -275,7 +275,7 @@ static void crowds_come_back(void)
 #define N_TAILED (N_BYTES - 12345)
 #define N_REST (N_TAILED - PAGE)
 
-/* Of which the first page is sealed, so that the second is a chunk of its own. */
+/* The first page is sealed, so that the second is a chunk of its own. */
 static CUdeviceptr alloc_tailed(unsigned seed)
 {
 	CUdeviceptr ptr = alloc_filled(N_TAILED, seed);
@@ -335,7 +335,7 @@ static void copies_given_up(void)
 	must_ok(cuMemFree(tailed));
 }
 
-/* The same with a tail, whose zeroes come when the memory has gone. */
+/* As copies_given_up(), with a tail whose zeroes come when the memory has gone. */
 static void zeroes_given_up(void)
 {
 	start();

@@ -30,7 +30,7 @@ struct buffer {
 	CUstream stream;
 };
 
-/* It allocates and sets buffers, of which it frees some; the start and end of each go to its place in checked. */
+/* A graph allocates and sets buffers, of which it frees some; the start and end of each go to its place in checked. */
 struct graph {
 	CUgraphExec exec; /* NULL: there is none */
 	struct buffer left[N_NODES];

@@ -80,7 +80,7 @@ static uint64_t is_known(CUdeviceptr ptr)
 
 /* ---- parts ---- */
 
-/* Of every kind of size, in one green context. */
+/* Allocations of every kind of size, in one green context. */
 static void use_memory(void)
 {
 	static const size_t sizes[] = {4, 1000, 100000, 2 * MIB - 1, 2 * MIB, 5 * MIB + 3};
@@ -441,7 +441,7 @@ static void find_waits(void)
 	green_end(&b);
 }
 
-/* What is left of one that has ended. */
+/* A green context has ended: print what is left of it. */
 static void find_ends(void)
 {
 	struct green a = green_new(0);

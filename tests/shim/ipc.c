@@ -120,7 +120,7 @@ static void give_two(void)
 
 /* ---- scenarios ---- */
 
-/* What the next function finds on its stack. */
+/* Fill in what the next function finds on its stack. */
 static __attribute__((noinline)) void dirty_stack(void)
 {
 	volatile uint8_t bytes[16384];

@@ -24,7 +24,7 @@
 #define MIB (1ull << 20)
 #define N_THREADS 8
 
-/* Of nvml.h. */
+/* Structures of nvml.h. */
 struct memory {
 	uint64_t total;
 	uint64_t free;
@@ -89,7 +89,7 @@ static void init(void)
 	printf("init %d\n", ((int (*)(void))nvml("nvmlInit_v2"))());
 }
 
-/* What is there without a device. */
+/* Calls that need no device. */
 static void absent(void)
 {
 	unsigned n = 0;
@@ -194,7 +194,7 @@ static void processes(void)
 	}
 }
 
-/* What a monitor leaves behind in its process: nothing. */
+/* A monitor leaves no fds behind in its process. */
 static unsigned n_open_fds(void)
 {
 	unsigned n = 0;

@@ -221,7 +221,7 @@ static void make_others(void)
 	/* Written twice, as a cache of keys and values is. */
 	struct buffer *buffer = load(2 * PAGE);
 	upload(buffer, 0, 2 * PAGE);
-	/* The same little buffer again and again, a page of bytes in all. */
+	/* A little at the front of the buffer again and again, a page of bytes in all. */
 	buffer = make(PAGE);
 	for (size_t i = 0; i < PAGE / (4 * KIB); i++) {
 		must_ok(cuMemcpyHtoD(buffer->ptr, source, 4 * KIB));
@@ -804,7 +804,7 @@ static void write_some(struct buffer *buffer)
 	}
 }
 
-/* What programs have equal, they have by the loads. */
+/* Load the buffer anew: what programs have equal comes by loads. */
 static void begin_again(struct buffer *buffer)
 {
 	must_ok(cuMemFree(buffer->ptr));
@@ -812,7 +812,7 @@ static void begin_again(struct buffer *buffer)
 	upload(buffer, 0, buffer->n_bytes);
 }
 
-/* The same addresses become memory that kernels write to. */
+/* The buffer's addresses become memory that kernels write to. */
 static CUfunction fill_kernel;
 
 static void use_for_kernels(struct buffer *buffer)

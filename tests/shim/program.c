@@ -799,7 +799,7 @@ static void vmm(const char *argument)
 	must_ok(cu(cuMemImportFromShareableHandle)(&handle, (void *)(intptr_t)fd,
 	                                           CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
 	close(fd);
-	/* The same memory at a second address. */
+	/* The imported memory is mapped at a second address. */
 	must_ok(cu(cuMemMap)(base + 8 * each, each, 0, handle, 0));
 	open_to_device(base + 8 * each, each);
 	fill(base + 8 * each, each, 4);
@@ -1446,7 +1446,7 @@ static void asks(const char *argument)
 	print_counts();
 }
 
-/* What has memory of a glaked that ends, and has found another one, leaves a child behind. */
+/* A program that has memory of a glaked that ends, and has found another one, leaves a child behind. */
 static void moves(const char *argument)
 {
 	start();

@@ -61,7 +61,7 @@ static CUdeviceptr alloc(size_t n_bytes)
 	return ptr;
 }
 
-/* What memory holds, here as well. */
+/* The content of memory, on the host. */
 static uint8_t bytes[N_BYTES];
 static uint8_t seen[N_BYTES];
 
@@ -343,7 +343,7 @@ TEST_BYTE_LOOP static void make_sources(void)
 /* The simulator knows it by its name. */
 static const uint32_t image[4] = {0xba55ed50};
 
-/* What a kernel of the current context that writes @value over @n_bytes ends with. */
+/* Write @value over @n_bytes by a kernel of the current context. Returns what that ends with. */
 static CUresult write_by_kernel(CUdeviceptr ptr, uint64_t n_bytes, uint32_t value)
 {
 	CUmodule module;
@@ -500,7 +500,7 @@ static void names(void)
 	must(fd >= 0 && n_copies() == 2);
 	must(try_seal(ptr).pinned_bytes == N_BYTES);
 	expect(ptr, bytes, "all of it");
-	/* Of memory that nothing else pins, all of it. */
+	/* An IPC handle pins all of the memory, which nothing else pins here. */
 	CUdeviceptr other = alloc(N_BYTES);
 	CUipcMemHandle name;
 	fill(other, 1);
@@ -522,7 +522,7 @@ static void names(void)
 	must(try_seal(twin).pinned_bytes == N_BYTES);
 }
 
-/* Of what the program maps itself. */
+/* For memory that the program maps itself. */
 static const CUmemAllocationProp plain = {
 	.type = CU_MEM_ALLOCATION_TYPE_PINNED,
 	.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
@@ -603,7 +603,7 @@ static void numbers_given(void)
 	must(n_copies() == n + 1);
 	expect(ptr, bytes, "exported");
 	must(seal_span(ptr, N_BYTES) == 0);
-	/* Of several chunks there is no one fd. */
+	/* There is no one fd of several chunks. */
 	must(seal_span(ptr + N_BYTES, PAGE) == PAGE);
 	must_be(cuMemExportToShareableHandle(&fd, handles[1],
 	                                     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
@@ -697,7 +697,7 @@ static void side_by_side(void)
 	must(n_copies() == 1);
 	expect(second, bytes, "opened");
 	seal(second);
-	/* It must not try for ever. */
+	/* The call must not try for ever. */
 	alarm(20);
 	must_ok(cuMemGetHandleForAddressRange(&fd, ptr, 2 * N_BYTES,
 	                                      CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0));
@@ -749,7 +749,7 @@ static void numbers(void)
 	must(seal_in_time(&front, 1, &sum) == 0 && sum.sealed_bytes == PAGE);
 	must_be(cuMemUnmap(ptr, PAGE), CUDA_ERROR_INVALID_VALUE);
 	must_ok(cuMemUnmap(ptr, 2 * N_BYTES));
-	/* What nobody maps is named still: in pieces now, of which one is sealed. */
+	/* A number names memory that is mapped nowhere, too: in pieces now, of which one is sealed. */
 	must_ok(cuMemMap(ptr, N_BYTES, 0, handle, 0));
 	CUmemAccessDesc reading = writable;
 	reading.flags = CU_MEM_ACCESS_FLAGS_PROT_READ;
@@ -1258,7 +1258,7 @@ static void idle(void)
 	must(sealed.sealed_bytes == N_BYTES);
 	must(glake_seal_idle(equal, 2, &sealed) == 0);
 	must(sealed.shared_bytes == N_BYTES && sealed.held_ns == 0);
-	/* It was for that memory, and at that time. */
+	/* Only that memory was said to be idle, and only at that time. */
 	must(glake_seal(&other, 1, &sealed) == -EBUSY);
 	__atomic_store_n(&goes_on, true, __ATOMIC_SEQ_CST);
 	must_ok(cuStreamSynchronize(stream));
@@ -1464,7 +1464,7 @@ static void keep(void)
 	}
 }
 
-/* The same bytes; at some call from the line on it may be killed. */
+/* Has the bytes of keep(); at some call from the line on it may be killed. */
 static void be_killed(void)
 {
 	/* Rules are about those called so: the service thread of the one that keeps makes calls as well. */
@@ -1610,7 +1610,7 @@ static void stitched(void)
 	expect(ptr, bytes, "written");
 	must_ok(cuMemFreeAsync(ptr, stream));
 	for (unsigned i = 0; i < 8; i++) {
-		/* It is nobody's block, so nobody needs a copy. */
+		/* Memory that is allocated anew is nobody's block, so nobody needs a copy. */
 		ptr = alloc_async(N_BYTES);
 		n_before = n_copies();
 		must_ok(cuMemsetD8Async(ptr, 6, N_BYTES, stream));

@@ -51,7 +51,7 @@ static atomic_uint n_sealed, n_shared, n_seals_failed;
 static unsigned n_steps, n_failed;
 static unsigned seed;
 
-/* The same in all programs. */
+/* All programs make the same contents. */
 TEST_BYTE_LOOP static void make_contents(void)
 {
 	for (unsigned content = 0; content < N_CONTENTS; content++) {
@@ -106,7 +106,7 @@ static void allocate(struct buffer *buffer)
 		return;
 	}
 	must_ok(cuStreamSynchronize(stream));
-	/* What a new buffer holds is anything: the copy is the model. */
+	/* A new buffer may hold anything: the copy is the model. */
 	must_ok(cuMemcpyDtoH(buffer->model, ptr, n_bytes));
 	buffer->n_bytes = n_bytes;
 	buffer->ptr = ptr;

@@ -254,7 +254,7 @@ static void allocates(void)
 	expect_all();
 }
 
-/* It works whenever it is told to. */
+/* The program works whenever it is told to. */
 static void waits_long(void)
 {
 	start();
@@ -267,7 +267,7 @@ static void waits_long(void)
 	}
 }
 
-/* It has half of what it needs, and wants the other half when it is told to. */
+/* The program has half of what it needs, and wants the other half when it is told to. */
 static void grows(void)
 {
 	start();
@@ -278,7 +278,7 @@ static void grows(void)
 	wait_for_line();
 }
 
-/* The same, with pauses, and once more. */
+/* As grows(), but the other half comes and goes, with pauses. */
 static void grows_and_shrinks(void)
 {
 	start();
@@ -505,7 +505,7 @@ static void exits(void)
 	exit(0);
 }
 
-/* It ends slowly. */
+/* The program ends slowly. */
 static void lingers(void)
 {
 	start();

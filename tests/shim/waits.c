@@ -103,7 +103,7 @@ TEST_BYTE_LOOP static void expect(CUdeviceptr ptr, size_t n_bytes, unsigned char
 	free(bytes);
 }
 
-/* What the receiver waits for, behind all that the sender has to do. */
+/* Send what the receiver waits for, behind all that the sender has to do. */
 static void send(void)
 {
 	at = "the GPU, at the sender";
@@ -449,7 +449,7 @@ static void memory_of_a_graph(void)
 	ptr = alloc_on(sender, MIB);
 	set(sender, ptr, MIB, 7);
 	send();
-	/* The same again: a launch has it anew. */
+	/* A launch has the graph's memory anew. */
 	must_ok(cuGraphLaunch(exec, receiver));
 	must_ok(cuStreamSynchronize(receiver));
 	must_ok(cuGraphExecDestroy(exec));
