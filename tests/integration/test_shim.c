@@ -566,7 +566,7 @@ START_TEST(chunks_open_with_their_ticket)
 	ck_assert_uint_ne(share_chunk(connection, ids[1]), name.ticket);
 	ck_assert_int_eq(open_chunk(other, &neighbour), GLAKE__WIRE__STATUS__NOT_FOUND);
 	connection_close(&connection);
-	/* It ends with the session that had it. */
+	/* The ticket ends with the session that had the chunk. */
 	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
 	while (open_chunk(other, &name) != GLAKE__WIRE__STATUS__NOT_FOUND) {
 		ck_assert_uint_lt(harness_now_ms(), end_ms);
@@ -683,7 +683,7 @@ START_TEST(glaked_dies_and_comes_back)
 	run_expect(&run, "result 0 owned 1 passed");
 	ck_assert_uint_eq(run_count(&run, "passed"), n_passed + 1);
 	world_restart();
-	/* It is found, and stays. */
+	/* The next glaked is found, and stays. */
 	step_until_owned(&run, 3, &n_left);
 	ck_assert_uint_ge(run_count(&run, "connects"), 2);
 	/* All contents are checked at its end. */

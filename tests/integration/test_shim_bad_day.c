@@ -255,7 +255,7 @@ START_TEST(questions_do_not_wait_for_a_stopped_glaked)
 }
 END_TEST
 
-/* It is stopped for good: the driver serves, and glaked when it goes on. */
+/* glaked is stopped for long: the driver serves meanwhile, and glaked when it goes on. */
 START_TEST(a_stopped_glaked_is_done_without)
 {
 	struct run run;
@@ -283,7 +283,7 @@ START_TEST(a_restart_is_waited_for)
 	harness_kill(&harness);
 	ck_assert_int_eq(rename(harness.socket_path, world_path("away")), 0);
 	run_continue(&run);
-	/* It has surely asked by then. */
+	/* The program has surely asked by then. */
 	harness_sleep_ms(200);
 	ck_assert_int_eq(rename(world_path("away"), harness.socket_path), 0);
 	harness_restart(&harness);
@@ -293,7 +293,7 @@ START_TEST(a_restart_is_waited_for)
 }
 END_TEST
 
-/* It is away for longer than anybody waits. Then it is asked again soon, and the session goes on. */
+/* glaked is away for longer than anybody waits. Then it is asked again soon, and the session goes on. */
 START_TEST(a_slow_restart_is_no_end)
 {
 	struct run run;
@@ -376,7 +376,7 @@ START_TEST(the_programs_files_are_left_alone)
 }
 END_TEST
 
-/* It can take nothing of glaked for that long, but what it has stays charged. */
+/* The program can take nothing of glaked while its table is full, but what it has stays charged. */
 START_TEST(a_full_table_of_files_ends_no_session)
 {
 	static const struct {
@@ -475,7 +475,7 @@ START_TEST(a_second_preload_library_goes_with_it)
 {
 	struct run run;
 	world_begin();
-	/* It calls the driver before us, and sees all that it would see without us. */
+	/* In front of the shim, the second library can call the driver, and sees all calls that it would see without the shim. */
 	run_with_preload(&run, SECOND, SHIM);
 	run_expect(&run, "seen 16");
 	run_with_preload(&run, SHIM, SECOND);

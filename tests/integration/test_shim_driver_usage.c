@@ -82,7 +82,7 @@ START_TEST(managed_memory_and_arrays_are_told)
 	struct run run;
 	struct glake_device_status device;
 	world_begin(.config = "pool = ();", .speed = 5);
-	/* It has nothing of glaked, and is seen all the same. */
+	/* The program has nothing of glaked, and is seen all the same. */
 	run_start(&run, NULL, PROGRAM, "managed", "arrays", "wait", "-managed", "-arrays", "wait",
 	          NULL);
 	run_read(&run, "ready");
@@ -153,7 +153,7 @@ START_TEST(what_goes_with_its_context_is_gone)
 }
 END_TEST
 
-/* It is the primary context's. */
+/* Memory that a green context made is the primary context's. */
 START_TEST(what_a_green_context_made_goes_with_the_primary)
 {
 	go_with_context("green");
@@ -185,7 +185,7 @@ START_TEST(asking_the_driver_ends_no_capture)
 }
 END_TEST
 
-/* The same by way of glakectl, which is what people see. */
+/* glakectl, which is what people see, shows it as well. */
 START_TEST(glakectl_shows_it)
 {
 	struct run run;

@@ -123,7 +123,7 @@ START_TEST(a_program_that_ends_badly_was_heard)
 }
 END_TEST
 
-/* Of a graph that was captured while memory was sealed, the kernel is known; of others, that it was a graph. */
+/* A graph that was captured while memory was sealed is told by its kernel, others only as a graph. */
 START_TEST(graphs_are_named)
 {
 	struct run run;
@@ -139,7 +139,7 @@ START_TEST(graphs_are_named)
 }
 END_TEST
 
-/* Of each function the driver is asked once, however often memory is sealed. */
+/* The driver is asked for each function once, however often memory is sealed. */
 START_TEST(functions_are_asked_for_once)
 {
 	struct run run;
@@ -150,7 +150,7 @@ START_TEST(functions_are_asked_for_once)
 }
 END_TEST
 
-/* What lies in device memory is not seen, and halves of an address are none. */
+/* A pointer that lies in device memory is not seen, and halves of an address are none. */
 START_TEST(a_hidden_pointer_is_not_seen)
 {
 	struct run run;

@@ -22,7 +22,7 @@ static void stitching(const char *scenario)
 	run_one("GLAKE_ALLOC=stitch", scenario);
 }
 
-/* The same with the driver's own memory of graphs. */
+/* As stitching(), and with the driver's own memory of graphs. */
 static void both(const char *scenario)
 {
 	stitching(scenario);

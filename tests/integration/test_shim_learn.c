@@ -104,7 +104,7 @@ static void expect_learned(const char *table)
 	reduce(read_text(table), lines);
 	ck_assert_str_eq(lines, true_lines);
 	expect_line(read_text(table), "  # writes 8");
-	/* What is known makes a table of those that were seen often. */
+	/* The state alone makes a table, of the functions that were launched often enough. */
 	struct run run;
 	char with[300];
 	snprintf(with, sizeof(with), "--state=%s", state);
@@ -146,7 +146,7 @@ START_TEST_WITH(a_driver_keeps_access_to_what_is_mapped, .timeout_s = 120)
 }
 END_TEST
 
-/* What follows a pointer to where no word points is found, and what reads is known, though nothing lies beside. */
+/* A kernel that follows a pointer to where no word points is found, and readers are known, though nothing lies beside. */
 START_TEST(one_allocation_is_enough)
 {
 	struct run run;

@@ -10,7 +10,7 @@
 #include "tests/harness/run.h"
 #include "tests/harness/world.h"
 
-/* It says that kernels which write only read. */
+/* The table says that kernels which write only read. */
 static void spoil_table(void)
 {
 	readers_change("a-wrong", "function write\n", "function write\n  reads 0\n");
@@ -151,7 +151,7 @@ START_TEST(its_words_are_no_readers)
 }
 END_TEST
 
-/* It runs already, and is the same program. */
+/* A process of the same program, which runs already, is told. */
 START_TEST(who_runs_is_told)
 {
 	struct run run;

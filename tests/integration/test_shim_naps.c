@@ -59,7 +59,7 @@ START_TEST(a_program_that_is_idle_sleeps_and_wakes_when_it_works)
 }
 END_TEST
 
-/* It is idle, and is being copied by a mover that is stopped. Returns that one's pid. */
+/* Start a program that is idle, and is being copied by a mover that is stopped. Returns the mover's pid. */
 static pid_t begin_nap(struct run *run)
 {
 	world_start_mover();
@@ -95,7 +95,7 @@ START_TEST(two_programs_take_turns_on_a_device_that_has_room_for_one)
 	struct run b;
 	begin("on_pressure = \"sleep\";");
 	start(&a);
-	/* It is not yet known to be idle. */
+	/* Until then glaked does not know that `a` is idle. */
 	usleep(1500000);
 	start(&b);
 	ck_assert_uint_eq(world_metric("sleeps_pressure"), 1);
@@ -124,7 +124,7 @@ START_TEST(a_program_that_is_stopped_delays_a_request_and_no_more)
 	uint64_t begin_ms = harness_now_ms();
 	int status = connection_alloc(other, 0, 40 * MIB, 1, &id, &fds);
 	ck_assert_int_eq(status, GLAKE__WIRE__STATUS__NO_DEVICE_MEMORY);
-	/* It was asked, and had ten seconds of glaked's to answer. */
+	/* The program was asked, and had ten seconds of glaked's to answer. */
 	ck_assert_uint_ge(harness_now_ms() - begin_ms, 1500);
 	kill(run.pid, SIGKILL);
 	run_end(&run);
@@ -239,7 +239,7 @@ static uint64_t logged_ms(const char *text, unsigned n)
 	return ((hour * 60 + minute) * 60 + second) * 1000ull + ms;
 }
 
-/* It is idle, but cannot sleep: it is asked again after ten seconds of glaked's, then after twenty. */
+/* The program is idle, but cannot sleep: it is asked again after ten seconds of glaked's, then after twenty. */
 START_TEST(a_program_that_is_busy_is_asked_less_and_less)
 {
 	static const char why[] = "no thread can be started";
@@ -256,7 +256,7 @@ START_TEST(a_program_that_is_busy_is_asked_less_and_less)
 }
 END_TEST
 
-/* It has not been idle for long, and has not said so: that it does nothing now is enough for who finds no room. */
+/* The program has not been idle for long, and has not said so: that it does nothing now is enough for who finds no room. */
 START_TEST(who_needs_room_gets_it_from_a_program_between_its_requests)
 {
 	struct run run;

@@ -71,7 +71,7 @@ START_TEST(the_quota_is_the_device)
 	         "reserved 0 free 33554432 used 16777216\n"
 	         "wrong version 25\n"
 	         "connects 4\n");
-	/* What the tenant has, whoever in it. */
+	/* NVML says what the tenant has, whoever in it. */
 	int connection = connection_hello(&harness);
 	uint64_t ids[2];
 	cleanup_fdlist struct fdlist fds;
@@ -238,7 +238,7 @@ START_TEST(without_glaked_it_is_nvmls)
 	must_say("GLAKE_SOCKET=/nowhere", "memory", "processes",
 	         "init 0\n" MEMORY_0 "wrong version 25\n" MEMORY_1
 	         "wrong version 25\n" ALL_ROWS(" self 1000") ALL_ROWS(""));
-	/* It may come and go. */
+	/* glaked may come and go. */
 	run_glake(&run, "A=B", PROGRAM, "init", "memory", "wait", "memory", "wait", "memory", NULL);
 	run_read(&run, "ready");
 	run_expect(&run, "memory 0 total 50331648 ");

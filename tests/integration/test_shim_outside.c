@@ -6,7 +6,7 @@
 #include "tests/harness/world.h"
 
 #define PAGE (2 * MIB)
-/* What the scenario "weights" has that looks like weights, and "others" has not. */
+/* So much of the scenario "weights" looks like weights; in "others" nothing does. */
 #define WEIGHTS (13 * PAGE)
 
 static void begin(void)
@@ -65,7 +65,7 @@ static int try_seal(uint64_t session)
 	return glake_seal_session(eye, session, NULL, &report);
 }
 
-/* It waits once more before. */
+/* This program waits for one more line before its end. */
 static void end_late(struct run *run)
 {
 	run_go_on(run);
@@ -182,7 +182,7 @@ START_TEST(what_is_no_weights_stays_private)
 }
 END_TEST
 
-/* What it has free is given to kernels next. */
+/* Kernels get the allocator's free space next. */
 START_TEST(the_free_space_of_a_caching_allocator_stays_private)
 {
 	struct run run;
@@ -256,7 +256,7 @@ START_TEST_WITH(contexts_may_end_meanwhile, .n = 3)
 {
 	struct run run;
 	uint64_t sealed_bytes = 0;
-	/* What is done in a context there takes its time. */
+	/* Sealing in a context takes its time, as it ends a stream there. */
 	start(&run, "CUDASIM_FAULT=cuStreamDestroy:*:slow=5", ends[_i]);
 	for (unsigned i = 0; i < 40 || sealed_bytes == 0; i++) {
 		struct glake_seal_report report = {.size = sizeof(report)};
@@ -358,7 +358,7 @@ START_TEST(a_stopped_program_is_not_waited_for)
 	uint64_t session = session_of(&run);
 	stop(&run);
 	assert_fails(GLAKE_E_BUSY, "is it stopped?", try_seal(session));
-	/* It does now what it was asked for, and nobody waits for it; then it can be asked again. */
+	/* The program does now what it was asked for, and nobody waits for it; then it can be asked again. */
 	kill(run.pid, SIGCONT);
 	while (try_seal(session) != 0) {
 		ck_assert_ptr_nonnull(strstr(glake_error(), "already"));

@@ -142,7 +142,7 @@ START_TEST_WITH(who_waits_gets_what_is_freed, .n = 2)
 	run_program(&second);
 	say(&second, "alloc 1073741824\n");
 	await(have_waited, 1);
-	/* It stays with the first one, warm. */
+	/* The first one would keep the freed memory warm, but the second one gets it. */
 	ask(&first, firsts[how].free, firsts[how].freed);
 	run_read(&second, "alloc 0\n");
 	run_end_well(&second);
@@ -161,7 +161,7 @@ START_TEST(who_waits_in_vain_is_out_of_memory)
 	uint64_t since_ms = harness_now_ms();
 	ask(&second, "alloc 1073741824\n", "alloc 2\n");
 	ck_assert_uint_ge(harness_now_ms() - since_ms, 1390);
-	/* It would never fit: nobody waits for that. */
+	/* More than the quota would never fit: nobody waits for that. */
 	ask(&second, "alloc 1610612737\n", "alloc 2\n");
 	ck_assert_uint_eq(world_metric("quota_waits"), 1);
 	ask(&second, "alloc 268435456\n", "alloc 0\n");
@@ -224,7 +224,7 @@ static void *tap_main(void *user)
 	return NULL;
 }
 
-/* What is started now connects through it. */
+/* Programs that are started from now on connect through the tap. */
 static void start_tap(void)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -339,7 +339,7 @@ START_TEST_WITH(what_a_stream_is_not_done_with_is_left, .n = 4)
 		ck_assert_uint_eq(left(&run), before - 128 * MIB);
 		ck_assert_uint_eq(left_by(&run, "release\n"), before);
 		if (i == 0) {
-			/* It comes back while the stream is not done with it. */
+			/* The freed memory can be had again while the stream is not done with it. */
 			ask(&run, "alloc_async 134217728\n", "alloc_async 0\n");
 			ck_assert_uint_eq(left(&run), before - 128 * MIB);
 			ask(&run, "free_async\n", "free_async 0\n");
@@ -494,7 +494,7 @@ static bool is_used(uint64_t n_bytes)
 	return n_used() == n_bytes;
 }
 
-/* Of memory of either kind; the program does nothing more than wait for its stream. */
+/* With and without stitching; the program does nothing more than wait for its stream. */
 START_TEST_WITH(warm_bytes_of_zero_keeps_nothing, .n = 2)
 {
 	static struct run run;
@@ -554,7 +554,7 @@ static void await_all(void)
 	}
 }
 
-/* Of all of them, by their last lines. */
+/* The programs' numbers, summed up from their last lines. */
 static void end_all(unsigned *n_done_out, unsigned *n_refused_out)
 {
 	*n_done_out = *n_refused_out = 0;

@@ -464,7 +464,7 @@ static void step_use(struct program *program)
 {
 	struct buffer *buffer = &program->buffers[churn_pick(&program->seed, N_BUFFERS)];
 	if (buffer->ptr) {
-		/* It may be sealed: a kernel would fault. */
+		/* The buffer may be sealed: a kernel would fault. */
 		write_words(program, buffer->ptr, buffer->n_bytes, &buffer->value, false);
 		expect_words(program, buffer->ptr, buffer->n_bytes, buffer->value);
 	}
@@ -555,7 +555,7 @@ struct sums {
 	uint64_t shared_bytes;
 };
 
-/* What there is in a hold: one chunk. */
+/* The one chunk in a hold. */
 struct held {
 	glake_ptr ptr;
 	uint64_t n_bytes;
@@ -633,7 +633,7 @@ static void end_private_part(struct glake_session *session, const struct glake__
 	glake__chunk_put(part->chunk);
 }
 
-/* The same for a number, which keeps the handle; and whoever had the old one has the new one. */
+/* As make_private_part(), for a number, which keeps the handle; the session that had the old chunk has the new one. */
 static struct glake__part make_program_part(const struct held *held)
 {
 	struct glake__part part = make_private_part(held->chunk->owner->device->session, held);

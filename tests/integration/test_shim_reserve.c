@@ -10,7 +10,7 @@
 #include "tests/harness/run.h"
 #include "tests/harness/world.h"
 
-/* Of each program: six allocations of 32 MiB, each a block. */
+/* The weights of each program: six allocations of 32 MiB, each a block. */
 #define LARGE (32 * MIB)
 #define WEIGHTS (6 * LARGE)
 
@@ -106,7 +106,7 @@ static void tell(struct run *run, const char *line)
 	ck_assert_int_eq(write(run->input, line, strlen(line)), (ssize_t)strlen(line));
 }
 
-/* It writes to so many more of its allocations. */
+/* The program writes to @n more of its allocations. */
 static void have_written(struct run *run, const char *n)
 {
 	tell(run, n);
@@ -451,7 +451,7 @@ START_TEST(only_who_has_saved_something_gets_it_and_once)
 	ck_assert_int_eq(ask_for(owner, alone, &copy), GLAKE__WIRE__STATUS__OK);
 	ck_assert_uint_eq(device().unsealing_bytes, 0);
 	ck_assert_int_eq(ask_for(owner, alone, &copy), NONE);
-	/* It did not want it after all. */
+	/* The owner did not want the copy after all. */
 	free_chunk(owner, copy);
 	ck_assert_uint_eq(device().unsealing_bytes, LARGE);
 	ck_assert_int_eq(ask_for(owner, alone, &copy), GLAKE__WIRE__STATUS__OK);

@@ -212,7 +212,7 @@ static int see_asleep(void *user, const struct glake_sleep_report *report)
 	return 0;
 }
 
-/* It is at the same addresses, also after a sleep, and comes back by itself. */
+/* Memory that has gone to the host is at the same addresses, also after a sleep, and comes back by itself. */
 START_TEST_WITH(a_write_while_the_gpu_is_full_goes_to_host_memory, .n = 3)
 {
 	struct run run;
@@ -231,7 +231,7 @@ START_TEST_WITH(a_write_while_the_gpu_is_full_goes_to_host_memory, .n = 3)
 		                              &is_asleep));
 		ck_assert(is_asleep);
 	}
-	/* It looks at it, and wakes. */
+	/* The program reads the memory, and wakes if it sleeps. */
 	run_go_on(&run);
 	ck_assert_uint_eq(host_bytes(), 4 * MIB);
 	assert_ok(glake_set_quota(eye, "default", 0, 512 * MIB));

@@ -25,7 +25,7 @@ static void start(struct run *run, const char *scenario)
 	run_read(run, "ready");
 }
 
-/* What became of it; with connection_free(). */
+/* Ask the program to sleep or to wake. Returns the answer; connection_free() it. */
 static Glake__Wire__Answer *ask(const struct run *run, bool wakes)
 {
 	return connection_call(asker,
@@ -111,7 +111,7 @@ START_TEST(memory_of_each_kind_leaves_and_comes_back_when_it_is_used)
 	ck_assert_uint_gt(n_bytes, 48 * MIB);
 	ck_assert_uint_ge(put_to_sleep(&run), 48 * MIB);
 	ck_asleep();
-	/* It asks for its memory. */
+	/* The program asks about its memory, and sleeps on. */
 	run_go_on(&run);
 	ck_asleep();
 	run_go_on(&run);
@@ -172,7 +172,7 @@ START_TEST(memory_is_freed_without_a_wake)
 	ck_assert_uint_eq(n_bytes, 6 * MIB + 34 * MIB + 8 * MIB + 2 * MIB + 4 * MIB);
 	run_go_on(&run);
 	ck_asleep();
-	/* It says what it has now. */
+	/* Asked again, the program says what it has now. */
 	ck_assert_uint_eq(put_to_sleep(&run), n_bytes - 34 * MIB - 8 * MIB);
 	struct slept_row row = {.pid = (uint32_t)run.pid};
 	assert_ok(glake_list_sleepers(eye, find_sleeper, &row));
@@ -190,7 +190,7 @@ START_TEST(it_wakes_and_sleeps_when_asked)
 	start(&run, "allocates");
 	for (int i = 0; i < 5; i++) {
 		ck_assert_uint_ge(put_to_sleep(&run), 6 * MIB);
-		/* It has what it has. */
+		/* A program that sleeps already says what it has. */
 		ck_assert_uint_ge(put_to_sleep(&run), 6 * MIB);
 		ck_asleep();
 		wake(&run);
@@ -243,7 +243,7 @@ START_TEST(of_two_operators_the_first_is_followed)
 }
 END_TEST
 
-/* It goes on asking for the program, which nobody asks twice; the program does what it is asked. */
+/* The request goes on without the operator, and nobody asks the program twice; it does what it is asked. */
 START_TEST(an_operator_who_goes_away_changes_nothing)
 {
 	struct run run;
@@ -320,7 +320,7 @@ START_TEST(who_waits_goes_on_as_soon_as_there_is_room)
 	int other;
 	start_waiting(&run, "waits", &other);
 	run_read(&run, "ready");
-	/* It has been refused more than once by then. */
+	/* The program has been refused more than once by then. */
 	usleep(1500000);
 	ck_assert_uint_eq(world_books().private_bytes, 7 * 32 * MIB);
 	connection_close(&other);
@@ -346,8 +346,8 @@ static void await_state(const char *state)
 }
 
 /*
- * It has been refused, and pauses before it asks again. It is stopped: that it is asked to wake is glaked's doing then, and it does
- * so as soon as it goes on.
+ * The program has been refused, and pauses before it asks again. It is stopped: that it is asked to wake is glaked's doing then,
+ * and it wakes as soon as it goes on.
  */
 static void stop_refused(const struct run *run)
 {
