@@ -123,7 +123,7 @@ START_TEST(a_copy_that_could_not_be_replaced_is_charged_and_replaced_later)
 	ck_assert_uint_eq(world_row(two).shared_bytes, 4 * MIB);
 	ck_assert_uint_eq(world_row(two).reserved_bytes, 0);
 	words_check(ptr, 4 * MIB, 7);
-	/* It is done. */
+	/* There is nothing left to replace. */
 	ck_assert_uint_eq(words_seal(ptr, 4 * MIB).shared_bytes, 0);
 	ck_assert(glake__space_is_valid());
 }
@@ -555,7 +555,7 @@ START_TEST(dedup_off_wins)
 }
 END_TEST
 
-/* It is a block already, which others have mapped: a refusal must not make it writable again. */
+/* Sealed memory is a block already, which others have mapped: a refusal must not make it writable again. */
 START_TEST(sealed_memory_is_not_published_as_private)
 {
 	struct glake_session *one = world_connect();
@@ -943,7 +943,7 @@ static void seal_with_nonsense(void *user)
 	int r = nonsense->by_block ? glake_block_publish(session, ptr, 2 * MIB, &block)
 	                           : glake_seal(&span, 1, NULL);
 	ck_assert_int_eq(r, GLAKE_E_PROTOCOL);
-	/* It is a block, for all that this program knows, and others may have it. */
+	/* The memory is a block, for all that this program knows, and others may have it. */
 	ck_assert(!words_can_write(ptr));
 	words_check(ptr, 2 * MIB, 1);
 	ck_assert(glake__space_is_valid());

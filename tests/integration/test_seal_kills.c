@@ -93,8 +93,8 @@ static void seal_and_unseal(struct victim *victim)
 }
 
 /*
- * It has its bytes; and what it may write to is its own, as others will see. That is all, if it was
- * @is_unsealed without an error.
+ * The victim has its bytes, and the pages that it may write to are its own, as others will see. These are all pages, if it
+ * was @is_unsealed without an error.
  */
 static void check_victim(const struct victim *victim, bool is_unsealed)
 {
@@ -156,7 +156,7 @@ START_TEST_WITH(a_program_is_killed_at_each_call, .timeout_s = 100)
 }
 END_TEST
 
-/* The same under the shim: what is sealed is the driver's, and a write of the program copies. */
+/* As the test above, under the shim: memory of cuMemAlloc() is sealed, and a write of the program copies. */
 START_TEST_WITH(a_program_under_the_shim_is_killed_at_each_call, .timeout_s = 100)
 {
 	static struct run keeper;
@@ -291,7 +291,7 @@ START_TEST_WITH(glaked_is_killed_at_each_call, .timeout_s = 100)
 }
 END_TEST
 
-/* What happens to the packet of that number, and behind it. All processes of a test see it. */
+/* What happens to the n-th packet, and behind it. All processes of a test see it. */
 enum fate { LOST, LOST_WITH_GLAKED, LAST_OF_GLAKED };
 
 static struct {
@@ -322,7 +322,7 @@ static bool on_packet(void *user, struct proxy_packet *packet)
 	}
 	fate->is_armed = false;
 	if (fate->how == LAST_OF_GLAKED) {
-		/* It may have begun, or have answered something else: the moment is anybody's. */
+		/* glaked may begin something or answer something else meanwhile: it dies at no particular moment. */
 		usleep(2000);
 	}
 	if (fate->how != LOST) {

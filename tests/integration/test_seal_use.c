@@ -185,7 +185,7 @@ START_TEST(it_is_sealed_with_memory_of_other_kinds_and_sessions)
 }
 END_TEST
 
-/* It comes in several requests, of which the last one is refused. */
+/* The memory comes in several requests, of which the last one is refused. */
 START_TEST(what_does_not_come_whole_leaves_nothing)
 {
 	enum { CHUNK = 8, N = GLAKE_MAX_PACKET_FDS * 5 / 2 };
@@ -224,7 +224,7 @@ START_TEST(placed_memory_is_sealed_as_it_was_mapped)
 	glake_ptr second = place(two);
 	ck_assert_uint_eq(words_seal(first, 8 * MIB).sealed_bytes, 8 * MIB);
 	ck_assert_uint_eq(words_seal(second, 8 * MIB).shared_bytes, 8 * MIB);
-	/* It was mapped in two calls, and one of them is undone. */
+	/* The memory was mapped in two calls, of which one is undone. */
 	assert_ok(glake_unmap(two, second, 4 * MIB));
 	ck_assert_uint_eq(world_usage(two).shared_bytes, 4 * MIB);
 	ck_assert_uint_eq(world_usage(two).live_bytes, 4 * MIB);

@@ -106,7 +106,7 @@ START_TEST(the_host_tier_tells_what_its_copies_stand_for)
 	ck_assert_uint_eq(host().slept_bytes, 6 * MIB);
 	assert_ok(glake_wake(one, NULL));
 	ck_assert_uint_eq(host().slept_bytes, 0);
-	/* What the others may need again. */
+	/* Copies that the others may need again stay. */
 	ck_assert_uint_eq(host().cached_copy_bytes, 10 * MIB);
 }
 END_TEST

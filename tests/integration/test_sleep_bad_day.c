@@ -73,7 +73,7 @@ START_TEST(who_has_filled_the_device_sleeps)
 }
 END_TEST
 
-/* The same beside one who stays. What the mover takes later would be missing when both are awake. */
+/* Two sessions fill the device together. What the mover took of it while one sleeps would be missing when both are awake. */
 START_TEST(both_who_have_filled_the_device_are_awake_again)
 {
 	struct glake_session *one = world_connect();
@@ -534,7 +534,7 @@ static void *map_it(void *user)
 	return NULL;
 }
 
-/* It is mapped by the handle of after the wake. */
+/* The memory is mapped by the handle that it has after the wake. */
 START_TEST(memory_that_sleeps_is_mapped_when_it_is_awake)
 {
 	pthread_t thread;
@@ -594,7 +594,7 @@ START_TEST(a_notice_that_comes_meanwhile_may_wake_it)
 }
 END_TEST
 
-/* It calls no driver, takes no lock that the parent may have held, and leaves the parent's memory alone. */
+/* The child calls no driver, takes no lock that the parent may have held, and leaves the parent's memory alone. */
 START_TEST(a_forked_child_ends_a_session_that_sleeps)
 {
 	int status;

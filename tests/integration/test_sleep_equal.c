@@ -109,7 +109,7 @@ START_TEST(who_has_written_has_a_copy_of_its_own)
 }
 END_TEST
 
-/* It has its copy still: a mover that can only digest is enough. */
+/* Memory that has not changed has its copy still: a mover that can only digest is enough. */
 START_TEST(what_has_not_changed_is_not_copied_again)
 {
 	begin_with(CONFIG);
@@ -133,7 +133,7 @@ START_TEST(what_has_not_changed_is_not_copied_again)
 	assert_ok(glake_wake(replica.session, NULL));
 	words_check(replica.small, SMALL_BYTES, 9);
 	words_check(replica.large, LARGE_BYTES, 8);
-	/* What is freed needs none. */
+	/* Freed memory needs no copy. */
 	ck_assert_uint_eq(world_copy_bytes(), SMALL_BYTES + LARGE_BYTES);
 	assert_ok(glake_free(replica.session, replica.small));
 	ck_assert_uint_eq(world_copy_bytes(), LARGE_BYTES);
@@ -247,7 +247,7 @@ START_TEST(zeros_take_no_host_memory)
 		ck_assert_uint_eq(words_device_bytes(), 0);
 		ck_assert_uint_eq(world_copy_bytes(), 0);
 		while (world_books().charged_host_bytes != n_before) {
-			/* What the first was copied to, before it was known. */
+			/* The first one was copied to host memory before it was known to be zeros. */
 			harness_sleep_ms(1);
 		}
 		/* Others write where it was. */
@@ -274,7 +274,7 @@ END_TEST
 
 /* ---- bad days --------------------------------------------------------------------------------- */
 
-/* It has room for one copy of the small part. */
+/* Host memory has room for one copy of the small part. */
 START_TEST(full_host_memory_is_not_in_the_way_of_what_it_has)
 {
 	begin_with(CONFIG "host_bytes = \"6MiB\"; ");

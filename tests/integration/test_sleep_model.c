@@ -112,7 +112,7 @@ START_TEST_WITH(a_model_leaves_and_comes_back, .n = 2)
 	glake_model_close(model);
 	assert_ok(glake_free(session, private));
 	if (_i > 0) {
-		/* It was forgotten before: what this session had was its own. */
+		/* The model was forgotten before: what this session had was its own. */
 		ck_assert_uint_eq(words_device_bytes(), 0);
 		ck_assert_uint_eq(look("one.safetensors").n, 0);
 	}

@@ -40,7 +40,7 @@ static int find_program(void *user, const struct glake_session_row *row)
 	return 0;
 }
 
-/* What may come of it while programs, mover and glaked die, and others ask as well. */
+/* An operator may get these while programs, mover and glaked die, and others ask as well. */
 static bool is_refusal(int r)
 {
 	static const int all[] = {GLAKE_E_GONE,           GLAKE_E_NOT_FOUND,
@@ -119,7 +119,7 @@ static void look_after(struct run *run)
 	}
 }
 
-/* Of all glakeds. */
+/* These are summed up over all glakeds. */
 static const char *const metrics[] = {"sleeps", "sleeps_idle",   "sleeps_pressure",
                                       "wakes",  "wakes_refused", "blocks_sealed"};
 #define N_METRICS (sizeof(metrics) / sizeof(metrics[0]))

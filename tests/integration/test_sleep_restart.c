@@ -109,7 +109,7 @@ static void check_victim(struct victim *victim)
 	words_check(victim->sealed, SEALED_BYTES, 5);
 	check_model(victim->session, victim->model);
 	ck_assert(glake__space_is_valid());
-	/* It is the program's own. */
+	/* The private memory is the program's own, to write to. */
 	words_write(victim->private, PRIVATE_BYTES, ++victim->content);
 	words_check(victim->private, PRIVATE_BYTES, victim->content);
 }
@@ -254,7 +254,7 @@ static void sleep_no_more(void *user)
 	assert_fails(GLAKE_E_NO_FDS, "no fd since glaked was restarted",
 	             glake_sleep(victim.session, 1000, NULL));
 	ck_assert(!glake_is_asleep(victim.session));
-	/* What it gets from now on could. */
+	/* Memory that the program gets from now on could sleep. */
 	assert_ok(glake_free(victim.session, victim.private));
 	victim.private = words_alloc(victim.session, PRIVATE_BYTES, victim.content);
 	assert_ok(glake_sleep(victim.session, 1000, NULL));
@@ -313,7 +313,7 @@ END_TEST
 
 /* ---- at each step ----------------------------------------------------------------------------- */
 
-/* What happens to the packet of that number. All processes of a test see it. */
+/* What happens to the n-th packet. All processes of a test see it. */
 static struct {
 	bool is_delivered;
 	atomic_bool is_armed;
@@ -329,7 +329,7 @@ static bool on_packet(void *user, struct proxy_packet *packet)
 	}
 	fate->is_armed = false;
 	if (fate->is_delivered) {
-		/* It may have begun, or have answered something else: the moment is anybody's. */
+		/* glaked may begin something or answer something else meanwhile: it dies at no particular moment. */
 		usleep(fate->n * 613 % 3000);
 	}
 	kill(fate->glaked, SIGKILL);
@@ -449,7 +449,7 @@ static bool on_enter(void *user, struct proxy_packet *packet)
 	return true;
 }
 
-/* It has unmapped all, and glaked never heard of it. What then is to be mapped again has copies only. */
+/* The program has unmapped all, and glaked never heard of it. What then is to be mapped again has copies only. */
 static void enter_in_vain(void *user)
 {
 	proxy_start(on_enter, NULL);
@@ -485,7 +485,7 @@ static void wake_in_halves(void *user)
 	ck_assert(glake_is_asleep(victim.session));
 	world_set_own_faults("");
 	assert_ok(glake_wake(victim.session, NULL));
-	/* What it writes now is what sleeps next, so it has what glaked knows. */
+	/* What the program writes now sleeps next: so this is the memory that glaked knows. */
 	check_victim(&victim);
 	assert_ok(glake_sleep(victim.session, 1000, NULL));
 	assert_ok(glake_wake(victim.session, NULL));
@@ -708,7 +708,7 @@ START_TEST_WITH(a_program_under_the_shim_does_not_notice, .n = 2)
 	put_to_sleep(&run);
 	ends[_i]();
 	harness_restart(&harness);
-	/* It asks for its memory; then it uses it. */
+	/* The program asks about its memory; then it uses it. */
 	run_go_on(&run);
 	ck_assert_uint_eq(world_books().private_bytes, 0);
 	run_go_on(&run);

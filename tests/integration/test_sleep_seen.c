@@ -69,7 +69,7 @@ struct seen {
 	uint64_t stays_bytes;
 };
 
-/* It is waited for until it was seen twice: then there is room. */
+/* The asker sees the wake wait twice: then there is room. */
 static void see_waiting(void *user, uint32_t place, uint64_t waiting_ms)
 {
 	struct seen *seen = user;
@@ -123,7 +123,7 @@ START_TEST(who_asks_for_a_wake_hears_where_it_waits)
 	ck_assert_uint_eq(seen.report.waited_ms, 0);
 	ask(&second, false, &seen);
 	fill_device();
-	/* It wants its memory by itself, and is the first. */
+	/* The first program wants its memory by itself, and is the first to wait. */
 	run_continue(&first);
 	await_waiting(1);
 	ask(&second, true, &seen);
@@ -133,7 +133,7 @@ START_TEST(who_asks_for_a_wake_hears_where_it_waits)
 	/* All of it counts, and not only what the program did itself in the end. */
 	ck_assert_uint_ge(seen.report.took_ns / 1000000 + 50, seen.waiting_ms);
 	run_end_well(&first);
-	/* It is awake: nothing is waited for. */
+	/* The second program is awake: nothing is waited for. */
 	ask(&second, true, &seen);
 	ck_assert_uint_eq(seen.n_waits, 0);
 	ck_assert_uint_eq(seen.report.waited_ms, 0);

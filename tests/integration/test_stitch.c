@@ -183,7 +183,7 @@ START_TEST(only_what_is_missing_is_asked_for)
 }
 END_TEST
 
-/* Of a chunk that another allocation is in, the rear begins a row, or the front ends it. */
+/* A chunk that another allocation is in begins a row by its rear, or ends one by its front. */
 START_TEST(chunks_in_part_begin_and_end_a_range)
 {
 	CUstream stream = stream_new();
@@ -781,7 +781,7 @@ static void pass_rounds(unsigned n)
 	}
 }
 
-/* It calls only glake_dispatch() any more. */
+/* The program calls only glake_dispatch() any more. */
 START_TEST(an_idle_program_gives_its_memory_back)
 {
 	CUstream stream = stream_new();
@@ -858,7 +858,7 @@ START_TEST(what_is_wanted_again_and_again_stays_longer)
 		pass_rounds(n_rounds);
 		ck_assert_uint_le(stats().reserved_bytes, 9 * MIB);
 	}
-	/* It has forgotten by now. */
+	/* The pool has forgotten by now. */
 	pass_rounds(400);
 	uint64_t length_ns = the_pool()->round_length_ns;
 	alloc_on(stream, 64 * MIB);

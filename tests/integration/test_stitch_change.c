@@ -200,11 +200,11 @@ START_TEST(when_full_a_kept_range_gets_other_chunks)
 	check_value(scene.stream, large, 4 * PIECE_BYTES, 99);
 	ck_assert_uint_eq(n_wrong(user, PIECE_BYTES, 98), 0);
 	check_pieces(&scene);
-	/* It is kept with what it has now, */
+	/* The range is kept with the chunks that it has now, */
 	free_on(scene.stream, large);
 	ck_assert_uint_eq(keep_range(&scene, 4 * PIECE_BYTES), kept);
 	ck_assert_uint_eq(stats().n_mapped - before.n_mapped, PIECE_CHUNKS);
-	/* and does not hold what it has not. */
+	/* and does not hold those that it has not. */
 	free_on(scene.stream, user);
 	synchronize(scene.stream);
 	assert_ok(glake_trim(session, 0, 0));
@@ -344,7 +344,7 @@ static void try_one(const struct fault *fault, unsigned nth, bool is_full)
 	stats();
 	check_pieces(&scene);
 	ptr = ptr ? ptr : alloc_on(scene.stream, n_bytes);
-	/* It is what was free, and a range that lacks nothing stays. */
+	/* The allocation has what was free, and a range that lacks nothing stays. */
 	ck_assert(is_full || ptr == kept);
 	check_value(scene.stream, ptr, n_bytes, 99);
 	check_pieces(&scene);

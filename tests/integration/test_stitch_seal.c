@@ -458,7 +458,7 @@ START_TEST(who_allocates_does_not_wait_for_a_seal)
 	stitching_begin();
 	scene_begin(&scene);
 	free_on(scene.stream, scene.ptr);
-	/* It takes the front of the range that is kept, and the range has other chunks in use soon. */
+	/* The allocation takes the front of the range that is kept, and the range has other chunks in use soon. */
 	glake_ptr ptr = alloc_words(scene.stream, 8 * MIB, 5);
 	ck_assert_int_eq(glake__held_begin(ptr, &held), 0);
 	assert_ok(glake__hold_begin(&hold, ptr, 8 * MIB, false));
@@ -537,7 +537,7 @@ START_TEST(a_session_ends_with_sealed_memory)
 }
 END_TEST
 
-/* What the host has copied once, of whole pages, looks like weights. */
+/* Whole pages that the host has copied once look like weights. */
 START_TEST(weights_are_found_and_sealed)
 {
 	struct scene scene;

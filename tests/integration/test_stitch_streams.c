@@ -132,7 +132,7 @@ START_TEST(a_program_that_pauses_maps_little)
 }
 END_TEST
 
-/* It does not wait for what the lender has got since. */
+/* The borrower does not wait for what the lender has got since. */
 START_TEST(a_borrower_waits_for_what_it_gets)
 {
 	CUstream lender = stream_new();

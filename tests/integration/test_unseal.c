@@ -177,7 +177,7 @@ static void keep_warm(void *user)
 	ck_assert_uint_eq(world_usage(session).warm_bytes, 60 * MIB);
 }
 
-/* What is wanted beyond the first block is only what is free: no other program gives its warm memory for it. */
+/* Beyond the first block only free memory is wanted: no other program gives its warm memory for it. */
 START_TEST_WITH(nobody_else_makes_room_for_more_than_one, .begin = begin_small)
 {
 	struct glake_span spans[N];
