@@ -236,7 +236,7 @@ static off_t records_end(void)
 	return (off_t)end;
 }
 
-/* What is missing behind may be what took something back. The whole file, at last, is believed. */
+/* Records that are missing at the end may have taken something back. The whole file, at last, is believed. */
 START_TEST(books_that_are_cut_are_not_believed)
 {
 	begin();
@@ -361,7 +361,7 @@ START_TEST(books_that_cannot_be_written_are_begun_as_soon_as_they_can)
 	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__OK);
 	connection_free(answer);
 	connection_close(&connection);
-	/* What was before is in them, and what comes. */
+	/* The books have what was before, and what comes. */
 	load("two", 6);
 	harness_kill(&harness);
 	harness_restart(&harness);
@@ -396,7 +396,7 @@ static void open_until_refused(void *uid)
 	}
 	ck_assert_msg(r == GLAKE_E_NO_HOST_MEMORY && strstr(glake_error(), "the books of glaked"),
 	              "%d: %s", r, glake_error());
-	/* What ends is written in any case. */
+	/* The close of a model is written in any case. */
 	glake_model_close(model);
 	atomic_fetch_add(world_stage, 1);
 	pause();
@@ -554,7 +554,7 @@ static void share_after_restart(void *user)
 	assert_fails(GLAKE_E_NO_FDS, "has no fd since glaked was restarted",
 	             glake_share(session, old, &share));
 	words_check(old, 4 * MIB, 7);
-	/* What is new is as ever. */
+	/* New memory is as ever. */
 	glake_ptr new = words_alloc(session, 4 * MIB, 8);
 	assert_ok(glake_block_publish(session, new, 4 * MIB, &block));
 	glake_block_release(block);
@@ -578,7 +578,7 @@ START_TEST(private_memory_from_before_stays_private)
 }
 END_TEST
 
-/* It is free when the service manager has closed its fds, and the request waits for that. */
+/* An evicted block is free when the service manager has closed its fds, and the request waits for that. */
 START_TEST(what_is_evicted_is_free_at_once)
 {
 	begin();
@@ -586,7 +586,7 @@ START_TEST(what_is_evicted_is_free_at_once)
 		load("one", 5);
 		load("two", 6);
 		ck_assert_uint_eq(world_books().n_models, 2);
-		/* It has much to do. */
+		/* The service manager is busy for a while. */
 		kill(harness.fdkeeper.pid, SIGSTOP);
 		pid_t client = world_client(use_most, NULL);
 		world_await(i + 1);

@@ -32,7 +32,7 @@ START_TEST(steps_come_and_go_in_all_lanes)
 	ck_assert_int_eq(glake_elastic_return(elastic, 3, 5), 2);
 	expect_states("H-L-----");
 	ck_assert_uint_eq(words_device_bytes(), 2 * STEP);
-	/* What comes again is nobody's. */
+	/* A step that comes anew has nobody's bytes. */
 	commit(2, 2);
 	expect_states("H-HH----");
 	check_step(2, 2);
@@ -68,7 +68,7 @@ START_TEST(others_get_what_is_lent)
 	for (uint32_t i = 0; i < 6; i++) {
 		check_step(i, i);
 	}
-	/* What is not lent nobody gets. */
+	/* Nobody gets what is not lent. */
 	assert_fails(GLAKE_E_NO_DEVICE_MEMORY, "", glake_alloc(other, 0, STEP, 0, &ptr));
 	expect_states("HHHHHH--");
 	ck_assert(glake__space_is_valid());
@@ -372,7 +372,7 @@ static void work_at_random(uint32_t flags, bool works_ahead)
 			write_step(step, round);
 		} else if (glake_elastic_take(elastic, step, 1) == 1) {
 			n_back++;
-			/* It may have gone, and come anew. */
+			/* The step may have gone, and come anew. */
 			bool is_old = !works_ahead ||
 			              (seeds[step] > 0 && is_step(step, seeds[step]));
 			if (is_old) {

@@ -131,7 +131,7 @@ START_TEST(the_driver_fails_ahead)
 }
 END_TEST
 
-/* It would have others give memory for what is not needed. */
+/* An earlier glaked would have others give memory for what is not needed. */
 START_TEST(an_earlier_glaked_is_not_asked)
 {
 	open_range(0, 0);

@@ -223,7 +223,7 @@ START_TEST(those_who_have_gone_leave_nothing)
 		assert_closed(fd);
 		close(fd);
 	}
-	/* Of the last one, and of some whose threads took long to end. */
+	/* There are fds of the last one, and of some whose threads took long to end. */
 	ck_assert_uint_lt(count_fds(), n_before + 20);
 	ck_assert_int_eq(ask(GLAKE_ELASTIC_LOOK, 0, 0), 0);
 	close(socket_fd);

@@ -167,7 +167,7 @@ START_TEST(a_call_of_the_driver_that_fails_leaves_a_step_as_it_was)
 }
 END_TEST
 
-/* It does not undo either. */
+/* The driver fails to undo as well. */
 START_TEST(a_step_that_the_driver_loses_is_used_no_more)
 {
 	open_range(1, GLAKE_ELASTIC_GUARD);

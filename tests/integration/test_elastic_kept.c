@@ -45,7 +45,7 @@ static int adopt(uint32_t step)
 	return glake_elastic_adopt(elastic, step, record, &n_record, &n_living);
 }
 
-/* It has what its record says. Returns the seed. */
+/* The adopted step has what its record says. Returns the seed. */
 static unsigned check_adopted(uint32_t step)
 {
 	unsigned seed;
@@ -521,7 +521,7 @@ START_TEST(what_was_kept_outlives_glaked)
 	harness_kill(&harness);
 	world_restart();
 	run(find_three);
-	/* What there is in the end is nothing. */
+	/* In the end there is nothing. */
 	harness_kill(&harness);
 	world_restart();
 	ck_assert_uint_eq(books_before.private_bytes, 0);

@@ -55,7 +55,7 @@ static int read_named(uint32_t step, const char *name)
 	return glake_elastic_read(elastic, step, name, name ? 4 : 0, record, &n_record);
 }
 
-/* It has what its record says, which the GPU does not let anybody write to. Returns the seed. */
+/* The step has what its record says, and the GPU lets nobody write to it. Returns the seed. */
 static unsigned check_read(uint32_t step)
 {
 	struct note note;
@@ -201,7 +201,7 @@ static void fall_asleep(void)
 	write_step(0, 33);
 }
 
-/* It is this session's now. */
+/* The step is this session's now. */
 static void read_on(void *user)
 {
 	begin_to_read(user ? GLAKE_ELASTIC_GUARD : 0);
@@ -226,7 +226,7 @@ static void do_nothing(void)
 {
 }
 
-/* It stays where it is while the reader sleeps, and is no step of his that sleeps. */
+/* The step that is read stays where it is while the reader sleeps: it is none of those that sleep. */
 static void read_and_sleep(void *user)
 {
 	begin_to_read(user ? GLAKE_ELASTIC_GUARD : 0);
@@ -337,7 +337,7 @@ START_TEST(it_goes_from_reader_to_reader)
 }
 END_TEST
 
-/* It has the memory then, though it sleeps. */
+/* The reader has the step's memory when the owner has ended, though the reader sleeps. */
 static void sleep_through_its_end(void *user)
 {
 	begin_to_read(user ? GLAKE_ELASTIC_GUARD : 0);

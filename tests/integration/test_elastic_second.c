@@ -390,7 +390,7 @@ static void *show_and_hide(void *user)
 			ck_assert_int_eq(r, -EBUSY);
 			continue;
 		}
-		/* It is the step's, or reads zero if that went and came. */
+		/* The second place has the step's bytes, or zeros if the step went and came. */
 		bool is_one = is_second(own, step) || words_are(second(own, 0), CHUNK, 0);
 		uint64_t words[2];
 		assert_ok(glake_read(session, 0, words, second(own, 0), 16));

@@ -100,7 +100,7 @@ START_TEST(lost_connection_keeps_what_the_process_has)
 	ck_assert(is_detached(session));
 	ck_assert_uint_eq(connection_private_bytes(witness), 2 * CHUNK_BYTES);
 
-	/* It is still charged: of 8 MiB, 4 are left. */
+	/* The memory is still charged: of 8 MiB, 4 are left. */
 	ck_assert_uint_eq(alloc(witness, 3, ids + 2), GLAKE__WIRE__STATUS__OVER_QUOTA);
 
 	connection = hello_as(&identity);
@@ -146,7 +146,7 @@ START_TEST(second_connection_takes_over)
 }
 END_TEST
 
-/* What an answer brought that nobody read goes back, and nothing else. */
+/* What came with an answer that nobody read goes back, and nothing else. */
 START_TEST(unanswered_requests_give_back)
 {
 	struct connection_identity identity = {0};
@@ -225,7 +225,7 @@ START_TEST_WITH(lost_publication_is_not_lost, .n = 2)
 		publish_again(connection, chunks[i], i > 0);
 		connection_await_private(witness, (1 - i) * CHUNK_BYTES);
 		ck_assert_uint_eq(connection_counter(witness, "blocks_sealed"), 1);
-		/* It is no chunk any more. */
+		/* What was published is no chunk any more. */
 		ck_assert_int_eq(free_chunk(connection, chunks[i]),
 		                 GLAKE__WIRE__STATUS__BAD_REQUEST);
 	}
@@ -292,7 +292,7 @@ static void resume_as_another(struct harness *h, void *user)
 	int other = connection_open(h);
 	ck_assert_int_eq(connection_greet_as(connection, identity), GLAKE__WIRE__STATUS__OK);
 	connection_drop(&connection);
-	/* The same process, and another user. */
+	/* As another user, the process does not resume. */
 	ck_assert_int_eq(connection_greet_as(other, identity), GLAKE__WIRE__STATUS__NOT_FOUND);
 	connection_drop(&other);
 }
@@ -315,7 +315,7 @@ static Glake__Wire__Status ping_of(int connection)
 	return connection_status(connection, CONNECTION_REQUEST(PING, Ping, ping), NULL, 0);
 }
 
-/* What it says was not answered is looked for among its own, however much it says. */
+/* Requests that a session calls unanswered are looked for among its own, however many it names. */
 START_TEST(reports_of_a_resumed_session_take_nothing_of_another)
 {
 	static uint64_t claimed[GLAKE_MAX_UNANSWERED + 1];

@@ -182,7 +182,7 @@ static int slow_end(void)
 	return end;
 }
 
-/* It has few files, too, and what waits to be sent takes one each. */
+/* This glaked has few files, too, and each message that waits to be sent takes one. */
 static void put_when_possible(const char *name, int fd)
 {
 	int r;
@@ -368,7 +368,7 @@ static void wait_log(const char *text)
 	}
 }
 
-/* Of the keeper and its glaked; -1: the log. */
+/* The stderr of the keeper and its glaked; -1: the log. */
 static int their_stderr = -1;
 
 static rlim_t max_open; /* 0: as many as the test */
@@ -619,7 +619,7 @@ START_TEST(others_are_not_heard)
 }
 END_TEST
 
-/* It may be a service itself: its manager hears glaked, but not of its end when another one follows. */
+/* The keeper may be a service itself: its manager hears glaked, but not of its end when another one follows. */
 START_TEST(own_manager_hears_glaked)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -728,14 +728,14 @@ START_TEST(the_folder_of_a_killed_keeper_goes_with_the_next_start)
 	serve_one();
 	kill_keeper();
 	ck_assert_uint_eq(n_folders(), 1);
-	/* It could be one that is about to listen. */
+	/* The folder stays: it could be that of a keeper which is about to listen. */
 	serve_one();
 	ck_assert_uint_eq(n_folders(), 2);
 	pid_t living = keeper;
 	make_old();
 	serve_one();
 	ck_assert_uint_eq(n_folders(), 2);
-	/* What only looks like it stays: one that others can enter, and one that is elsewhere. */
+	/* Folders that only look like a keeper's stay: one that others can enter, and one that is elsewhere. */
 	snprintf(path, sizeof(path), "%s/glake-keeper.open", runtime_folder);
 	leave_folder(path, 0755);
 	snprintf(target, sizeof(target), "%s/elsewhere", runtime_folder);

@@ -71,7 +71,7 @@ START_TEST(an_open_model_survives_twenty_kills)
 }
 END_TEST
 
-/* What a SIGKILL to the keeper, and only to it, leaves: nobody has the fds. */
+/* Kill the keeper, and only it, with SIGKILL: nobody has the fds then. */
 static void lose_keeper(void)
 {
 	pid_t parent;
@@ -101,7 +101,7 @@ static void open_lost(struct glake_session *session, struct glake_model **model_
 	ck_assert(world_is_content(session, world_tensor(*model_out, "w").ptr, LOST_BYTES, 5, 0));
 }
 
-/* It computes on with what it has, and gets more as soon as it connects anew. */
+/* The program computes on with what it has, and gets more as soon as it connects anew. */
 static void outlive_keeper(void *user)
 {
 	glake_ptr more;
@@ -361,7 +361,7 @@ START_TEST(what_had_no_room_stays_its_processes)
 	ck_assert_uint_eq(world_books().n_models, 2);
 	world_reach(20);
 	world_join(clients[1]);
-	/* It is of no use to anybody else. */
+	/* The model that was not adopted has gone with its process: it is of no use to anybody else. */
 	ck_assert_uint_eq(world_books().n_models, 1);
 	ck_assert_uint_eq(world_books().n_blocks, N_BLOCKS);
 	ck_assert_uint_eq(see_kept().unparked_bytes, 0);

@@ -114,7 +114,7 @@ static void await_kept(uint64_t bytes)
 
 /* ---- processes that are killed ------------------------------------------------------------------ */
 
-/* What they did before: each reaches the next stage then, and waits for its end. */
+/* The last act of each process: it reaches the next stage, and waits for its end. */
 static void wait_to_be_killed(void)
 {
 	world_reach(*world_stage + 1);
@@ -154,7 +154,7 @@ START_TEST(the_step_of_a_killed_process_goes_to_one_heir)
 	ck_assert_uint_eq(world_books().private_bytes, STEP);
 	ck_assert_uint_eq(kept_bytes(), 0);
 	ck_assert_uint_eq(world_metric("steps_adopted"), 1);
-	/* It is as any chunk of the heir. */
+	/* The step's chunks are as any chunks of the heir. */
 	ck_assert_int_eq(unkeep(heir), GLAKE__WIRE__STATUS__OK);
 	ck_assert_int_eq(connection_status(heir,
 	                                   CONNECTION_REQUEST(CHUNK_FREE, ChunkFree, chunk_free,
@@ -618,7 +618,7 @@ START_TEST(its_time_is_over)
 }
 END_TEST
 
-/* Of 64 MiB, less what glaked itself has, 12 are kept; then somebody wants all but 8. */
+/* 12 of 64 MiB, less what glaked itself has, are kept; then somebody wants more than is free. */
 START_TEST(pressure_takes_the_oldest_step_first_and_whole)
 {
 	begin();

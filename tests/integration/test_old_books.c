@@ -40,7 +40,7 @@ struct record {
 
 #define HOLDER 2u
 
-/* Of the program, and what it had. */
+/* The ids of the program, and of what it had. */
 static const uint64_t engine = 0x63adc3dc3e066;
 static const uint64_t private_chunk = 0x63adc3dc3e067;
 static const uint64_t named_chunk = 0x63adc3dc3e068;

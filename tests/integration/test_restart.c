@@ -477,7 +477,7 @@ START_TEST_WITH(an_allocation_waits_for_the_next_glaked, .n = 2)
 	lose_glaked(_i);
 	world_reach(2);
 	world_await(3);
-	/* It has surely asked by then. */
+	/* The program has surely asked by then. */
 	harness_sleep_ms(200);
 	begin_next_glaked(_i);
 	world_join(client);
@@ -548,7 +548,7 @@ START_TEST(a_load_that_is_cut_off_begins_anew)
 }
 END_TEST
 
-/* It ends behind the first answer about a draft: the next glaked does not know it. */
+/* glaked ends behind the first answer about a draft: the next glaked does not know the draft. */
 static atomic_bool is_restart_due;
 static atomic_bool was_restarted;
 
