@@ -13,7 +13,7 @@
 
 static char processes_path[HARNESS_PATH_BYTES];
 
-/* What NVML lists from its next answer on; written at once, as it may be read at any time. */
+/* Have NVML list this from its next answer on; written at once, as it may be read at any time. */
 __attribute__((format(printf, 1, 2))) static void set_processes(const char *format, ...)
 {
 	char text[1024];
@@ -120,7 +120,7 @@ static int find_arrays(void *user, const struct glake_session_row *row)
 	return 0;
 }
 
-/* What the session that reported so many bytes of arrays is said to have in all, by NVML. */
+/* All bytes of the session with @array_bytes of arrays, as NVML says. */
 static uint64_t process_bytes(uint64_t array_bytes)
 {
 	struct found found = {.wanted = array_bytes};

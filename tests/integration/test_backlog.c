@@ -24,7 +24,7 @@ static void send_free(int client, uint64_t *id)
 		0);
 }
 
-/* Of any of them. */
+/* The next answer is OK, whichever request it is to. */
 static void expect_ok(int client)
 {
 	Glake__Wire__Answer *answer = connection_receive(client, NULL);
@@ -47,7 +47,7 @@ START_TEST(each_free_is_answered)
 		expect_ok(client);
 	}
 	ck_assert_uint_eq(world_books().private_bytes, 0);
-	/* It has its quota and its turn again. */
+	/* The client has its quota and its turn again. */
 	ck_assert_int_eq(connection_alloc(client, 0, 2 * MIB, N_CHUNKS, ids, NULL),
 	                 GLAKE__WIRE__STATUS__OK);
 }

@@ -814,7 +814,7 @@ START_TEST(what_the_program_says_of_itself_is_passed_on)
 	ck_assert_uint_eq(device.graph_bytes, 7);
 	ck_assert_uint_eq(device.other_bytes, 8);
 
-	/* The same once more is no news; what makes no sense changes nothing. */
+	/* Equal usage is no news; what makes no sense changes nothing. */
 	uint64_t n_requests = world_row(session).n_requests;
 	assert_ok(glake__set_program_usage(session, &usage));
 	usleep(120000);
@@ -867,7 +867,7 @@ START_TEST(what_is_left_of_a_device_is_one_question)
 	struct glake_session *two = world_connect();
 	struct glake_block *block;
 	glake_ptr ptr = 0;
-	/* Of the room, 2 MiB are the device's anchor. */
+	/* 2 MiB of the room are the device's anchor. */
 	struct glake_device_view empty = view_of(one, 0);
 	ck_assert_uint_eq(empty.quota_bytes, 8 * GIB);
 	ck_assert_uint_eq(empty.used_bytes, 0);

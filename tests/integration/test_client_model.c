@@ -224,7 +224,7 @@ START_TEST_WITH(nothing_remains_of_a_failed_mapping, .timeout_s = TEST_TIMEOUT_S
 	write_model("m.safetensors", small_model, N_SMALL);
 	struct glake_session *session = world_connect();
 	struct glake_model *model;
-	/* What the first time allocates once and for all. */
+	/* The first open allocates some things once and for all. */
 	assert_ok(glake_model_open(session, world_path("m.safetensors"), NULL, &model));
 	glake_model_close(model);
 	size_t n_fds = world_own_n_fds();

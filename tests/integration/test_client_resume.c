@@ -121,7 +121,7 @@ START_TEST_WITH(dispatch_connects_again, .n = 2)
 {
 	struct glake_session *session = world_connect();
 	losses[_i](session);
-	/* It tries for a quarter of a second, and a busy machine may start glaked later. */
+	/* glake_dispatch() tries for a quarter of a second, and a busy machine may start glaked later. */
 	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
 	int r;
 	while ((r = glake_dispatch(session)) < 0) {

@@ -62,7 +62,7 @@ static struct glake_model *open_model(const char *path)
 	return model;
 }
 
-/* It is loaded, and its blocks are copied: those of @n_copied models by then. */
+/* Load a model, and wait until the blocks of @n_copied models are copied. */
 static const char *load(const char *name, uint64_t seed, uint64_t n_copied)
 {
 	const char *path = world_write_model(name, N_BYTES, seed);
@@ -496,7 +496,7 @@ START_TEST(weights_in_host_memory_that_are_published_anew_are_forgotten)
 	publish(8);
 	ck_assert_str_eq(state_of("key"), "ready");
 	check_weights(session, 8);
-	/* The same once more is the same model. */
+	/* Equal weights, published once more, are the same model. */
 	publish(8);
 	check_weights(session, 8);
 	/* Nobody takes what is in host memory for it. */

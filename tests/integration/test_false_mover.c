@@ -73,7 +73,7 @@ static void say_plan_end(uint64_t job)
 	say(job, &report);
 }
 
-/* Of the same digest, whatever it is. */
+/* Every block has the same digest, whatever is in it. */
 static void say_loaded(uint64_t job, uint64_t block, size_t n_digest_bytes)
 {
 	static uint8_t digest[16] = "sixteen letters";
@@ -418,7 +418,7 @@ static void expect_busy(int connection, uint64_t request)
 static void load_as_other(struct harness *where, void *user)
 {
 	int connection = connection_hello(where);
-	/* The same files, loaded anew for another realm. */
+	/* Another realm has the same files loaded anew. */
 	for (unsigned i = 0; i < GLAKE_MAX_LOADS / 4; i++) {
 		send_load(connection, where->folder, i);
 	}
@@ -428,7 +428,7 @@ static void load_as_other(struct harness *where, void *user)
 	connection_close(&connection);
 }
 
-/* Of the places for loads each user, also of one tenant, has half of what the others leave. */
+/* Each user, also of one tenant, has half of the places for loads that the others leave. */
 START_TEST(the_loads_of_one_user_leave_room_for_others)
 {
 	begin("takes its time");

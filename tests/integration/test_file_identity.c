@@ -22,7 +22,7 @@
 #define TENSOR_BYTES 65536u
 #define HEADER "{\"w\":{\"dtype\":\"U8\",\"shape\":[65536],\"data_offsets\":[0,65536]}}   "
 #define DATA_OFFSET (8 + sizeof(HEADER) - 1)
-/* Of a writer that lets go, a file system or a loop device. */
+/* So long a file system or a loop device may take to be let go. */
 #define WAIT_S 20
 
 static struct glake_session *session;
@@ -168,7 +168,7 @@ static bool make_ext4(const char *name, const char *options)
 	       skip("no mkfs.ext4 here");
 }
 
-/* The same image twice, but for the weights of its model, which were 0x51 and are 0x52. */
+/* Copy the image, with other weights in its model: they were 0x51 and are 0x52. */
 static void change_weights(const char *from, const char *to)
 {
 	ck_assert(run("cp '%s' '%s'", world_path(from), world_path(to)));
@@ -548,7 +548,7 @@ START_TEST(a_file_is_found_through_another_mount)
 }
 END_TEST
 
-/* Of a mount that glaked's namespace does not have. */
+/* The file is in a mount that glaked's namespace does not have. */
 START_TEST(a_file_in_a_container_alone_is_found)
 {
 	begin("");

@@ -404,7 +404,7 @@ START_TEST(the_files_of_one_user_leave_room_for_others)
 		fds[i] = model_file_open(file.path);
 	}
 	for (size_t i = 0; i < N_LOADS; i++) {
-		/* Of other files than before: nobody joins a load. */
+		/* Each load is of other files than those before: nobody joins a load. */
 		send_open_fds(connection, fds, N_FILES + i);
 	}
 	Glake__Wire__Answer *answer = connection_receive(connection, NULL);

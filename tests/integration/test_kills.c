@@ -290,13 +290,13 @@ static void lose_the_daemon(void *user)
 	struct glake_session *session = world_connect();
 	assert_ok(glake_model_open(session, world_path("open.safetensors"), NULL, &model));
 	assert_fails(GLAKE_E_GONE, "", open_with_progress(session, user, 0, &other));
-	/* What it has, it keeps. */
+	/* The program keeps what it has. */
 	ck_assert(world_is_content(session, world_tensor(model, "w").ptr, MIB, SEED, 0));
 	assert_fails(GLAKE_E_GONE, "", glake_ping(session));
 	ck_assert(world_is_content(session, world_tensor(model, "w").ptr, MIB, SEED, 0));
 	world_disconnect(session);
 	struct glake_session *again;
-	/* It may not be dead to the last of its fds yet, and take the connection. */
+	/* glaked may not be dead to the last of its fds yet, and take the connection. */
 	assert_fails(GLAKE_E_GONE, "", glake_connect(NULL, &again));
 }
 

@@ -19,7 +19,7 @@ BEGIN_EACH(begin)
 
 /* ---- memory ---- */
 
-/* What no other seed has. */
+/* Fill in bytes that no other seed has. */
 static void fill(uint8_t *to, size_t n_bytes, uint64_t seed)
 {
 	uint64_t state = seed * 0x9e3779b97f4a7c15u + 1;
@@ -89,7 +89,7 @@ static struct glake_layout_row tell(struct glake_session *session)
 	return told.row;
 }
 
-/* The same beside one other session; 0 is no row. */
+/* The equal bytes of @session beside @other; 0 if there is no row. */
 static uint64_t tell_beside(struct glake_session *session, struct glake_session *other)
 {
 	struct told told = {.session = id_of(session), .with = id_of(other)};
@@ -127,7 +127,7 @@ START_TEST(a_model_that_lies_further_is_told)
 	assert_about(tell_beside(two, one), MODEL_BYTES, 4);
 	ck_assert_uint_eq(tell_beside(one, third), 0);
 	ck_assert_uint_eq(tell_beside(third, two), 0);
-	/* It is told, and no more. */
+	/* Equal bytes are told, and nothing else is done about them. */
 	struct books books = world_books();
 	ck_assert_uint_eq(books.block_bytes, 3 * MODEL_BYTES);
 	ck_assert_uint_eq(books.logical_bytes, 3 * MODEL_BYTES);
@@ -275,7 +275,7 @@ START_TEST_WITH(a_look_keeps_nobody_from_memory, .begin = begin_small)
 	struct glake_session *two = world_connect();
 	world_set_faults("glake-mover/cuMemcpyDtoHAsync:*:slow=40");
 	seal(one, content, SMALL_BYTES);
-	/* It has surely begun by then. */
+	/* The look at the content has surely begun by then. */
 	harness_sleep_ms(100);
 	world_disconnect(one);
 	/* Until glaked has heard of it, the memory is in use. */

@@ -87,7 +87,7 @@ static Glake__Wire__Answer *ask(int connection, const struct wanted *wanted, siz
 		NULL, 0, fds);
 }
 
-/* What it must say, and the id of the first chunk, if any. */
+/* The answer must be @status, and say @words. Returns the id of the first chunk, if any. */
 static uint64_t expect(int connection, const struct wanted *wanted, size_t n,
                        Glake__Wire__Status status, const char *words)
 {
@@ -317,7 +317,7 @@ START_TEST(a_part_that_can_never_be_costs_the_others_nothing)
 }
 END_TEST
 
-/* It could be granted, but others have the memory. */
+/* The last part could be granted, but the memory of its node is in use. */
 START_TEST(a_part_that_cannot_be_now_gives_the_others_back)
 {
 	begin(WORLD_CONFIG);
@@ -465,7 +465,7 @@ END_TEST
 
 /* ---- an older glaked -------------------------------------------------------------------------- */
 
-/* What a glaked that knew only GPUs did: of its Hello nothing about nodes, and of a request nothing beside a number. */
+/* A glaked that knew only GPUs: its Hello has no nodes, and of a request it sees the first part, as one of a GPU. */
 static atomic_bool is_older;
 static atomic_bool is_lost;
 
@@ -543,7 +543,7 @@ static int alloc_at(struct glake_session *session, const struct glake__chunks_at
 	return r < 0 ? r : glake__rpc_chunk_free(session, ids, n);
 }
 
-/* It came since the session began: the request finds the connection lost, and is sent once more. */
+/* The older glaked came after the session began: the request finds the connection lost, and is sent once more. */
 START_TEST(an_older_glaked_does_nothing_to_a_gpu_instead_of_a_node)
 {
 	static const struct glake__chunks_at both[] = {
@@ -737,7 +737,7 @@ START_TEST(a_sleeper_takes_the_cache_of_the_node_that_it_goes_to)
 	ck_copies(0, SLEPT_BYTES, 0, SLEPT_BYTES);
 	words_fall_asleep(sessions[2]);
 	ck_copies(SLEPT_BYTES, 0, 0, SLEPT_BYTES);
-	/* It has not changed, and needs nothing of node 0. */
+	/* The second program's memory has not changed, and needs nothing of node 0. */
 	words_fall_asleep(sessions[1]);
 	ck_copies(SLEPT_BYTES, 0, SLEPT_BYTES, 0);
 	for (unsigned i = 0; i < 3; i++) {

@@ -134,7 +134,7 @@ START_TEST(who_keeps_a_model_pays_for_its_manifest)
 }
 END_TEST
 
-/* Of each open of changed files one stays in the store, and it may have no memory to be evicted for. */
+/* Each open of changed files leaves one such model in the store, and there may be no memory to evict it for. */
 START_TEST(a_model_without_tensors_is_charged_for_its_files)
 {
 	enum { N_FILES = 200, FILE_ID_BYTES = 80 };

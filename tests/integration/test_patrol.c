@@ -97,7 +97,7 @@ static void wait_damaged(void)
 {
 	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
 	world_wait_metric("blocks_damaged", 1);
-	/* It names those who use the block, and comes when glaked has looked for them. */
+	/* The event names those who use the block, and comes when glaked has looked for them. */
 	while (events().n == 0) {
 		ck_assert_uint_lt(harness_now_ms(), end_ms);
 		harness_sleep_ms(1);
@@ -127,7 +127,7 @@ static void have_model(void *user)
 	assert_ok(glake_model_open(session, world_path(FILE_NAME), NULL, &model));
 	world_reach(1);
 	world_await(2);
-	/* It is there still. */
+	/* The damaged block is still mapped. */
 	glake_ptr ptr = world_tensor(model, "w").ptr;
 	ck_assert(!world_is_content(session, ptr, FILE_BYTES, SEED, 0));
 	ck_assert(world_is_content(session, ptr, 7 * MIB, SEED, 0));
@@ -160,7 +160,7 @@ START_TEST(whoever_has_a_damaged_block_keeps_it_and_nobody_else_gets_it)
 	ck_assert_str_eq(seen.realm, "uid:0");
 	world_join(world_client(open_right, (void *)&anew));
 	world_join(world_client(open_right, (void *)&as_it_is));
-	/* It is found once. */
+	/* The damage is found once. */
 	look_on();
 	ck_assert_uint_eq(events().n, 1);
 	world_reach(2);
@@ -351,7 +351,7 @@ START_TEST(without_a_patrol_nothing_is_looked_at)
 }
 END_TEST
 
-/* It rests for a minute after a failure, also after one that glaked hears of only now. */
+/* The patrol rests for a minute after a failure, also after one that glaked hears of only now. */
 static void look_without_rest(void)
 {
 	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
@@ -364,7 +364,7 @@ static void look_without_rest(void)
 	look_on();
 }
 
-/* It dies, or the driver fails, at a call that only the patrol makes now. */
+/* The mover dies, or the driver fails, at a call that only the patrol makes now. */
 START_TEST_WITH(a_failure_is_no_damage, .n = 4)
 {
 	static const char *const faults[] = {

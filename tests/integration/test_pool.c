@@ -88,7 +88,7 @@ static int see(void *user, const struct glake_session_row *row)
 	return 0;
 }
 
-/* What glaked lists of it, once it has told. */
+/* Returns what glaked lists of @session, which has told it by then. */
 static struct seen listed(struct glake_session *session)
 {
 	struct glake_session_info info = {.size = sizeof(info)};

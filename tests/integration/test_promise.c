@@ -65,7 +65,7 @@ static uint64_t taken(struct glake_session *session, uint64_t bytes)
 	return chunk;
 }
 
-/* What a neighbour without a promise gets in chunks of 16 MiB, until there is no more. */
+/* Returns how much a neighbour without a promise gets, in chunks of 16 MiB. */
 static uint64_t take_all(struct glake_session *session)
 {
 	uint64_t bytes = 0;
@@ -273,7 +273,7 @@ struct crowd {
 	uint64_t bytes;
 };
 
-/* It has what it was promised at once, or in pieces. */
+/* The program takes what it was promised, at once or in pieces. */
 static void use_promise(void *user)
 {
 	const struct crowd *crowd = user;
@@ -396,7 +396,7 @@ static void have_several_sessions(void *user)
 	glake_disconnect(second);
 	assert_left(plain, 128 * MIB, 96 * MIB);
 	world_disconnect(plain);
-	/* It was over with the last one. */
+	/* The promise ended with the process's last session. */
 	other = connected("64MiB");
 	glake_disconnect(other);
 }

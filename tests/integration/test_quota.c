@@ -563,7 +563,7 @@ START_TEST(without_fds_private_memory_works_and_models_are_refused)
 }
 END_TEST
 
-/* It was made when there were no fds for small chunks; a block is worth one. */
+/* The memory was made when there were no fds for small chunks; a block is worth one. */
 START_TEST(memory_that_is_held_by_a_handle_can_be_published)
 {
 	enum { N = 30 };

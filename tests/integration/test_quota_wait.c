@@ -60,7 +60,7 @@ static const struct {
 	{WORLD_CONFIG TENANT("256MiB"), 200 * MIB, 200 * MIB},
 	{WORLD_CONFIG TENANT("256MiB"), 200 * MIB, 58 * MIB},
 	{WORLD_CONFIG WAIT TENANT("256MiB"), 256 * MIB, 256 * MIB},
-	/* The same for a device that is full. */
+	/* In these cases the device is full, not the quota. */
 	{WORLD_CONFIG "reserve_bytes = \"256MiB\";", 200 * MIB, 200 * MIB},
 	{WORLD_CONFIG WAIT "reserve_bytes = \"256MiB\";", 200 * MIB, 200 * MIB},
 };
@@ -244,7 +244,7 @@ static void report(int connection, uint64_t reclaim)
 	                 OK);
 }
 
-/* It is live when it is wanted, and freed when nobody asks: it does not become warm. */
+/* The memory is live when it is wanted, and freed when nobody asks: it does not become warm. */
 START_TEST(what_is_owed_goes_when_it_is_freed)
 {
 	glake_ptr ptr = 0;
@@ -355,7 +355,7 @@ START_TEST(who_dies_in_line_is_passed)
 }
 END_TEST
 
-/* What an allocation has waited before it was tried again counts. */
+/* The time that an allocation has waited before it is tried again counts. */
 START_TEST(who_has_waited_does_not_wait_again)
 {
 	begin(WORLD_CONFIG WAIT TENANT("64MiB"));

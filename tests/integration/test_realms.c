@@ -180,7 +180,7 @@ static void look_around(void *user)
 	ck_assert_uint_eq(view.n_tenants, 1);
 	ck_assert_uint_eq(view.n_events, 0);
 
-	/* What is there, by its exact name or digest, is not there for him. */
+	/* Bob does not find what is there, not even by its exact name or digest. */
 	char name[PATH_MAX];
 	ck_assert_ptr_nonnull(realpath(FILE_NAME, name));
 	assert_fails(GLAKE_E_NOT_FOUND, FILE_NAME, glake_pin(session, name, 1));
@@ -198,7 +198,7 @@ static void look_around(void *user)
 	assert_fails(GLAKE_E_NO_PERMISSION, "admin",
 	             glake_set_manifest_quota(session, "default", 1));
 
-	/* The same file, the same bytes: a copy of his own. */
+	/* Bob loads the same file, and publishes the same bytes: he gets copies of his own. */
 	map_model(session);
 	publish_some(session, &block);
 	struct glake_block_info info = {.size = sizeof(info)};
@@ -240,7 +240,7 @@ START_TEST(strangers_share_and_see_nothing)
 	world_reach(4);
 	world_join(second);
 	world_join(first);
-	/* The same person finds them again. */
+	/* Alice finds her model again. */
 	as(ALICE, 0, map_and_leave);
 	ck_assert_uint_eq(world_metric("models_hit"), 1);
 }
@@ -636,7 +636,7 @@ static void change_users(void *user)
 	steal();
 	connection_drop(&connection);
 	steal();
-	/* What keeps it out is the uid alone. */
+	/* Only the uid keeps the process out. */
 	set_uid(ALICE);
 	connection = connection_open(&harness);
 	ck_assert_int_eq(connection_greet_as(connection, &loot->identity), 0);
@@ -729,7 +729,7 @@ static void start_inside(void *user)
 	world_join(world_client(live_inside, user));
 }
 
-/* What a container runtime does, as far as glaked can see it. */
+/* Do what a container runtime does, as far as glaked can see it. */
 static void be_container(void *user)
 {
 	const struct container *container = user;

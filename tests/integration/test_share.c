@@ -17,7 +17,7 @@ static void fill(glake_ptr ptr, uint8_t value, uint64_t n_bytes)
 	ck_assert_int_eq(drv.cuCtxSynchronize(), CUDA_SUCCESS);
 }
 
-/* What a kernel that writes there ends with. */
+/* Write there by a kernel. Returns what that ends with. */
 static CUresult write_by_kernel(glake_ptr ptr, uint64_t n_bytes)
 {
 	CUmodule module;
@@ -309,7 +309,7 @@ START_TEST(bytes_behind_the_content_are_refused)
 	struct books before = world_books();
 	assert_fails(GLAKE_E_BAD_REQUEST, "zero", glake_block_publish(session, ptr, 999, &block));
 	world_wait_books(&before);
-	/* It is memory as before. */
+	/* The memory is as before. */
 	fill(ptr, 8, 1001);
 	ck_assert(world_is_all(session, ptr, 8, 1001));
 	assert_ok(glake_block_publish(session, ptr, 1001, &block));

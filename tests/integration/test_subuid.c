@@ -18,7 +18,7 @@
 
 #define ALICE 12345u
 #define BOB 12346u
-/* Of Alice, who has 1,000 of them. */
+/* The first of Alice's 1,000 subordinate uids. */
 #define HERS 700000u
 #define OF_ALICE "12345:700000:1000\n"
 #define CONFIG "pool = (); drain_ms = 100;"
@@ -40,7 +40,7 @@ static bool skip(const char *what)
 	return false;
 }
 
-/* Of this process, and what it starts from now on. */
+/* Mount @path there for this process, and what it starts from now on. */
 static bool mount_at_etc(const char *path)
 {
 	return mount(path, "/etc/subuid", NULL, MS_BIND, NULL) == 0 || skip("/etc/subuid");

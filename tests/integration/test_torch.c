@@ -242,7 +242,7 @@ static unsigned char write_twice(void *ptr, CUstream stream, CUstream other)
 	glake_torch_free(ptr, 4 * MIB, 0, stream);
 	ck_assert_ptr_eq(alloc_on(0, stream, 4 * MIB), ptr);
 	queue_write(stream, ptr, 2);
-	/* It is done already, unless it waits for the gate. */
+	/* The later write is done already, unless it waits for the gate. */
 	usleep(20000);
 	gate_is_open = true;
 	ck_assert_int_eq(drv.cuStreamSynchronize(stream), CUDA_SUCCESS);
@@ -259,7 +259,7 @@ START_TEST(a_recorded_stream_is_waited_for)
 	glake_torch_record_stream(ptr, stream);
 	glake_torch_record_stream(ptr, other);
 	ck_assert_int_eq(write_twice(ptr, stream, other), 2);
-	/* Of the next allocation there nothing is recorded: the later write may come first. */
+	/* Nothing is recorded for the next allocation there: the later write may come first. */
 	glake_torch_free(ptr, 4 * MIB, 0, stream);
 	ck_assert_ptr_eq(alloc_on(0, stream, 4 * MIB), ptr);
 	queue_gate(other);
@@ -323,7 +323,7 @@ START_TEST(the_next_daemon_serves_on)
 	struct glake_session *before = glake_torch_session();
 	queue_write(stream, old, 1);
 	harness_kill(&harness);
-	/* What there is serves without one. */
+	/* Memory that the library has serves without a glaked. */
 	glake_torch_free(freed, 4 * MIB, 0, stream);
 	ck_assert_ptr_eq(alloc_on(0, stream, 4 * MIB), freed);
 	ck_assert_ptr_null(glake_torch_alloc(64 * MIB, 0, stream));

@@ -390,7 +390,7 @@ START_TEST(connection_that_holds_its_other_end_is_closed)
 }
 END_TEST
 
-/* The same behind answers that nobody reads, and then the process ends. */
+/* The peer's end lies behind answers that nobody reads, and then the process ends. */
 static void end_holding_both_ends(void)
 {
 	uint64_t id;

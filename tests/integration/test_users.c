@@ -189,7 +189,7 @@ static bool mount_endless(struct fuse_file *file)
 	return fuse_file_start(file, folder, model_path, &faults);
 }
 
-/* It is not refused; readers of the mover may have to wait for the file that does not answer. */
+/* The load is not refused; readers of the mover may have to wait for the file that does not answer. */
 static uint64_t send_accepted(int connection)
 {
 	uint64_t request = send_open(connection);
@@ -544,13 +544,13 @@ static void flood_kept(uint64_t chunk_bytes, uint32_t share)
 	is_served(BOB, true);
 }
 
-/* Of 1 GiB. */
+/* Her share is half of 1 GiB, less the reserve. */
 static void flood_kept_bytes(void)
 {
 	flood_kept(64 * MIB, 7);
 }
 
-/* Of 400 for chunks 100 may be kept. */
+/* Her share is half of 100 fds, a quarter of the 400 for chunks. */
 static void flood_kept_fds(void)
 {
 	flood_kept(CHUNK_BYTES, 50);
@@ -644,7 +644,7 @@ START_TEST(what_a_user_has_idle_goes_for_its_share)
 	assert_ok(glake_get_status(eye, take_waiting, &n_waiting));
 	ck_assert_uint_eq(n_waiting, 1);
 	is_served(BOB, true);
-	/* It gets the room of what is closed. */
+	/* The next one gets the room of what is closed. */
 	connection_close(&connection);
 	do {
 		harness_sleep_ms(10);

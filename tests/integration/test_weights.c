@@ -176,7 +176,7 @@ START_TEST(tensors_are_attached_as_they_were)
 }
 END_TEST
 
-/* Of dlpack.h, as consumers see it. */
+/* A structure of dlpack.h, as consumers see it. */
 struct DLManagedTensor {
 	void *data;
 	int32_t device[2];
@@ -421,7 +421,7 @@ static bool is_listed(const char *key, const char *state)
 	return is_there;
 }
 
-/* The same once more changes nothing. Others get a new one, and who has the old one keeps it. */
+/* Equal weights, published again, change nothing. Of other ones others get the new model, and who has the old one keeps it. */
 START_TEST(a_key_is_of_what_was_published_last)
 {
 	struct glake_session *session = world_connect();
@@ -1046,7 +1046,7 @@ START_TEST(glaked_is_killed_and_comes_again)
 	words_check(ptr, 6 * MIB, 1);
 	world_restart();
 	words_check(tensor_of(model, "w").ptr, 6 * MIB, 1);
-	/* It knows nothing of the blocks of before; their bytes are copied. */
+	/* The next glaked knows nothing of the blocks of before; their bytes are copied. */
 	struct glake_session *next = world_connect();
 	assert_fails(GLAKE_E_NOT_FOUND, "key", glake_weights_attach(next, "key", NULL, &other));
 	struct glake_published published = publish(next, "key", &tensor, 1);

@@ -236,7 +236,7 @@ START_TEST(parts_of_models_are_checked)
 }
 END_TEST
 
-/* The same block, again and again, is of no more use than there is memory. */
+/* A span that repeats one block is of no more use than there is memory. */
 START_TEST(spans_are_bounded)
 {
 	enum { N = GLAKE_PAGE_BLOCKS + 1 };

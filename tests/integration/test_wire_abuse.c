@@ -271,7 +271,7 @@ START_TEST(second_hello_is_refused)
 }
 END_TEST
 
-/* Of a field that this glaked has never heard of. */
+/* A request with a field that this glaked has never heard of is refused. */
 static void expect_unknown_refused(int connection)
 {
 	/* id 7 comes before it. */
@@ -359,7 +359,7 @@ START_TEST(a_refusal_names_the_bytes_of_the_whole_request)
 }
 END_TEST
 
-/* What glaked says that they have. */
+/* glaked says that the chunks have these sizes. */
 static void expect_sizes(int connection, uint64_t *ids, size_t n_ids, uint64_t last_bytes)
 {
 	Glake__Wire__Answer *answer = connection_call(
@@ -375,7 +375,7 @@ static void expect_sizes(int connection, uint64_t *ids, size_t n_ids, uint64_t l
 	connection_free(answer);
 }
 
-/* Of free memory only, too. */
+/* The second run asks for free memory only. */
 START_TEST_WITH(the_last_chunk_may_be_another_size, .n = 2)
 {
 	static const struct {
@@ -467,7 +467,7 @@ START_TEST(fds_with_a_request_that_takes_none_are_closed)
 }
 END_TEST
 
-/* It is glaked that is at its limit of open files: an answer, not the end of who asked. */
+/* glaked is at its limit of open files: that is an answer, not the end of who asked. */
 START_TEST(fds_that_glaked_has_no_room_for_are_refused)
 {
 	enum { N = 200 };
@@ -700,7 +700,7 @@ static Glake__Wire__Status share_chunks(int connection, uint64_t *ids, size_t n_
 	return status;
 }
 
-/* What it is told, without the number that it asked for: the same for all that cannot be had. */
+/* @text_out: the error, without the number that was asked for. It is the same for all that cannot be had. */
 static Glake__Wire__Status open_chunks(int connection, const Glake__Wire__ChunkOpen *body,
                                        char text_out[256])
 {
@@ -750,7 +750,7 @@ START_TEST(a_ticket_is_for_what_was_named)
 }
 END_TEST
 
-/* What the list of sessions has of the youngest one; the caller's. */
+/* The list of sessions, which is the caller's, and the youngest one in it. */
 static Glake__Wire__Answer *list_sessions(const Glake__Wire__SessionInfo **last_out)
 {
 	Glake__Wire__Answer *answer = connection_call(
