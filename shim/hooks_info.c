@@ -298,14 +298,10 @@ static bool answer(const struct heap_facts *facts, CUdeviceptr address,
 }
 
 /* The driver's answers about memory of ours that is not asleep. False: it has none. */
-static bool answer_for_driver(const struct heap_facts *facts, CUpointer_attribute attribute,
-                              void *data)
+static bool answer_for_driver(CUpointer_attribute attribute, void *data)
 {
 	unsigned half = 0;
 	switch (attribute) {
-	case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-		half = (unsigned)facts->target.device;
-		break;
 	case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
 		half = CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE;
 		break;
@@ -323,12 +319,11 @@ static bool answer_for_driver(const struct heap_facts *facts, CUpointer_attribut
 	return say_half(data, half);
 }
 
-static CUresult ask_attribute(const struct heap_facts *facts, CUpointer_attribute attribute,
-                              void *data, CUdeviceptr address)
+static CUresult ask_attribute(CUpointer_attribute attribute, void *data, CUdeviceptr address)
 {
 	CUresult result = real(cuPointerGetAttribute)(data, attribute, address);
 	return result == CUDA_ERROR_INVALID_VALUE && is_unknown_asleep(address) &&
-	                       answer_for_driver(facts, attribute, data)
+	                       answer_for_driver(attribute, data)
 	               ? CUDA_SUCCESS
 	               : result;
 }
@@ -346,9 +341,8 @@ CUresult shim_cuPointerGetAttribute(void *data, CUpointer_attribute attribute, C
 		}
 		return result;
 	}
-	return answer(&facts, address, attribute, data)
-	               ? CUDA_SUCCESS
-	               : ask_attribute(&facts, attribute, data, address);
+	return answer(&facts, address, attribute, data) ? CUDA_SUCCESS
+	                                                : ask_attribute(attribute, data, address);
 }
 
 CUresult shim_cuPointerGetAttributes(unsigned n_attributes, CUpointer_attribute *attributes,
@@ -366,7 +360,7 @@ CUresult shim_cuPointerGetAttributes(unsigned n_attributes, CUpointer_attribute 
 		bool is_ours = is_found ? answer(&facts, address, attributes[i], data[i])
 		                        : answer_for_mapped(address, attributes[i], data[i]);
 		if (!is_ours && is_asleep) {
-			answer_for_driver(&facts, attributes[i], data[i]);
+			answer_for_driver(attributes[i], data[i]);
 		}
 	}
 	return result;

@@ -343,6 +343,32 @@ static void cancelled(void)
 	must_ok(cuIpcCloseMemHandle(ptr));
 }
 
+/* Opened by a context of device 1, which is put to sleep before the line comes. */
+static void asleep(void)
+{
+	unsigned type;
+	unsigned ordinal;
+	CUpointer_attribute which[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+	                               CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
+	void *to[] = {&type, &ordinal};
+	take();
+	start(1);
+	CUipcMemHandle handle = take();
+	CUdeviceptr ptr = open_handle(&handle);
+	for (int i = 0; i < 2; i++) {
+		if (i == 1) {
+			wait_for_line();
+		}
+		type = ordinal = 9;
+		must_ok(cuPointerGetAttributes(2, which, to, ptr));
+		must(type == CU_MEMORYTYPE_DEVICE && ordinal == 0);
+		must((unsigned)attribute(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, ptr) == 0);
+	}
+	wait_for_line();
+	check(ptr, LARGE_BYTES, 2);
+	must_ok(cuIpcCloseMemHandle(ptr));
+}
+
 static const struct {
 	const char *name;
 	void (*give)(void);
@@ -355,6 +381,7 @@ static const struct {
 	{"freed", give_and_free, freed},
 	{"forged", give_two, forged},
 	{"cancelled", give_two, cancelled},
+	{"asleep", give_two, asleep},
 };
 
 static int run(void (*child)(void), void (*parent)(void))
