@@ -527,16 +527,23 @@ static const CUmemAllocationProp plain = {
 	.type = CU_MEM_ALLOCATION_TYPE_PINNED,
 	.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
 };
+/* Which glaked makes. */
+static const CUmemAllocationProp shareable = {
+	.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+	.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+	.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
+};
 static const CUmemAccessDesc writable = {
 	.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
 	.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
 };
 
 /* Filled, in the first half of a reservation. */
-static CUdeviceptr map_own(CUmemGenericAllocationHandle *handle_out)
+static CUdeviceptr map_own(const CUmemAllocationProp *properties,
+                           CUmemGenericAllocationHandle *handle_out)
 {
 	CUdeviceptr ptr = 0;
-	must_ok(cuMemCreate(handle_out, N_BYTES, &plain, 0));
+	must_ok(cuMemCreate(handle_out, N_BYTES, properties, 0));
 	must_ok(cuMemAddressReserve(&ptr, 2 * N_BYTES, 0, 0, 0));
 	must_ok(cuMemMap(ptr, N_BYTES, 0, *handle_out, 0));
 	must_ok(cuMemSetAccess(ptr, N_BYTES, &writable, 1));
@@ -549,7 +556,7 @@ static void own_mappings(void)
 {
 	start(0);
 	CUmemGenericAllocationHandle handle;
-	CUdeviceptr ptr = map_own(&handle);
+	CUdeviceptr ptr = map_own(&plain, &handle);
 	struct glake_sealed sealed = try_seal(ptr);
 	must(sealed.sealed_bytes == 0 && sealed.pinned_bytes == N_BYTES);
 	must(sealed.pinned_why && *sealed.pinned_why);
@@ -580,17 +587,12 @@ static uint64_t seal_span(CUdeviceptr ptr, uint64_t n_bytes)
 static void numbers_given(void)
 {
 	start(0);
-	const CUmemAllocationProp properties = {
-		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-		.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
-	};
 	CUmemGenericAllocationHandle handles[2];
 	CUdeviceptr ptr = 0;
 	int fd = -1;
 	must_ok(cuMemAddressReserve(&ptr, 2 * N_BYTES, 0, 0, 0));
 	for (size_t i = 0; i < 2; i++) {
-		must_ok(cuMemCreate(&handles[i], N_BYTES, &properties, 0));
+		must_ok(cuMemCreate(&handles[i], N_BYTES, &shareable, 0));
 		must_ok(cuMemMap(ptr + i * N_BYTES, N_BYTES, 0, handles[i], 0));
 		must_ok(cuMemSetAccess(ptr + i * N_BYTES, N_BYTES, &writable, 1));
 		fill(ptr + i * N_BYTES, 1);
@@ -719,7 +721,7 @@ static void numbers(void)
 	static uint8_t before[N_BYTES];
 	start(0);
 	CUmemGenericAllocationHandle handle;
-	CUdeviceptr ptr = map_own(&handle);
+	CUdeviceptr ptr = map_own(&plain, &handle);
 	CUdeviceptr twin = alloc(N_BYTES);
 	fill(twin, 1);
 	memcpy(before, bytes, N_BYTES);
@@ -1327,10 +1329,28 @@ static void crowd(void)
 	}
 }
 
+static void expect_of_the_gpu(CUdeviceptr ptr)
+{
+	unsigned type = 0;
+	int ordinal = -1;
+	CUpointer_attribute which[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+	                               CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
+	void *to[] = {&type, &ordinal};
+	must_ok(cuPointerGetAttribute(&type, which[0], ptr));
+	must_ok(cuPointerGetAttribute(&ordinal, which[1], ptr));
+	must(type == CU_MEMORYTYPE_DEVICE && ordinal == 0);
+	type = 0;
+	ordinal = -1;
+	must_ok(cuPointerGetAttributes(2, which, to, ptr));
+	must(type == CU_MEMORYTYPE_DEVICE && ordinal == 0);
+}
+
 /* The GPU has no memory for copies until the second line has come, but the host has. */
 static void refuge(void)
 {
+	CUmemGenericAllocationHandle handle;
 	start(0);
+	CUdeviceptr own = map_own(&shareable, &handle);
 	CUdeviceptr ptr = alloc(N_BYTES);
 	CUdeviceptr freed = alloc(N_BYTES);
 	CUdeviceptr other_one = alloc(N_BYTES);
@@ -1340,18 +1360,20 @@ static void refuge(void)
 	seal(other_one);
 	seal(ptr);
 	seal(freed);
+	must(seal_span(own, N_BYTES) == N_BYTES);
 	wait_for_line();
 	must_ok(cuMemsetD8(ptr, 8, N_BYTES));
 	must_ok(cuMemsetD8(freed, 8, N_BYTES));
+	must_ok(cuMemsetD8(own, 8, N_BYTES));
 	memset(bytes, 8, N_BYTES);
 	expect(ptr, bytes, "in host memory");
-	/* To the program it is what it was. */
-	unsigned type;
-	must_ok(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, ptr));
-	must(type == CU_MEMORYTYPE_DEVICE);
-	int ordinal;
-	must_ok(cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, ptr));
-	must(ordinal == 0);
+	expect(own, bytes, "in host memory, mapped by the program");
+	/* To the program the memory is where it was made. */
+	expect_of_the_gpu(ptr);
+	expect_of_the_gpu(own);
+	must_ok(cuMemUnmap(own, N_BYTES));
+	must_ok(cuMemRelease(handle));
+	must_ok(cuMemAddressFree(own, 2 * N_BYTES));
 	/* Kernels write there as well, and it is not sealed. */
 	must(seal_span(ptr, N_BYTES) == 0);
 	must_ok(write_by_kernel(ptr, PAGE, 0x07070707));

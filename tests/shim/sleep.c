@@ -158,10 +158,14 @@ static void ask_everything(const struct buffer *buffer)
 	CUdeviceptr base;
 	unsigned type = 0;
 	unsigned ordinal = 9;
-	bool is_managed = true;
-	CUpointer_attribute attributes[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-	                                    CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
-	void *answers[] = {&type, &ordinal};
+	unsigned is_managed = 7;
+	unsigned is_mapped = 7;
+	unsigned access = 7;
+	CUpointer_attribute attributes[] = {
+		CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+		CU_POINTER_ATTRIBUTE_IS_MANAGED, CU_POINTER_ATTRIBUTE_MAPPED,
+		CU_POINTER_ATTRIBUTE_ACCESS_FLAGS};
+	void *answers[] = {&type, &ordinal, &is_managed, &is_mapped, &access};
 	must_ok(cuMemGetInfo(&n_free, &n_bytes));
 	must(n_free > 0 && n_free <= n_bytes);
 	must_ok(cuMemGetAddressRange(&base, &n_bytes, buffer->ptr + 100));
@@ -169,12 +173,15 @@ static void ask_everything(const struct buffer *buffer)
 	must_ok(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, buffer->ptr));
 	must(type == CU_MEMORYTYPE_DEVICE);
 	type = 0;
-	must_ok(cuPointerGetAttributes(2, attributes, answers, buffer->ptr));
-	must(type == CU_MEMORYTYPE_DEVICE && ordinal == 0);
-	unsigned word = 7;
-	must_ok(cuPointerGetAttribute(&word, CU_POINTER_ATTRIBUTE_IS_MANAGED, buffer->ptr));
-	is_managed = word;
-	must(!is_managed);
+	must_ok(cuPointerGetAttributes(5, attributes, answers, buffer->ptr));
+	must(type == CU_MEMORYTYPE_DEVICE && ordinal == 0 && is_managed == 0 && is_mapped == 1);
+	must(access == CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE);
+	is_managed = is_mapped = access = 7;
+	for (unsigned i = 2; i < 5; i++) {
+		must_ok(cuPointerGetAttribute(answers[i], attributes[i], buffer->ptr));
+	}
+	must(is_managed == 0 && is_mapped == 1);
+	must(access == CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE);
 	must_ok(cuCtxSynchronize());
 	must_ok(cuStreamSynchronize(stream));
 	must_ok(cuStreamQuery(stream));
