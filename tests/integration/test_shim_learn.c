@@ -159,6 +159,16 @@ START_TEST(one_allocation_is_enough)
 }
 END_TEST
 
+START_TEST_WITH(weights_that_are_busy_are_learned_later, .timeout_s = 120)
+{
+	struct run run;
+	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "learn", "--least=1",
+	          "--seconds=60", "--", run_in_build("tests/shim/auto"), "learn later", NULL);
+	run_end_well(&run);
+	run_expect(&run, "function read");
+}
+END_TEST
+
 /* ---- what may go wrong ---- */
 
 /* `glake learn @options -- auto @scenario` prints a table, and ends so. */

@@ -1019,6 +1019,24 @@ static void is_learned_in_one(void)
 	compare(&one);
 }
 
+/* Work from before is in the way of the first looks, for longer than a look waits. */
+static void is_learned_later(void)
+{
+	struct weights weights = load(0);
+	struct weights beside = load(1);
+	CUdeviceptr to = small + 2048;
+	uint32_t value = 29;
+	void *list[] = {&to, &value};
+	launch("later", &to, list);
+	must_ok(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	read_for_a_while(&weights);
+	must(count_of("learn_bytes") == 0);
+	is_released = true;
+	read_until_looked_at(&weights, 2 * W_BYTES);
+	compare(&weights);
+	compare(&beside);
+}
+
 /* Its kernel waits for what the program does next. */
 static void is_stuck(void)
 {
@@ -1274,6 +1292,7 @@ static const struct {
 	{"rest", takes_rest},
 	{"learn", is_learned},
 	{"learn in one", is_learned_in_one},
+	{"learn later", is_learned_later},
 	{"beside", beside},
 	{"stuck", is_stuck},
 	{"threads", in_threads},
