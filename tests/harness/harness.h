@@ -29,7 +29,7 @@
 #include "tests/harness/fdkeeper.h"
 
 #define HARNESS_PATH_BYTES 256u
-#define HARNESS_TIMEOUT_MS (TEST_SANITIZED ? 60000 : 20000)
+#define HARNESS_TIMEOUT_MS 60000
 
 struct harness_options {
 	const char *config;   /* text of the file; NULL = no file */

@@ -29,8 +29,8 @@ void world_load(const char *path);
 /*
  * These let something happen in the middle of a load, however late: with WORLD_SMALL_STEPS as
  * glaked's environment and WORLD_STOP_AND_GO as the driver's faults, a model of
- * world_write_layers() has its first block at once, one more each second, and the last later than
- * any test waits (HARNESS_TIMEOUT_MS). As soon as the faults are gone, the rest comes at once.
+ * world_write_layers() has its first block at once, one more each second, and the last 20 s later. As
+ * soon as the faults are gone, the rest comes at once.
  */
 #define WORLD_SMALL_STEPS \
 	((const char *const[]){"GLAKE_MOVER_READERS=1", "GLAKE_MOVER_SLOT_KIB=256", NULL})
