@@ -266,7 +266,10 @@ static void seal_without_glaked(void *user)
 /* A glaked that was killed just now answers nobody, though it may not be dead to the last thread yet. */
 static bool is_restarted(void)
 {
-	if (glake_ping(eye) == 0) {
+	glake__patience.hello_ms = 1;
+	int r = glake_ping(eye);
+	glake__patience.hello_ms = 5000;
+	if (r == 0) {
 		return false;
 	}
 	harness_wait_exit(&harness);
