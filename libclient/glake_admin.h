@@ -495,8 +495,9 @@ struct glake_seal_report {
  * @options may be NULL. @report is written on success only.
  * Errors: request errors; -EINVAL (@options or @report, their size); GLAKE_E_NOT_FOUND (no such session, or
  * it has ended); GLAKE_E_BAD_REQUEST (its program is not under glake run); GLAKE_E_BUSY (it is being
- * sealed, captures a stream, or does not answer; or nothing could be sealed, as its work on the GPU does not end); GLAKE_E_NO_PERMISSION (the program must ask itself, or
- * GLAKE_DEDUP=off; glake_error() tells why); GLAKE_E_NO_HOST_MEMORY (of glaked or the program);
+ * sealed, captures a stream, or does not answer; or nothing could be sealed, as its work on the GPU does
+ * not end); GLAKE_E_NO_PERMISSION (the program must ask itself, or GLAKE_DEDUP=off; glake_error() tells
+ * why); GLAKE_E_NO_HOST_MEMORY (of glaked or the program);
  * GLAKE_E_SHUTTING_DOWN.
  */
 GLAKE_API int glake_seal_session(struct glake_session *session, uint64_t id,

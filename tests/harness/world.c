@@ -203,6 +203,19 @@ uint64_t world_session_of(pid_t pid)
 	return wanted.session;
 }
 
+static int see_asleep(void *user, const struct glake_sleep_report *report)
+{
+	*(bool *)user = report->is_asleep;
+	return 0;
+}
+
+void world_put_to_sleep(pid_t pid)
+{
+	bool is_asleep = false;
+	assert_ok(glake_sleep_session(eye, world_session_of(pid), NULL, see_asleep, &is_asleep));
+	ck_assert(is_asleep);
+}
+
 static int copy_mover(void *user, const struct glake_status *status)
 {
 	unsigned *pid = user;

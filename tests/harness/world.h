@@ -173,6 +173,9 @@ uint64_t world_copy_bytes(void);
 /* The last session of that process, which must have one. */
 uint64_t world_session_of(pid_t pid);
 
+/* That session, of a program under the shim, sleeps when this returns. */
+void world_put_to_sleep(pid_t pid);
+
 /* Wait until the books are @want. */
 void world_wait_books(const struct books *want);
 

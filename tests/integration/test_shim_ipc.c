@@ -48,21 +48,12 @@ START_TEST(a_forged_handle_leads_nowhere_else)
 }
 END_TEST
 
-static int see_asleep(void *user, const struct glake_sleep_report *report)
-{
-	*(bool *)user = report->is_asleep;
-	return 0;
-}
-
 START_TEST(opened_memory_is_where_it_was_made_while_its_user_sleeps)
 {
 	struct run run;
-	bool is_asleep = false;
 	run_start(&run, NULL, run_in_build("tests/shim/ipc"), "asleep", NULL);
 	run_read(&run, "ready");
-	assert_ok(
-		glake_sleep_session(eye, world_session_of(run.pid), NULL, see_asleep, &is_asleep));
-	ck_assert(is_asleep);
+	world_put_to_sleep(run.pid);
 	run_go_on(&run);
 	run_finish(&run);
 }
