@@ -123,7 +123,9 @@ def main():
     expect(moved, "nothing went to host memory")
     row("a write that needs its copy in host memory", " ".join(f"{ms:.0f}" for ms in took) + f" ms for {options.mib // 2} MiB each")
     row("of the program in host memory", f"{moved // MIB} MiB")
-    row("the driver's word on such memory, and before", f"{writer.ask('kind', 0)}; {before}")
+    kinds = [writer.ask("kind", i) for i in range(n)]
+    expect(kinds == [before] * n, f"the program sees where its memory is: {kinds}, before {before}")
+    row("the driver's word on such memory, as before", before)
     compare(writer, reader, n, "in host memory")
     row("a kernel adds to it there", f"{writer.ask('add', 0)} ms for {options.mib // 2} MiB")
     compare(writer, reader, n, "in host memory, after a kernel")
