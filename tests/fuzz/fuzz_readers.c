@@ -14,7 +14,8 @@ static void write_word(FILE *out, const struct reader_word *word)
 {
 	must(word->at % 8 == 0 && word->at + 8u <= READERS_MAX_PARAM_BYTES);
 	must(word->n_conditions <= READERS_MAX_CONDITIONS);
-	fprintf(out, "  reads %u", word->at);
+	must(!word->is_written || word->n_conditions == 0);
+	fprintf(out, "  %s %u", word->is_written ? "writes" : "reads", word->at);
 	for (unsigned i = 0; i < word->n_conditions; i++) {
 		const struct reader_condition *condition = &word->conditions[i];
 		must(condition->at + condition->n_bytes <= READERS_MAX_PARAM_BYTES);
@@ -54,6 +55,7 @@ static void same(const struct readers *a, const struct readers *b)
 		const struct reader_function *other = readers_find(b, &one->image, one->name);
 		must(other != NULL && readers_find(a, &one->image, one->name) == one);
 		must(one->is_opaque == other->is_opaque && one->n_words == other->n_words);
+		must(one->names_written == other->names_written);
 		must(one->n_words == 0 ||
 		     memcmp(one->words, other->words, one->n_words * sizeof(*one->words)) == 0);
 	}
