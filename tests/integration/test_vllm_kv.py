@@ -418,6 +418,8 @@ def leave_while_working(m):
 
 
 def find_some(m):
+    # Else what was found gives way to the first request, when free memory comes late.
+    m.patient()
     engine = m.engine(key=KEY)
     m.settle()
     for seed in (2, 1):
