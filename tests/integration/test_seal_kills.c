@@ -263,12 +263,16 @@ static void seal_without_glaked(void *user)
 	glake_free(victim.session, victim.ptr);
 }
 
-/* A glaked that was killed just now answers nobody, though it may not be dead to the last thread yet. */
-static bool is_restarted(void)
+/*
+ * Returns whether glaked was killed; there is another one then. A glaked that was killed just now answers nobody, though it may not
+ * be dead to the last thread yet.
+ */
+static bool restart_if_killed(void)
 {
+	const struct glake__patience before = glake__patience;
 	glake__patience.hello_ms = 1;
 	int r = glake_ping(eye);
-	glake__patience.hello_ms = 5000;
+	glake__patience = before;
 	if (r == 0) {
 		return false;
 	}
@@ -285,7 +289,7 @@ static bool kill_glaked(world_fn victim, unsigned n)
 	world_set_faults(NULL);
 	check_keeper();
 	world_kill(keeper);
-	return is_restarted();
+	return restart_if_killed();
 }
 
 START_TEST_WITH(glaked_is_killed_at_each_call, .timeout_s = 100)
@@ -382,7 +386,7 @@ static bool endure(const char *socket, const char *rule, unsigned n)
 	fate->is_armed = false;
 	check_keeper();
 	world_kill(keeper);
-	return is_restarted();
+	return restart_if_killed();
 }
 
 static void be_between(void *user)

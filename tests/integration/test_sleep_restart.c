@@ -707,7 +707,7 @@ START_TEST_WITH(a_program_under_the_shim_does_not_notice, .n = 2)
 }
 END_TEST
 
-/* Whether it sleeps then is not of interest. */
+/* Whether the session sleeps then is not of interest. */
 static int pass_over(void *user, const struct glake_sleep_report *report)
 {
 	return 0;

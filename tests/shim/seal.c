@@ -527,7 +527,7 @@ static const CUmemAllocationProp plain = {
 	.type = CU_MEM_ALLOCATION_TYPE_PINNED,
 	.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
 };
-/* Which glaked makes. */
+/* Memory of these properties is glaked's, and can be sealed. */
 static const CUmemAllocationProp shareable = {
 	.type = CU_MEM_ALLOCATION_TYPE_PINNED,
 	.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
