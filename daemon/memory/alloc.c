@@ -475,6 +475,7 @@ enum status alloc_start(struct allocator *allocator, const struct alloc_wanted *
 	alloc->request.patience_ms = wanted->patience_ms;
 	alloc->request.keeps_place = wanted->keeps_place;
 	alloc->request.is_spare = wanted->is_spare;
+	alloc->request.no_wait = wanted->no_wait;
 	alloc->request.may_unseal = wanted->may_unseal && wanted->n_chunks == 1;
 	alloc->request.is_held_back = wanted->is_held_back;
 	if (alloc_out) {

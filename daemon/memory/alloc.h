@@ -61,6 +61,7 @@ struct alloc_wanted {
 	uint64_t patience_ms;     /* the request waits so long at least */
 	bool keeps_place;         /* while it waits, later ones leave the room to it */
 	bool is_spare;            /* only of what is free: see pressure.h */
+	bool no_wait;             /* only of what can be had at once: see pressure.h */
 	const bool *is_held_back; /* borrowed as waited_ms; may be NULL: see pressure.h */
 	struct refusal *
 		refusal; /* borrowed as waited_ms: set before @done if a bound refuses it. NULL: not wanted */

@@ -101,6 +101,7 @@ static struct alloc_wanted wanted_of(struct alloc_several *several, size_t i,
 		.waited_ms = several->waited_ms,
 		.is_held_back = several->is_held_back,
 		.is_spare = several->is_spare,
+		.no_wait = several->no_wait,
 		.may_unseal = several->may_unseal && several->n_parts == 1,
 		.refusal = &several->refusal,
 		.promise = several->promise_at ? several->promise_at(several->user, part->at)

@@ -44,6 +44,7 @@ struct alloc_several {
 	uint64_t *waited_ms;      /* as in alloc_wanted */
 	const bool *is_held_back; /* as in alloc_wanted */
 	bool is_spare;            /* as in alloc_wanted, of each part */
+	bool no_wait;             /* the same */
 	bool may_unseal;          /* as in alloc_wanted, of the only part */
 	struct refusal refusal;   /* zeroed; set before @done if a bound refuses it */
 	struct promise *(*promise_at)(void *user, const struct location *at); /* NULL: of none */

@@ -162,6 +162,9 @@ static bool may_wait(struct pressure_request *request, bool is_late)
 {
 	const struct pressure *pressure = request->pressure;
 	uint64_t now = now_ms(pressure);
+	if (request->no_wait) {
+		return false;
+	}
 	if (!request->has_waited) {
 		request->has_waited = true;
 		request->since_ms = now;
@@ -435,7 +438,8 @@ static enum status wait_in_line(struct pressure_request *request, bool is_next)
 {
 	struct pressure *pressure = request->pressure;
 	/* A request behind others asks when it is its turn. */
-	bool is_awaited = (is_next || request->asked_bytes == 0) && fits_after_asking(request) &&
+	bool is_awaited = !request->no_wait && (is_next || request->asked_bytes == 0) &&
+	                  fits_after_asking(request) &&
 	                  ask(request, &request->asked, request->tenant, request->bytes);
 	if (!may_wait(request, is_awaited || !is_next)) {
 		return refuse(request, BOUND_QUOTA);
@@ -626,11 +630,13 @@ static void fall_short(struct pressure_request *request)
 			make(request);
 			return;
 		}
-		is_late = ask(request, asked, NULL, shortfall(request));
-		is_late |= request->missing_bytes <= location_room_bytes(request->at) +
-		                                             request->at->forgetting_bytes +
-		                                             request->at->looked_at_bytes;
-		is_coming = !is_late && put_to_sleep(request);
+		if (!request->no_wait) {
+			is_late = ask(request, asked, NULL, shortfall(request));
+			is_late |= request->missing_bytes <= location_room_bytes(request->at) +
+			                                             request->at->forgetting_bytes +
+			                                             request->at->looked_at_bytes;
+			is_coming = !is_late && put_to_sleep(request);
+		}
 	}
 	if (may_wait(request, is_late) || is_coming) {
 		park(request, PRESSURE_SHORT);

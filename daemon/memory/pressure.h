@@ -64,7 +64,9 @@
  * use: nothing is taken back for what is reserved, and nobody waits for it.
  *
  * Cache: for what the built-in tenant wants, copies in host memory, nothing is taken back, and it does not wait. The same goes
- * for a spare request, of a program that would use memory if it is free: it leaves the room to all who wait.
+ * for a spare request, of a program that would use memory if it is free: it leaves the room to all who wait. A request of
+ * somebody who has waited already, for other memory of the same work, does not wait either, but the first three rounds make
+ * room for it.
  *
  * Nothing here knows sessions, the wire, the store or the driver. Sources take memory back, clients
  * are asked for it, and owners of requests make it. The location's books show whether a source gave
@@ -196,7 +198,8 @@ struct pressure_request {
 		waited_ms; /* by earlier requests for the same memory; in the end with its own time */
 	uint64_t patience_ms; /* its wait at least, whatever pressure.wait_ms says */
 	bool keeps_place;     /* while it waits for room, later ones leave that to it */
-	bool is_spare;    /* only of what is free: nothing is taken back, and it does not wait */
+	bool is_spare; /* only of what is free: nothing is taken back, and it does not wait */
+	bool no_wait; /* what can be taken back at once is, but nobody is asked, and it does not wait */
 	bool is_promised; /* the memory is paid for: no limit of bytes, and no line */
 	bool may_unseal; /* the request may have the reserve (reserve.h): no limit and no line, if that has all of it */
 	const bool *

@@ -220,6 +220,7 @@ void rpc_chunk_alloc(struct session *session, const request_t *request, struct f
 	                                .use = CHUNK_PRIVATE,
 	                                .is_held_back = &session->holder->sleep.is_asleep,
 	                                .is_spare = request->chunk_alloc->is_spare,
+	                                .no_wait = request->chunk_alloc->no_wait,
 	                                .promise_at = promise_at,
 	                                .done = on_chunks};
 	if (!add_parts(session, request, &several)) {

@@ -242,6 +242,7 @@ static void want_chunks(Glake__Wire__Request *request, Glake__Wire__ChunkAlloc *
 	alloc->last_bytes = last_bytes;
 	alloc->waited_ms = (now_ns - wait->since_ns) / 1000000;
 	alloc->is_spare = wait->is_spare;
+	alloc->no_wait = wait->no_wait;
 	alloc->is_again = wait->is_room_made;
 	alloc->unseals = wait->unseals;
 	glake__wire__request__init(request);

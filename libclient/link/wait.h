@@ -31,6 +31,7 @@ struct glake__wait {
 	uint64_t
 		unseals; /* the block that the chunk is to replace, if it was sealed by itself; 0: none, or not known */
 	bool is_spare; /* it does not wait: of what is free, or not at all (glake__rpc_knows_spare()) */
+	bool no_wait; /* it does not wait: of what glaked can take back at once, or not at all */
 	struct glake_order *order; /* borrowed */
 	void *stream;              /* its CUstream, and */
 	unsigned flags;            /* GLAKE_PER_THREAD or 0 */

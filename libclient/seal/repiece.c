@@ -109,14 +109,19 @@ static bool is_lack(int error)
 	       error == GLAKE_E_NO_FDS;
 }
 
-/* The GPU has no room, as *r says: in host memory, or *r stays. */
+/*
+ * The GPU has no room, as *r says: in host memory, or *r stays. What is left of the same write does not wait for room on the
+ * GPU again; for host memory it does, there is nothing beyond.
+ */
 static void take_refuge(struct glake__repiecing *repiecing, struct glake__range *scratch,
                         struct glake__wait *wait, int *r)
 {
 	struct glake_session *session = repiecing->device->session;
 	char *text = glake__error_save();
+	wait->no_wait = false;
 	if (fill_host(repiecing, scratch, wait) == 0) {
 		repiecing->is_host = true;
+		wait->no_wait = true;
 		*r = 0;
 	} else {
 		empty(session, scratch);

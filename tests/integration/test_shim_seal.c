@@ -232,6 +232,42 @@ START_TEST_WITH(a_write_while_the_gpu_is_full_goes_to_host_memory, .n = 3)
 }
 END_TEST
 
+/* What the driver has free of device 0, for somebody of whom glaked knows nothing. */
+static CUmemGenericAllocationHandle take_the_rest(void)
+{
+	const CUmemAllocationProp plain = {
+		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
+	};
+	CUmemGenericAllocationHandle handle;
+	size_t n_bytes = 1024 * MIB;
+	world_open_driver();
+	while (drv.cuMemCreate(&handle, n_bytes, &plain, 0) != CUDA_SUCCESS) {
+		ck_assert_uint_gt(n_bytes -= 2 * MIB, 0);
+	}
+	return handle;
+}
+
+/* The first block waits, as the books have room: another program's memory might be on its way. */
+START_TEST(a_write_to_many_blocks_waits_for_room_once)
+{
+	struct run runs[2];
+	for (unsigned i = 0; i < 2; i++) {
+		run_start(&runs[i], NULL, run_in_build("tests/shim/seal"), "one_refuge", NULL);
+		run_read(&runs[i], "ready");
+	}
+	CUmemGenericAllocationHandle rest = take_the_rest();
+	uint64_t n_waits = world_metric("memory_waits");
+	run_go_on(&runs[0]);
+	ck_assert_uint_eq(host_bytes(), 16 * MIB);
+	ck_assert_uint_eq(world_metric("memory_waits"), n_waits + 1);
+	ck_assert_int_eq(drv.cuMemRelease(rest), CUDA_SUCCESS);
+	run_finish(&runs[0]);
+	run_go_on(&runs[1]);
+	run_finish(&runs[1]);
+}
+END_TEST
+
 START_TEST(a_program_writes_to_sealed_memory_of_a_dead_glaked)
 {
 	struct run run;

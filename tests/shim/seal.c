@@ -1391,6 +1391,31 @@ static void refuge(void)
 	expect(ptr, bytes, "sealed again");
 }
 
+/* One write to several blocks, while the GPU has no memory for copies. */
+static void one_refuge(void)
+{
+	enum { N_BLOCKS = 4 };
+	start(0);
+	CUdeviceptr ptr = 0;
+	must_ok(cuMemAddressReserve(&ptr, N_BLOCKS * N_BYTES, 0, 0, 0));
+	for (unsigned i = 0; i < N_BLOCKS; i++) {
+		CUmemGenericAllocationHandle handle;
+		must_ok(cuMemCreate(&handle, N_BYTES, &shareable, 0));
+		must_ok(cuMemMap(ptr + i * N_BYTES, N_BYTES, 0, handle, 0));
+		must_ok(cuMemRelease(handle));
+		must_ok(cuMemSetAccess(ptr + i * N_BYTES, N_BYTES, &writable, 1));
+		fill(ptr + i * N_BYTES, i);
+	}
+	must(seal_span(ptr, N_BLOCKS * N_BYTES) == N_BLOCKS * N_BYTES);
+	wait_for_line();
+	must_ok(cuMemsetD8(ptr, 8, N_BLOCKS * N_BYTES));
+	memset(bytes, 8, N_BYTES);
+	for (unsigned i = 0; i < N_BLOCKS; i++) {
+		expect(ptr + i * N_BYTES, bytes, "written");
+	}
+	wait_for_line();
+}
+
 /* There is no memory for copies until the second line has come. */
 static void poor(void)
 {
@@ -1685,6 +1710,7 @@ static const struct scenario scenarios[] = {
 	{"be_killed", be_killed},
 	{"poor", poor},
 	{"refuge", refuge},
+	{"one_refuge", one_refuge},
 	{"endure", endure},
 	{"orphaned", orphaned},
 	{"ends", ends},

@@ -783,6 +783,52 @@ START_TEST_WITH(a_spare_request_has_what_is_free_and_nothing_else, .n = 2)
 }
 END_TEST
 
+static struct want *hurried_want(uint64_t bytes)
+{
+	struct want *want = want_new(0, 0, bytes);
+	want->request.no_wait = true;
+	start(want);
+	run_maker();
+	return want;
+}
+
+/* Whatever the patience is; its refusal is one like any other. */
+START_TEST_WITH(a_request_that_does_not_wait_has_what_can_be_taken_back_at_once, .n = 2)
+{
+	begin(_i * 1000);
+	cache_in(PRESSURE_MADE_AHEAD, 10 * MIB);
+	cache_in(PRESSURE_UNUSED, 20 * MIB);
+	enter(0, 1, 50 * MIB);
+	give_to(&sleepers.thing, tenants[1], &places[0], CHUNK_PRIVATE, 10 * MIB);
+	sleepers.is_coming = true;
+	uint64_t n_refused = stats.memory_refusals;
+	expect_state(hurried_want(30 * MIB), PRESSURE_GRANTED);
+	expect_heard("kpu");
+	expect_refused(hurried_want(20 * MIB), STATUS_NO_DEVICE_MEMORY);
+	expect_heard("kpu");
+	ck_assert_uint_eq(stats.memory_refusals, n_refused + 1);
+	/* The books have room, the driver has none: memory may be on its way. */
+	driver.is_full = true;
+	expect_refused(hurried_want(2 * MIB), STATUS_NO_DEVICE_MEMORY);
+	ck_assert_uint_eq(stats.memory_waits, 0);
+	end();
+}
+END_TEST
+
+START_TEST(a_request_that_does_not_wait_does_not_stand_in_line)
+{
+	begin_with_quota(1000);
+	enter(0, 0, 20 * MIB);
+	want(40 * MIB);
+	uint64_t n_refused = stats.quota_refusals;
+	expect_refused(hurried_want(30 * MIB), STATUS_OVER_QUOTA);
+	expect_heard("");
+	ck_assert_uint_eq(stats.quota_refusals, n_refused + 1);
+	ck_assert_uint_eq(stats.quota_waits, 0);
+	end();
+}
+END_TEST
+
 START_TEST(a_spare_request_does_not_stand_in_line)
 {
 	begin_with_quota(1000);
@@ -1380,8 +1426,9 @@ static void check_books(void)
 		                             list_is_empty(&want->request.kept)));
 		ck_assert((want->request.state == PRESSURE_IN_LINE) ==
 		          !list_is_empty(&want->request.place));
-		ck_assert(!want->request.is_spare || (want->request.state != PRESSURE_IN_LINE &&
-		                                      want->request.state != PRESSURE_SHORT));
+		bool waits = want->request.state == PRESSURE_IN_LINE ||
+		             want->request.state == PRESSURE_SHORT;
+		ck_assert(!waits || !(want->request.is_spare || want->request.no_wait));
 		/* Whatever waits is looked at. */
 		ck_assert(want->is_over || want->is_in_maker || wake_at > 0);
 	}
@@ -1423,6 +1470,7 @@ static void do_anything_with(struct want *want)
 		                                                          : churn_pick(&seed, 300),
 					.keeps_place = churn_pick(&seed, 4) == 0,
 					.is_spare = churn_pick(&seed, 4) == 0,
+					.no_wait = churn_pick(&seed, 4) == 0,
 				},
 		};
 		start(want);
