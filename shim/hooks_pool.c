@@ -116,7 +116,7 @@ CUresult shim_cuMemPoolTrimTo(CUmemoryPool handle, size_t keep_bytes)
 	const struct cuda_pool *pool = result == CUDA_SUCCESS ? find(handle) : NULL;
 	if (pool) {
 		graphmem_collect();
-		order_collect_all();
+		order_settle();
 		uint64_t reserved_bytes = cuda_pool_reserved_bytes(pool);
 		heap_trim(cuda_pool_device(pool),
 		          keep_bytes > reserved_bytes ? keep_bytes - reserved_bytes : 0);

@@ -184,6 +184,13 @@ void order_collect_all(void)
 	}
 }
 
+void order_settle(void)
+{
+	if (get_order()) {
+		glake__order_settle(order);
+	}
+}
+
 void order_hold_contexts(void)
 {
 	if (get_order()) {

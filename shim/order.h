@@ -57,6 +57,9 @@ void order_collect(CUcontext ctx);
 /* Like order_collect(), for all contexts. The thread may have any current context, or none. */
 void order_collect_all(void);
 
+/* The same, and what another thread is just giving back is given back, too: glake__order_settle(). */
+void order_settle(void);
+
 /*
  * Around a call that may end contexts. Between hold and let, no other thread uses or ends one.
  * hide: before the call, set the parked memory of @ctx aside, because the handle may be another

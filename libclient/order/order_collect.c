@@ -99,9 +99,9 @@ static void take_done_in(struct glake_order *order, CUcontext ctx, uint64_t idle
 
 /*
  * The lock is let go for each release: it may take long, and contexts may end meanwhile. While one is ending, or
- * another thread holds them, nothing is collected.
+ * another thread holds them, nothing is collected: then *is_cut is true.
  */
-static bool collect_contexts(struct glake_order *order, uint64_t idle_ns)
+static bool collect_contexts(struct glake_order *order, uint64_t idle_ns, bool *is_cut)
 {
 	struct glake__order_context *context;
 	struct glake__order_done done;
@@ -111,7 +111,8 @@ static bool collect_contexts(struct glake_order *order, uint64_t idle_ns)
 	pthread_mutex_unlock(&order->lock);
 	do {
 		done.n = 0;
-		if (!glake__order_try_hold_contexts(order)) {
+		*is_cut = !glake__order_try_hold_contexts(order);
+		if (*is_cut) {
 			break;
 		}
 		context = next_context(order, round);
@@ -164,8 +165,9 @@ static unsigned count_left(struct glake_order *order, const struct scope *scope,
 
 static bool collect_once(struct glake_order *order, const struct scope *scope)
 {
+	bool is_cut;
 	if (!scope->ctx) {
-		return collect_contexts(order, 0);
+		return collect_contexts(order, 0, &is_cut);
 	}
 	glake__order_mark_all(order, scope->ctx);
 	return collect_done(order, scope->ctx);
@@ -285,7 +287,25 @@ int glake_order_collect_all(struct glake_order *order, int ordinal)
 		return false;
 	}
 	CUstreamCaptureMode mode = glake__order_relax(order);
-	bool is_any = collect_contexts(order, clock_now_ns() + IDLE_NS);
+	bool is_cut;
+	bool is_any = collect_contexts(order, clock_now_ns() + IDLE_NS, &is_cut);
 	glake__order_restore(order, mode);
 	return is_any;
+}
+
+void glake__order_settle(struct glake_order *order)
+{
+	const uint64_t end_ns = clock_now_ns() + RELEASING_NS;
+	bool is_cut = false;
+	CUstreamCaptureMode mode = glake__order_relax(order);
+	if (order->n_parked > 0) {
+		collect_contexts(order, clock_now_ns() + IDLE_NS, &is_cut);
+	}
+	while ((is_cut || order->n_releasing > 0) && clock_now_ns() < end_ns) {
+		glake__order_pause(GLAKE__PAUSE_NS);
+		if (is_cut) {
+			collect_contexts(order, 0, &is_cut);
+		}
+	}
+	glake__order_restore(order, mode);
 }

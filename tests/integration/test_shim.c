@@ -390,6 +390,17 @@ START_TEST(free_memory_that_is_stitched_from_is_reserved)
 }
 END_TEST
 
+/* Also while another thread gives back what was freed. */
+START_TEST_WITH(a_pool_is_trimmed_at_once, .n = 2)
+{
+	struct run run;
+	world_begin();
+	run_start(&run, _i ? "GLAKE_ALLOC=stitch" : NULL, run_in_build(PROGRAM), "dlsym",
+	          "async_trimmed", NULL);
+	run_end_well(&run);
+}
+END_TEST
+
 START_TEST(threads_have_streams)
 {
 	world_begin();

@@ -1060,12 +1060,48 @@ static uint64_t pool_attribute(CUmemoryPool pool, CUmemPool_attribute which)
 	return value;
 }
 
-/* Until nothing is left: the shim's own thread may just be giving back what was freed. */
 static void trim(CUmemoryPool pool)
 {
-	do {
-		must_ok(cu(cuMemPoolTrimTo)(pool, 0));
-	} while (pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) > 0);
+	must_ok(cu(cuMemPoolTrimTo)(pool, 0));
+	must(pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) == 0);
+}
+
+static bool is_trimmed;
+
+/* Who asks for the free memory has freed memory given back, as the shim's thread has now and then. */
+static void *ask_on(void *ctx)
+{
+	size_t n_free, n_total;
+	must_ok(cu(cuCtxSetCurrent)(ctx));
+	while (!__atomic_load_n(&is_trimmed, __ATOMIC_SEQ_CST)) {
+		must_ok(cu(cuMemGetInfo_v2)(&n_free, &n_total));
+	}
+	return NULL;
+}
+
+/* Nothing that was freed is left, whoever gives it back. */
+static void async_trimmed(const char *argument)
+{
+	CUmemoryPool pool = NULL;
+	CUdeviceptr ptrs[8];
+	pthread_t other;
+	CUcontext ctx = start();
+	CUstream stream = new_stream();
+	must_ok(cu(cuDeviceGetDefaultMemPool)(&pool, 0));
+	must(pthread_create(&other, NULL, ask_on, ctx) == 0);
+	for (unsigned round = 0; round < 300; round++) {
+		for (unsigned i = 0; i < 8; i++) {
+			ptrs[i] = alloc_on(stream, MIB);
+		}
+		for (unsigned i = 0; i < 8; i++) {
+			must_ok(cu(cuMemFreeAsync)(ptrs[i], stream));
+		}
+		must_ok(cu(cuStreamSynchronize)(stream));
+		trim(pool);
+	}
+	__atomic_store_n(&is_trimmed, true, __ATOMIC_SEQ_CST);
+	pthread_join(other, NULL);
+	print_counts();
 }
 
 /* With GLAKE_ALLOC=stitch: what PyTorch shows as allocated and reserved. */
@@ -1546,6 +1582,7 @@ static const struct {
 	{"async_pools", async_pools},
 	{"async_small", async_small},
 	{"async_stitched", async_stitched},
+	{"async_trimmed", async_trimmed},
 	{"async_greedy", async_greedy},
 	{"async_threads", async_threads},
 	{"async_steps", async_steps},
