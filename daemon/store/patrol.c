@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "daemon/base/log.h"
 #include "proto/cleanup.h"
 
 /* A block in the mover. If that has died and cannot end, the look outlives patrol.look. */
@@ -54,6 +55,8 @@ static void on_failed(struct mover_job *job, enum status status, const char *err
 		patrol->store->stats->blocks_verified++;
 		find_damaged(visit);
 	} else {
+		log_warning("could not digest a block again: %s; the next try is in %u s", error,
+		            PATROL_RETRY_MS / 1000);
 		patrol->next_ms = uv_now(patrol->timer.loop) + PATROL_RETRY_MS;
 	}
 	if (job->id == 0) {

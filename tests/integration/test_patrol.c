@@ -378,11 +378,7 @@ START_TEST_WITH(a_failure_is_no_damage, .n = 4)
 	world_join(world_client(open_right, (void *)&anew));
 	world_set_faults(faults[_i]);
 	harness_reload(&harness, ALWAYS);
-	if (_i < 2) {
-		world_wait_metric("mover_deaths", 1);
-	} else {
-		harness_sleep_ms(500);
-	}
+	harness_wait_log(&harness, "could not digest a block again: ");
 	ck_assert_uint_eq(world_metric("blocks_verified"), 0);
 	world_set_faults(NULL);
 	look_without_rest();
