@@ -7,6 +7,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
+#include "libclient/link/socket.h"
 #include "tests/harness/connection.h"
 #include "tests/harness/models.h"
 
@@ -610,6 +611,18 @@ void world_restart(void)
 	harness_restart(&harness);
 	eye = connect_eye();
 	look();
+}
+
+bool world_is_killed(void)
+{
+	const struct glake__patience before = glake__patience;
+	glake__patience.hello_ms = 1;
+	bool is_killed = glake_ping(eye) < 0;
+	glake__patience = before;
+	if (is_killed) {
+		harness_wait_exit(&harness);
+	}
+	return is_killed;
 }
 
 static void assert_no_process(void)

@@ -98,6 +98,12 @@ void world_start_mover(void);
 /* Start glaked again in its folder, after it was killed. Its books must be those of the beginning. */
 void world_restart(void);
 
+/*
+ * Whether glaked was killed; then it has ended when this returns. One that was killed just now answers nobody, though it may not be
+ * dead to the last thread yet.
+ */
+bool world_is_killed(void);
+
 /* End glaked, which must end well, whatever it has. The books are not checked. */
 void world_stop(void);
 

@@ -263,22 +263,14 @@ static void seal_without_glaked(void *user)
 	glake_free(victim.session, victim.ptr);
 }
 
-/*
- * Returns whether glaked was killed; there is another one then. A glaked that was killed just now answers nobody, though it may not
- * be dead to the last thread yet.
- */
+/* Returns whether glaked was killed; there is another one then. */
 static bool restart_if_killed(void)
 {
-	const struct glake__patience before = glake__patience;
-	glake__patience.hello_ms = 1;
-	int r = glake_ping(eye);
-	glake__patience = before;
-	if (r == 0) {
-		return false;
+	bool is_killed = world_is_killed();
+	if (is_killed) {
+		world_restart();
 	}
-	harness_wait_exit(&harness);
-	world_restart();
-	return true;
+	return is_killed;
 }
 
 /* Both sides, one step. Returns whether glaked was killed; there is another one then. */

@@ -378,6 +378,12 @@ static bool has_ended(pid_t pid)
 	return world_state_of(pid, &(pid_t){0}) == 'Z';
 }
 
+static void go_on(void)
+{
+	world_set_faults(NULL);
+	harness_restart(&harness);
+}
+
 /* Returns whether glaked was killed. */
 static bool step(bool has_proxy)
 {
@@ -387,13 +393,16 @@ static bool step(bool has_proxy)
 	while (!has_ended(client)) {
 		if (has_ended(harness.pid)) {
 			is_killed = true;
-			world_set_faults(NULL);
 			harness_wait_exit(&harness);
-			harness_restart(&harness);
+			go_on();
 		}
 		harness_sleep_ms(1);
 	}
 	world_join(client);
+	if (!is_killed && world_is_killed()) {
+		is_killed = true;
+		go_on();
+	}
 	assert_nothing_is_left();
 	return is_killed;
 }
