@@ -195,7 +195,8 @@ $(SHARED)/venv/.done:
 	@touch $@
 
 # ---- rules --------------------------------------------------------------------------------------
-$(B)/gen/proto/%.pb-c.c: proto/%.proto
+# The header is a target, too: else who includes it may be looked at before it is new, and stay old.
+$(B)/gen/proto/%.pb-c.c $(B)/gen/proto/%.pb-c.h: proto/%.proto
 	$(call say,PB,$<)
 	@mkdir -p $(@D)
 	$(Q)protoc-c --c_out=$(B)/gen $<
