@@ -390,6 +390,7 @@ class Allocator(Case):
     def test_what_is_to_be_had(self):
         pool = self.pool(n_pages=50)
         allocator = self.allocator(n_pages=50)
+        self.empty(allocator, pool)
         whole = allocator.get_avail_physical_pages()
         self.assertGreater(whole, 40)
         offsets = [self.offset(page) for page in range(1, 41)]

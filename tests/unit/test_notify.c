@@ -6,7 +6,6 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "tests/check_glake.h"
@@ -77,19 +76,15 @@ START_TEST(same_status_is_told_once)
 }
 END_TEST
 
-/* The queue of a datagram socket is short: one that is not read is soon full. */
+/* The queue of a datagram socket is short: one that is not read is soon full. Whoever waits for its reader then waits for ever. */
 START_TEST(manager_that_does_not_read_does_not_block)
 {
-	struct timespec start, end;
 	int fd = manager();
-	clock_gettime(CLOCK_MONOTONIC, &start);
 	for (int i = 0; i < 10000; i++) {
 		notify_status("%d sessions", i);
 		notify_watchdog();
 	}
 	notify_stopping();
-	clock_gettime(CLOCK_MONOTONIC, &end);
-	ck_assert_int_le(end.tv_sec - start.tv_sec, 3);
 	while (*told(fd)) {
 	}
 	/* A status that was not told is told when it is said again. */
