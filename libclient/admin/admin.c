@@ -132,12 +132,9 @@ int glake_get_status(struct glake_session *session, glake_status_fn row, void *u
 	if (r < 0) {
 		return r;
 	}
-	Glake__Wire__StatusGet get = GLAKE__WIRE__STATUS_GET__INIT;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_STATUS_GET;
-	request.status_get = &get;
+	Glake__Wire__Request *request = REQUEST(STATUS_GET, StatusGet, status_get);
 	struct glake__call call;
-	r = glake__call(&session->link, &call, &request, GLAKE__WIRE__ANSWER__BODY_STATUS_GET, NULL,
+	r = glake__call(&session->link, &call, request, GLAKE__WIRE__ANSWER__BODY_STATUS_GET, NULL,
 	                0);
 	if (r == 0) {
 		r = show_status(call.answer->status_get, row, user);
@@ -155,12 +152,9 @@ static int get_stats(struct glake_session *session, show_stats_fn show, const vo
 	if (r < 0) {
 		return r;
 	}
-	Glake__Wire__StatsGet get = GLAKE__WIRE__STATS_GET__INIT;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_STATS_GET;
-	request.stats_get = &get;
+	Glake__Wire__Request *request = REQUEST(STATS_GET, StatsGet, stats_get);
 	struct glake__call call;
-	r = glake__call(&session->link, &call, &request, GLAKE__WIRE__ANSWER__BODY_STATS_GET, NULL,
+	r = glake__call(&session->link, &call, request, GLAKE__WIRE__ANSWER__BODY_STATS_GET, NULL,
 	                0);
 	if (r == 0) {
 		r = show(call.answer->stats_get, row, user);
@@ -700,11 +694,9 @@ static int walk_layout(struct glake_session *session, uint64_t id, struct layout
 	int r = 0;
 	list.session = id;
 	while (r == 0 && more) {
-		Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+		Glake__Wire__Request *request = REQUEST_OF(LAYOUT_LIST, layout_list, &list);
 		struct glake__call call;
-		request.body_case = GLAKE__WIRE__REQUEST__BODY_LAYOUT_LIST;
-		request.layout_list = &list;
-		r = glake__call(&session->link, &call, &request,
+		r = glake__call(&session->link, &call, request,
 		                GLAKE__WIRE__ANSWER__BODY_LAYOUT_LIST, NULL, 0);
 		if (r < 0) {
 			return r;
@@ -839,15 +831,11 @@ int glake_sleep_session(struct glake_session *session, uint64_t id,
 		return r;
 	}
 	cleanup_cancel int cancel = cancel_disable();
-	Glake__Wire__SessionSleep body = GLAKE__WIRE__SESSION_SLEEP__INIT;
-	body.session = id;
-	body.wakes = full.wakes != 0;
-	body.progress = full.progress || full.waiting;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_SESSION_SLEEP;
-	request.session_sleep = &body;
+	Glake__Wire__Request *request = REQUEST(SESSION_SLEEP, SessionSleep, session_sleep,
+	                                        .session = id, .wakes = full.wakes != 0,
+	                                        .progress = full.progress || full.waiting);
 	struct glake__call call;
-	r = glake__call_start(&session->link, &call, &request,
+	r = glake__call_start(&session->link, &call, request,
 	                      GLAKE__WIRE__ANSWER__BODY_SESSION_SLEEP, NULL, 0);
 	if (r == 0) {
 		const struct glake__news news = {full.progress, full.waiting, full.progress_user};
@@ -877,23 +865,12 @@ static int act(struct glake_session *session, Glake__Wire__Request *request)
 
 int glake_forgive(struct glake_session *session, uint64_t id)
 {
-	Glake__Wire__MistakeForgive body = GLAKE__WIRE__MISTAKE_FORGIVE__INIT;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	body.id = id;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_MISTAKE_FORGIVE;
-	request.mistake_forgive = &body;
-	return act(session, &request);
+	return act(session, REQUEST(MISTAKE_FORGIVE, MistakeForgive, mistake_forgive, .id = id));
 }
 
 int glake_pin(struct glake_session *session, const char *model, int pin)
 {
-	Glake__Wire__Pin body = GLAKE__WIRE__PIN__INIT;
-	body.name = model ? (char *)model : body.name;
-	body.unpin = !pin;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_PIN;
-	request.pin = &body;
-	return act(session, &request);
+	return act(session, REQUEST(PIN, Pin, pin, .name = (char *)model, .unpin = !pin));
 }
 
 int glake_evict(struct glake_session *session, const char *model, uint64_t *n_models_out,
@@ -907,13 +884,9 @@ int glake_evict(struct glake_session *session, const char *model, uint64_t *n_mo
 		/* glaked would evict everything. */
 		return glake__fail(GLAKE_E_NOT_FOUND, "there is no model ''");
 	}
-	Glake__Wire__Evict body = GLAKE__WIRE__EVICT__INIT;
-	body.name = model ? (char *)model : body.name;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_EVICT;
-	request.evict = &body;
+	Glake__Wire__Request *request = REQUEST(EVICT, Evict, evict, .name = (char *)model);
 	struct glake__call call;
-	r = glake__call(&session->link, &call, &request, GLAKE__WIRE__ANSWER__BODY_EVICT, NULL, 0);
+	r = glake__call(&session->link, &call, request, GLAKE__WIRE__ANSWER__BODY_EVICT, NULL, 0);
 	if (r == 0) {
 		if (n_models_out) {
 			*n_models_out = call.answer->evict->n_models;
@@ -966,15 +939,11 @@ int glake_seal_session(struct glake_session *session, uint64_t id,
 		return r;
 	}
 	cleanup_cancel int cancel = cancel_disable();
-	Glake__Wire__SessionSeal body = GLAKE__WIRE__SESSION_SEAL__INIT;
-	body.session = id;
-	body.dry_run = full.dry_run;
-	body.progress = full.progress != NULL;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_SESSION_SEAL;
-	request.session_seal = &body;
+	Glake__Wire__Request *request = REQUEST(SESSION_SEAL, SessionSeal, session_seal,
+	                                        .session = id, .dry_run = full.dry_run,
+	                                        .progress = full.progress != NULL);
 	struct glake__call call;
-	r = glake__call_start(&session->link, &call, &request,
+	r = glake__call_start(&session->link, &call, request,
 	                      GLAKE__WIRE__ANSWER__BODY_SESSION_SEAL, NULL, 0);
 	if (r == 0) {
 		r = glake__call_wait(&session->link, &call, full.progress, full.progress_user);
@@ -1014,19 +983,14 @@ static int show_candidates(const Glake__Wire__SealResult *from, uint64_t id, gla
 int glake_list_candidates(struct glake_session *session, uint64_t id, glake_candidate_fn row,
                           void *user, uint64_t *n_out)
 {
-	Glake__Wire__SessionSeal body = GLAKE__WIRE__SESSION_SEAL__INIT;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__Request *request = REQUEST(SESSION_SEAL, SessionSeal, session_seal,
+	                                        .session = id, .dry_run = true, .candidates = true);
 	struct glake__call call;
 	int r = glake__session_check(session);
 	if (r < 0) {
 		return r;
 	}
-	body.session = id;
-	body.dry_run = true;
-	body.candidates = true;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_SESSION_SEAL;
-	request.session_seal = &body;
-	r = glake__call(&session->link, &call, &request, GLAKE__WIRE__ANSWER__BODY_SESSION_SEAL,
+	r = glake__call(&session->link, &call, request, GLAKE__WIRE__ANSWER__BODY_SESSION_SEAL,
 	                NULL, 0);
 	if (r == 0) {
 		const Glake__Wire__SealResult *result = call.answer->session_seal;
@@ -1044,10 +1008,7 @@ int glake_list_candidates(struct glake_session *session, uint64_t id, glake_cand
 static int set_quota(struct glake_session *session, Glake__Wire__QuotaSet *body, const char *tenant)
 {
 	body->tenant = tenant ? (char *)tenant : body->tenant;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_QUOTA_SET;
-	request.quota_set = body;
-	return act(session, &request);
+	return act(session, REQUEST_OF(QUOTA_SET, quota_set, body));
 }
 
 static int set_device_quota(struct glake_session *session, const char *tenant, uint32_t device,
@@ -1110,10 +1071,7 @@ _Static_assert(GLAKE_DRAIN_REASON_BYTES == GLAKE_MAX_REASON_BYTES, "one limit");
 
 static int drain(struct glake_session *session, Glake__Wire__Drain *body)
 {
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_DRAIN;
-	request.drain = body;
-	return act(session, &request);
+	return act(session, REQUEST_OF(DRAIN, drain, body));
 }
 
 int glake_drain(struct glake_session *session, const char *reason)

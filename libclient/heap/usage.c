@@ -271,10 +271,8 @@ static void send_report(struct glake_session *session, uint64_t period_ns, uint6
 	report.body.warm_bytes = usage.warm_bytes;
 	report.body.peak_bytes = usage.peak_bytes;
 	report.body.reclaim = reclaim;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_USAGE_REPORT;
-	request.usage_report = &report.body;
-	glake__call_forget(&session->link, &request);
+	Glake__Wire__Request *request = REQUEST_OF(USAGE_REPORT, usage_report, &report.body);
+	glake__call_forget(&session->link, request);
 }
 
 void glake__usage_report(struct glake_session *session)

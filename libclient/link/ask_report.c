@@ -11,10 +11,8 @@
 
 static void send_report(struct glake_session *session, Glake__Wire__SealProgress *body)
 {
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_SEAL_PROGRESS;
-	request.seal_progress = body;
-	glake__call_forget(&session->link, &request);
+	Glake__Wire__Request *request = REQUEST_OF(SEAL_PROGRESS, seal_progress, body);
+	glake__call_forget(&session->link, request);
 }
 
 static void follow(struct glake_session *session)

@@ -209,11 +209,8 @@ static int receive_next(struct glake__link *link, size_t *n_bytes_out, const cha
 	int r;
 	do {
 		if (!await(link, POLLIN, timeout_ms)) {
-			Glake__Wire__Ping ping = GLAKE__WIRE__PING__INIT;
-			Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-			request.body_case = GLAKE__WIRE__REQUEST__BODY_PING;
-			request.ping = &ping;
-			if (is_asked || forget(link, &request) < 0) {
+			Glake__Wire__Request *request = REQUEST(PING, Ping, ping);
+			if (is_asked || forget(link, request) < 0) {
 				*why_out = SILENT;
 				return WIRE_E_EOF;
 			}
@@ -630,14 +627,11 @@ void glake__call_forget(struct glake__link *link, Glake__Wire__Request *request)
 void glake__link_leave(struct glake__link *link)
 {
 	cleanup_cancel int cancel = cancel_disable();
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__Goodbye goodbye = GLAKE__WIRE__GOODBYE__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_GOODBYE;
-	request.goodbye = &goodbye;
+	Glake__Wire__Request *request = REQUEST(GOODBYE, Goodbye, goodbye);
 	/* A lost connection is made anew for it: else glaked would keep our memory. */
-	if (link->state != GLAKE__LINK_GREETING && forget(link, &request) == GLAKE_E_GONE &&
+	if (link->state != GLAKE__LINK_GREETING && forget(link, request) == GLAKE_E_GONE &&
 	    glake__resume(link, false) == 0) {
-		forget(link, &request);
+		forget(link, request);
 	}
 	pthread_mutex_lock(&link->lock);
 	glake__link_shut_down(link);

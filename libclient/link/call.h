@@ -27,6 +27,7 @@
 #include <stddef.h>
 
 #include "libclient/link/link.h"
+#include "proto/request.h"
 
 /*
  * Send @request, whose id is filled in, with copies of @fds. @expected: the answer's body, or

@@ -8,7 +8,6 @@ int glake__report_fault(struct glake_session *session, const struct glake__fault
 	Glake__Wire__FaultSuspect rows[GLAKE_MAX_SUSPECTS];
 	Glake__Wire__FaultSuspect *list[GLAKE_MAX_SUSPECTS];
 	Glake__Wire__FaultReport report = GLAKE__WIRE__FAULT_REPORT__INIT;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
 	struct glake__call call;
 	int r = glake__session_check(session);
 	if (r < 0) {
@@ -30,10 +29,8 @@ int glake__report_fault(struct glake_session *session, const struct glake__fault
 		row->word = from->word;
 		list[report.n_suspects] = row;
 	}
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_FAULT_REPORT;
-	request.fault_report = &report;
-	r = glake__call(&session->link, &call, &request, GLAKE__WIRE__ANSWER__BODY__NOT_SET, NULL,
-	                0);
+	r = glake__call(&session->link, &call, REQUEST_OF(FAULT_REPORT, fault_report, &report),
+	                GLAKE__WIRE__ANSWER__BODY__NOT_SET, NULL, 0);
 	if (r == 0) {
 		glake__call_end(&session->link, &call);
 	}

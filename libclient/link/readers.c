@@ -53,15 +53,11 @@ static int take_tables(const struct glake__call *call, char **text_out, size_t *
 
 int glake__readers_get(struct glake_session *session, char **text_out, size_t *n_bytes_out)
 {
-	Glake__Wire__ReadersGet get = GLAKE__WIRE__READERS_GET__INIT;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
 	struct glake__call call;
 	*text_out = NULL;
 	*n_bytes_out = 0;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_READERS_GET;
-	request.readers_get = &get;
-	int r = glake__call(&session->link, &call, &request, GLAKE__WIRE__ANSWER__BODY_READERS,
-	                    NULL, 0);
+	int r = glake__call(&session->link, &call, REQUEST(READERS_GET, ReadersGet, readers_get),
+	                    GLAKE__WIRE__ANSWER__BODY_READERS, NULL, 0);
 	if (r < 0) {
 		/* An older one knows of none. */
 		return r == GLAKE_E_BAD_REQUEST ? 0 : r;

@@ -146,11 +146,9 @@ int glake__rpc_hello(struct glake_session *session, const char *program, bool on
 	hello.only_looks = only_looks;
 	hello.new_key.data = session->link.key;
 	hello.new_key.len = sizeof(session->link.key);
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_HELLO;
-	request.hello = &hello;
+	Glake__Wire__Request *request = REQUEST_OF(HELLO, hello, &hello);
 	struct glake__call call;
-	int r = glake__call(&session->link, &call, &request, GLAKE__WIRE__ANSWER__BODY_HELLO, NULL,
+	int r = glake__call(&session->link, &call, request, GLAKE__WIRE__ANSWER__BODY_HELLO, NULL,
 	                    0);
 	if (r < 0) {
 		return r;
@@ -196,13 +194,9 @@ static int call_plain(struct glake_session *session, Glake__Wire__Request *reque
 
 static int promise(struct glake_session *session, const struct glake__device *device)
 {
-	Glake__Wire__Promise promise = GLAKE__WIRE__PROMISE__INIT;
-	promise.device = device->public.index;
-	promise.bytes = device->promise_bytes;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_PROMISE;
-	request.promise = &promise;
-	return call_plain(session, &request);
+	return call_plain(session,
+	                  REQUEST(PROMISE, Promise, promise, .device = device->public.index,
+	                          .bytes = device->promise_bytes));
 }
 
 int glake__promise_ensure(struct glake_session *session, uint32_t index)
@@ -229,25 +223,23 @@ bool glake__rpc_knows_spare(struct glake_session *session)
 	return session->link.knows_spare;
 }
 
-static void want_chunks(Glake__Wire__Request *request, Glake__Wire__ChunkAlloc *alloc,
-                        uint32_t device, uint64_t chunk_bytes, uint32_t n_chunks,
-                        uint64_t last_bytes, struct glake__wait *wait)
+static Glake__Wire__ChunkAlloc wanted_chunks(uint32_t device, uint64_t chunk_bytes,
+                                             uint32_t n_chunks, uint64_t last_bytes,
+                                             struct glake__wait *wait)
 {
 	uint64_t now_ns = clock_now_ns();
 	wait->since_ns = wait->since_ns ? wait->since_ns : now_ns;
-	glake__wire__chunk_alloc__init(alloc);
-	alloc->device = device;
-	alloc->chunk_bytes = chunk_bytes;
-	alloc->n_chunks = n_chunks;
-	alloc->last_bytes = last_bytes;
-	alloc->waited_ms = (now_ns - wait->since_ns) / 1000000;
-	alloc->is_spare = wait->is_spare;
-	alloc->no_wait = wait->no_wait;
-	alloc->is_again = wait->is_room_made;
-	alloc->unseals = wait->unseals;
-	glake__wire__request__init(request);
-	request->body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC;
-	request->chunk_alloc = alloc;
+	Glake__Wire__ChunkAlloc alloc = GLAKE__WIRE__CHUNK_ALLOC__INIT;
+	alloc.device = device;
+	alloc.chunk_bytes = chunk_bytes;
+	alloc.n_chunks = n_chunks;
+	alloc.last_bytes = last_bytes;
+	alloc.waited_ms = (now_ns - wait->since_ns) / 1000000;
+	alloc.is_spare = wait->is_spare;
+	alloc.no_wait = wait->no_wait;
+	alloc.is_again = wait->is_room_made;
+	alloc.unseals = wait->unseals;
+	return alloc;
 }
 
 /* Ends @call, which was answered. */
@@ -274,16 +266,15 @@ int glake__rpc_chunk_alloc(struct glake_session *session, uint32_t device, uint6
                            uint32_t n_chunks, uint64_t last_bytes, struct glake__wait *wait,
                            uint64_t *ids_out, struct fdlist *fds)
 {
-	Glake__Wire__ChunkAlloc alloc;
-	Glake__Wire__Request request;
 	struct glake__call call;
 	int r = glake__promise_ensure(session, device);
 	if (r < 0) {
 		return r;
 	}
-	want_chunks(&request, &alloc, device, chunk_bytes, n_chunks, last_bytes, wait);
-	r = glake__call(&session->link, &call, &request, GLAKE__WIRE__ANSWER__BODY_CHUNK_ALLOC,
-	                NULL, 0);
+	Glake__Wire__ChunkAlloc alloc = wanted_chunks(device, chunk_bytes, n_chunks, last_bytes,
+	                                              wait);
+	r = glake__call(&session->link, &call, REQUEST_OF(CHUNK_ALLOC, chunk_alloc, &alloc),
+	                GLAKE__WIRE__ANSWER__BODY_CHUNK_ALLOC, NULL, 0);
 	return r < 0 ? r : take_chunks(session, &call, n_chunks, ids_out, fds);
 }
 
@@ -336,8 +327,6 @@ int glake__rpc_chunk_alloc_at(struct glake_session *session, const struct glake_
 {
 	Glake__Wire__ChunkPart rows[GLAKE_MAX_ALSO];
 	Glake__Wire__ChunkPart *list[GLAKE_MAX_ALSO];
-	Glake__Wire__ChunkAlloc alloc;
-	Glake__Wire__Request request;
 	struct glake__call call;
 	int n_chunks = check_parts(session, parts, n_parts);
 	for (size_t i = 0; i < n_parts && n_chunks >= 0; i++) {
@@ -347,12 +336,12 @@ int glake__rpc_chunk_alloc_at(struct glake_session *session, const struct glake_
 	if (n_chunks < 0) {
 		return n_chunks;
 	}
-	want_chunks(&request, &alloc, parts[0].number, parts[0].chunk_bytes, parts[0].n_chunks,
-	            parts[0].last_bytes, wait);
+	Glake__Wire__ChunkAlloc alloc = wanted_chunks(parts[0].number, parts[0].chunk_bytes,
+	                                              parts[0].n_chunks, parts[0].last_bytes, wait);
 	alloc.at = kind_of(&parts[0]);
 	want_also(&alloc, &parts[1], n_parts - 1, rows, list);
-	int r = glake__call(&session->link, &call, &request, GLAKE__WIRE__ANSWER__BODY_CHUNK_ALLOC,
-	                    NULL, 0);
+	int r = glake__call(&session->link, &call, REQUEST_OF(CHUNK_ALLOC, chunk_alloc, &alloc),
+	                    GLAKE__WIRE__ANSWER__BODY_CHUNK_ALLOC, NULL, 0);
 	if (r < 0) {
 		return r;
 	}
@@ -373,14 +362,13 @@ int glake__rpc_chunk_alloc_start(struct glake_session *session, struct glake__ca
                                  uint32_t device, uint64_t chunk_bytes, uint32_t n_chunks,
                                  uint64_t last_bytes, struct glake__wait *wait)
 {
-	Glake__Wire__ChunkAlloc alloc;
-	Glake__Wire__Request request;
 	int r = glake__promise_ensure(session, device);
 	if (r < 0) {
 		return r;
 	}
-	want_chunks(&request, &alloc, device, chunk_bytes, n_chunks, last_bytes, wait);
-	return glake__call_start(&session->link, call, &request,
+	Glake__Wire__ChunkAlloc alloc = wanted_chunks(device, chunk_bytes, n_chunks, last_bytes,
+	                                              wait);
+	return glake__call_start(&session->link, call, REQUEST_OF(CHUNK_ALLOC, chunk_alloc, &alloc),
 	                         GLAKE__WIRE__ANSWER__BODY_CHUNK_ALLOC, NULL, 0);
 }
 
@@ -398,14 +386,10 @@ int glake__rpc_chunk_alloc_wait(struct glake_session *session, struct glake__cal
 int glake__rpc_chunk_share(struct glake_session *session, const uint64_t *ids, size_t n_ids,
                            uint64_t *ticket_out)
 {
-	Glake__Wire__ChunkShare share = GLAKE__WIRE__CHUNK_SHARE__INIT;
-	share.ids = (uint64_t *)ids;
-	share.n_ids = n_ids;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_SHARE;
-	request.chunk_share = &share;
+	Glake__Wire__Request *request = REQUEST(CHUNK_SHARE, ChunkShare, chunk_share,
+	                                        .ids = (uint64_t *)ids, .n_ids = n_ids);
 	struct glake__call call;
-	int r = glake__call(&session->link, &call, &request, GLAKE__WIRE__ANSWER__BODY_CHUNK_SHARE,
+	int r = glake__call(&session->link, &call, request, GLAKE__WIRE__ANSWER__BODY_CHUNK_SHARE,
 	                    NULL, 0);
 	if (r < 0) {
 		return r;
@@ -422,27 +406,19 @@ int glake__rpc_chunk_keep(struct glake_session *session, const uint64_t *ids, si
                           const void *key, size_t n_key, const void *record, size_t n_record,
                           bool may_be_read)
 {
-	Glake__Wire__ChunkKeep keep = GLAKE__WIRE__CHUNK_KEEP__INIT;
-	keep.ids = (uint64_t *)ids;
-	keep.n_ids = n_ids;
-	keep.key = (ProtobufCBinaryData){.len = n_key, .data = (uint8_t *)key};
-	keep.may_be_read = may_be_read;
-	keep.record = (ProtobufCBinaryData){.len = n_record, .data = (uint8_t *)record};
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_KEEP;
-	request.chunk_keep = &keep;
-	return call_plain(session, &request);
+	return call_plain(
+		session,
+		REQUEST(CHUNK_KEEP, ChunkKeep, chunk_keep, .ids = (uint64_t *)ids, .n_ids = n_ids,
+	                .key = (ProtobufCBinaryData){.len = n_key, .data = (uint8_t *)key},
+	                .may_be_read = may_be_read,
+	                .record = (ProtobufCBinaryData){.len = n_record,
+	                                                .data = (uint8_t *)record}));
 }
 
 int glake__rpc_chunk_unkeep(struct glake_session *session, const uint64_t *ids, size_t n_ids)
 {
-	Glake__Wire__ChunkUnkeep unkeep = GLAKE__WIRE__CHUNK_UNKEEP__INIT;
-	unkeep.ids = (uint64_t *)ids;
-	unkeep.n_ids = n_ids;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_UNKEEP;
-	request.chunk_unkeep = &unkeep;
-	return call_plain(session, &request);
+	return call_plain(session, REQUEST(CHUNK_UNKEEP, ChunkUnkeep, chunk_unkeep,
+	                                   .ids = (uint64_t *)ids, .n_ids = n_ids));
 }
 
 /* The answer of a call that has not ended. */
@@ -476,29 +452,21 @@ int glake__rpc_chunk_adopt(struct glake_session *session, uint32_t device, uint6
                            uint32_t n_chunks, bool is_read, struct glake__adopted *adopted,
                            uint64_t *ids_out, struct fdlist *fds)
 {
-	Glake__Wire__ChunkAdopt adopt = GLAKE__WIRE__CHUNK_ADOPT__INIT;
-	Glake__Wire__ChunkRead read = GLAKE__WIRE__CHUNK_READ__INIT;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__Answer__BodyCase expected = GLAKE__WIRE__ANSWER__BODY_CHUNK_ADOPT;
 	struct glake__call call;
 	int r = glake__promise_ensure(session, device);
 	if (r < 0) {
 		return r;
 	}
-	adopt.device = read.device = device;
-	adopt.key = (ProtobufCBinaryData){.len = adopted->n_key, .data = (uint8_t *)adopted->key};
-	adopt.chunk_bytes = read.chunk_bytes = chunk_bytes;
-	adopt.n_chunks = read.n_chunks = n_chunks;
-	read.key = adopt.key;
-	read.name = (ProtobufCBinaryData){.len = adopted->n_name, .data = (uint8_t *)adopted->name};
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_ADOPT;
-	request.chunk_adopt = &adopt;
-	if (is_read) {
-		request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_READ;
-		request.chunk_read = &read;
-		expected = GLAKE__WIRE__ANSWER__BODY_CHUNK_READ;
-	}
-	r = glake__call(&session->link, &call, &request, expected, NULL, 0);
+	const ProtobufCBinaryData key = {.len = adopted->n_key, .data = (uint8_t *)adopted->key};
+	const ProtobufCBinaryData name = {.len = adopted->n_name, .data = (uint8_t *)adopted->name};
+	Glake__Wire__Request *request =
+		is_read ? REQUEST(CHUNK_READ, ChunkRead, chunk_read, .device = device, .key = key,
+	                          .name = name, .chunk_bytes = chunk_bytes, .n_chunks = n_chunks)
+			: REQUEST(CHUNK_ADOPT, ChunkAdopt, chunk_adopt, .device = device,
+	                          .key = key, .chunk_bytes = chunk_bytes, .n_chunks = n_chunks);
+	Glake__Wire__Answer__BodyCase expected = is_read ? GLAKE__WIRE__ANSWER__BODY_CHUNK_READ
+	                                                 : GLAKE__WIRE__ANSWER__BODY_CHUNK_ADOPT;
+	r = glake__call(&session->link, &call, request, expected, NULL, 0);
 	if (r == 0) {
 		r = take_adopted(session, &call, n_chunks, adopted, ids_out, fds);
 		glake__call_end(&session->link, &call);
@@ -522,17 +490,12 @@ static bool is_open_answer(const struct glake__call *call, size_t n_ids)
 int glake__rpc_chunk_open(struct glake_session *session, const struct glake__chunk_names *names,
                           uint64_t *sizes_out, uint32_t *device_out, struct fdlist *fds)
 {
-	Glake__Wire__ChunkOpen open_ = GLAKE__WIRE__CHUNK_OPEN__INIT;
 	size_t n_ids = names->n_ids;
-	open_.session = names->session;
-	open_.ticket = names->ticket;
-	open_.ids = (uint64_t *)names->ids;
-	open_.n_ids = n_ids;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_OPEN;
-	request.chunk_open = &open_;
+	Glake__Wire__Request *request = REQUEST(CHUNK_OPEN, ChunkOpen, chunk_open,
+	                                        .session = names->session, .ticket = names->ticket,
+	                                        .ids = (uint64_t *)names->ids, .n_ids = n_ids);
 	struct glake__call call;
-	int r = glake__call(&session->link, &call, &request, GLAKE__WIRE__ANSWER__BODY_CHUNK_OPEN,
+	int r = glake__call(&session->link, &call, request, GLAKE__WIRE__ANSWER__BODY_CHUNK_OPEN,
 	                    NULL, 0);
 	if (r < 0) {
 		return r;
@@ -564,11 +527,9 @@ int glake__rpc_model_blocks(struct glake_session *session, uint64_t model, uint6
 	Glake__Wire__ModelBlocks blocks = GLAKE__WIRE__MODEL_BLOCKS__INIT;
 	blocks.model = model;
 	blocks.first = first;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_MODEL_BLOCKS;
-	request.model_blocks = &blocks;
+	Glake__Wire__Request *request = REQUEST_OF(MODEL_BLOCKS, model_blocks, &blocks);
 	struct glake__call call;
-	int r = glake__call(&session->link, &call, &request, GLAKE__WIRE__ANSWER__BODY_MODEL_BLOCKS,
+	int r = glake__call(&session->link, &call, request, GLAKE__WIRE__ANSWER__BODY_MODEL_BLOCKS,
 	                    NULL, 0);
 	if (r < 0) {
 		return r;
@@ -590,21 +551,8 @@ int glake__rpc_model_blocks(struct glake_session *session, uint64_t model, uint6
 
 int glake__rpc_chunk_free(struct glake_session *session, const uint64_t *ids, size_t n_ids)
 {
-	Glake__Wire__ChunkFree chunk_free = GLAKE__WIRE__CHUNK_FREE__INIT;
-	chunk_free.ids = (uint64_t *)ids;
-	chunk_free.n_ids = n_ids;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_FREE;
-	request.chunk_free = &chunk_free;
-	return call_plain(session, &request);
-}
-
-static Glake__Wire__Request leave_request(Glake__Wire__SleepLeave *leave)
-{
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_SLEEP_LEAVE;
-	request.sleep_leave = leave;
-	return request;
+	return call_plain(session, REQUEST(CHUNK_FREE, ChunkFree, chunk_free,
+	                                   .ids = (uint64_t *)ids, .n_ids = n_ids));
 }
 
 /* Until when an answer is wanted. */
@@ -627,8 +575,7 @@ static void await_wanted(struct glake_session *session, const struct glake__call
 	}
 	if (!glake__call_is_done(&session->link, call)) {
 		Glake__Wire__SleepLeave end = wanted->end;
-		Glake__Wire__Request request = leave_request(&end);
-		glake__call_forget(&session->link, &request);
+		glake__call_forget(&session->link, REQUEST_OF(SLEEP_LEAVE, sleep_leave, &end));
 	}
 }
 
@@ -662,13 +609,10 @@ int glake__rpc_sleep_copy(struct glake_session *session, const uint64_t *ids, si
 	const struct wanted wanted = {.is_over = is_unwanted,
 	                              .look_ms = UNWANTED_MS,
 	                              .end = GLAKE__WIRE__SLEEP_LEAVE__INIT};
-	Glake__Wire__SleepCopy copy = GLAKE__WIRE__SLEEP_COPY__INIT;
-	copy.ids = (uint64_t *)ids;
-	copy.n_ids = n_ids;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_SLEEP_COPY;
-	request.sleep_copy = &copy;
-	return call_while(session, &request, &wanted);
+	return call_while(
+		session,
+		REQUEST(SLEEP_COPY, SleepCopy, sleep_copy, .ids = (uint64_t *)ids, .n_ids = n_ids),
+		&wanted);
 }
 
 int glake__rpc_sleep_enter(struct glake_session *session, uint32_t why,
@@ -686,17 +630,12 @@ int glake__rpc_sleep_enter(struct glake_session *session, uint32_t why,
 	enter.why = (Glake__Wire__SleepWhy)why;
 	enter.stays = list;
 	enter.n_stays = n_stays;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_SLEEP_ENTER;
-	request.sleep_enter = &enter;
-	return call_plain(session, &request);
+	return call_plain(session, REQUEST_OF(SLEEP_ENTER, sleep_enter, &enter));
 }
 
 int glake__rpc_sleep_forget(struct glake_session *session)
 {
-	Glake__Wire__SleepLeave leave = GLAKE__WIRE__SLEEP_LEAVE__INIT;
-	Glake__Wire__Request request = leave_request(&leave);
-	return call_plain(session, &request);
+	return call_plain(session, REQUEST(SLEEP_LEAVE, SleepLeave, sleep_leave));
 }
 
 int glake__rpc_sleep_wake(struct glake_session *session, uint64_t patience_ms,
@@ -708,32 +647,23 @@ int glake__rpc_sleep_wake(struct glake_session *session, uint64_t patience_ms,
 	/* An earlier glaked takes it for one that drops no copies. */
 	wanted.end.keeps_copies = true;
 	wanted.end.stops = true;
-	Glake__Wire__SleepLeave leave = GLAKE__WIRE__SLEEP_LEAVE__INIT;
-	leave.keeps_copies = true;
-	leave.patience_ms = patience_ms;
-	Glake__Wire__Request request = leave_request(&leave);
-	return call_while(session, &request, &wanted);
+	return call_while(session,
+	                  REQUEST(SLEEP_LEAVE, SleepLeave, sleep_leave, .keeps_copies = true,
+	                          .patience_ms = patience_ms),
+	                  &wanted);
 }
 
 int glake__rpc_ping(struct glake_session *session)
 {
-	Glake__Wire__Ping ping = GLAKE__WIRE__PING__INIT;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_PING;
-	request.ping = &ping;
-	return call_plain(session, &request);
+	return call_plain(session, REQUEST(PING, Ping, ping));
 }
 
 int glake__rpc_device_get(struct glake_session *session, uint32_t index,
                           struct glake_device_view *view_out)
 {
-	Glake__Wire__DeviceGet get = GLAKE__WIRE__DEVICE_GET__INIT;
-	get.device = index;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_DEVICE_GET;
-	request.device_get = &get;
+	Glake__Wire__Request *request = REQUEST(DEVICE_GET, DeviceGet, device_get, .device = index);
 	struct glake__call call;
-	int r = glake__call(&session->link, &call, &request, GLAKE__WIRE__ANSWER__BODY_DEVICE_GET,
+	int r = glake__call(&session->link, &call, request, GLAKE__WIRE__ANSWER__BODY_DEVICE_GET,
 	                    NULL, 0);
 	if (r < 0) {
 		return r;
@@ -754,12 +684,7 @@ int glake__rpc_device_get(struct glake_session *session, uint32_t index,
 
 int glake__rpc_model_close(struct glake_session *session, uint64_t model)
 {
-	Glake__Wire__ModelClose close_ = GLAKE__WIRE__MODEL_CLOSE__INIT;
-	close_.model = model;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_MODEL_CLOSE;
-	request.model_close = &close_;
-	return call_plain(session, &request);
+	return call_plain(session, REQUEST(MODEL_CLOSE, ModelClose, model_close, .model = model));
 }
 
 /* ---- blocks ----------------------------------------------------------------------------------- */
@@ -810,17 +735,14 @@ static int call_block(struct glake_session *session, Glake__Wire__Request *reque
 	return r < 0 ? r : take_block(session, &call, answer_out);
 }
 
-static void want_block(Glake__Wire__Request *request, Glake__Wire__BlockPublish *publish,
-                       const struct glake__publication *publication)
+static Glake__Wire__BlockPublish wanted_block(const struct glake__publication *publication)
 {
-	glake__wire__block_publish__init(publish);
-	publish->chunk = publication->chunk;
-	publish->content_bytes = publication->content_bytes;
-	publish->confirms = true;
-	publish->is_alone = publication->is_alone;
-	glake__wire__request__init(request);
-	request->body_case = GLAKE__WIRE__REQUEST__BODY_BLOCK_PUBLISH;
-	request->block_publish = publish;
+	Glake__Wire__BlockPublish publish = GLAKE__WIRE__BLOCK_PUBLISH__INIT;
+	publish.chunk = publication->chunk;
+	publish.content_bytes = publication->content_bytes;
+	publish.confirms = true;
+	publish.is_alone = publication->is_alone;
+	return publish;
 }
 
 /* There is an answer. It is about memory of the chunk's size, or about nothing that could be mapped there. */
@@ -838,13 +760,12 @@ static void start_publish(struct glake__publisher *publisher)
 {
 	size_t i = publisher->n_started++;
 	struct glake__publication *publication = &publisher->list[i];
-	Glake__Wire__BlockPublish publish;
-	Glake__Wire__Request request;
-	want_block(&request, &publish, publication);
+	Glake__Wire__BlockPublish publish = wanted_block(publication);
 	publication->is_started = true;
 	publication->result = glake__call_start(&publisher->session->link,
 	                                        &publisher->calls[i % GLAKE__PUBLISHED_AT_ONCE],
-	                                        &request, GLAKE__WIRE__ANSWER__BODY_BLOCK, NULL, 0);
+	                                        REQUEST_OF(BLOCK_PUBLISH, block_publish, &publish),
+	                                        GLAKE__WIRE__ANSWER__BODY_BLOCK, NULL, 0);
 }
 
 bool glake__may_be_block(int error)
@@ -855,10 +776,9 @@ bool glake__may_be_block(int error)
 /* By itself, and on a new connection if there is one. */
 static void publish_again(struct glake_session *session, struct glake__publication *publication)
 {
-	Glake__Wire__BlockPublish publish;
-	Glake__Wire__Request request;
-	want_block(&request, &publish, publication);
-	int r = call_block(session, &request, &publication->answer);
+	Glake__Wire__BlockPublish publish = wanted_block(publication);
+	int r = call_block(session, REQUEST_OF(BLOCK_PUBLISH, block_publish, &publish),
+	                   &publication->answer);
 	publication->result = r < 0 ? r : check_published(session, publication);
 }
 
@@ -935,24 +855,18 @@ int glake__rpc_block_lookup(struct glake_session *session, uint32_t device,
                             const struct glake_digest *digest,
                             struct glake__block_answer *answer_out)
 {
-	Glake__Wire__BlockLookup lookup = GLAKE__WIRE__BLOCK_LOOKUP__INIT;
-	lookup.device = device;
-	lookup.digest = (ProtobufCBinaryData){
-		.len = sizeof(digest->bytes),
-		.data = (uint8_t *)digest->bytes,
-	};
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_BLOCK_LOOKUP;
-	request.block_lookup = &lookup;
-	return call_block(session, &request, answer_out);
+	return call_block(session,
+	                  REQUEST(BLOCK_LOOKUP, BlockLookup, block_lookup, .device = device,
+	                          .digest =
+	                                  (ProtobufCBinaryData){
+						  .len = sizeof(digest->bytes),
+						  .data = (uint8_t *)digest->bytes,
+					  }),
+	                  answer_out);
 }
 
 int glake__rpc_block_release(struct glake_session *session, uint64_t block)
 {
-	Glake__Wire__BlockRelease release = GLAKE__WIRE__BLOCK_RELEASE__INIT;
-	release.block = block;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_BLOCK_RELEASE;
-	request.block_release = &release;
-	return call_plain(session, &request);
+	return call_plain(session,
+	                  REQUEST(BLOCK_RELEASE, BlockRelease, block_release, .block = block));
 }

@@ -40,15 +40,11 @@ static int take_opened(struct glake_model *model, const Glake__Wire__ModelOpenAn
 
 int glake__model_attach(struct glake_model *model, const char *key, bool pin)
 {
-	Glake__Wire__WeightsAttach attach = GLAKE__WIRE__WEIGHTS_ATTACH__INIT;
-	attach.device = model->device->public.index;
-	attach.key = (char *)key;
-	attach.pin = pin;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_WEIGHTS_ATTACH;
-	request.weights_attach = &attach;
+	Glake__Wire__Request *request = REQUEST(WEIGHTS_ATTACH, WeightsAttach, weights_attach,
+	                                        .device = model->device->public.index,
+	                                        .key = (char *)key, .pin = pin);
 	struct glake__call call;
-	int r = glake__call(&model->session->link, &call, &request,
+	int r = glake__call(&model->session->link, &call, request,
 	                    GLAKE__WIRE__ANSWER__BODY_MODEL_OPEN, NULL, 0);
 	if (r == 0) {
 		r = take_opened(model, call.answer->model_open);
@@ -71,26 +67,21 @@ static int request_once(struct glake_model *model, struct glake__call *call,
 int glake__model_request(struct glake_model *model, const struct glake__model_files *files,
                          const struct glake_model_options *options)
 {
-	Glake__Wire__ModelOpen open = GLAKE__WIRE__MODEL_OPEN__INIT;
-	open.device = model->device->public.index;
-	open.files = (char **)files->names;
-	open.n_files = files->n_files;
-	open.progress = options->progress != NULL;
-	open.may_direct = files->is_ours;
-	open.pin = options->pin != 0;
-	open.name = (char *)(options->name ? options->name : files->name);
-	open.index = files->index_name ? files->index_name : open.index;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_MODEL_OPEN;
-	request.model_open = &open;
+	Glake__Wire__Request *request = REQUEST(
+		MODEL_OPEN, ModelOpen, model_open, .device = model->device->public.index,
+		.files = (char **)files->names, .n_files = files->n_files,
+		.progress = options->progress != NULL, .may_direct = files->is_ours,
+		.pin = options->pin != 0,
+		.name = (char *)(options->name ? options->name : files->name),
+		.index = files->index_name);
 	cleanup_cancel int cancel = cancel_disable();
 	struct glake__call call;
 	size_t n_fds = files->n_files + (files->index_name ? 1 : 0);
-	int r = request_once(model, &call, &request, files->fds, n_fds, options);
+	int r = request_once(model, &call, request, files->fds, n_fds, options);
 	if (r == GLAKE_E_GONE) {
 		/* The chunks that the lost connection granted go back; glaked goes on loading the model. */
 		glake__call_end(&model->session->link, &call);
-		r = request_once(model, &call, &request, files->fds, n_fds, options);
+		r = request_once(model, &call, request, files->fds, n_fds, options);
 	}
 	if (r == 0) {
 		r = take_opened(model, call.answer->model_open);
@@ -112,21 +103,14 @@ struct pager {
 
 static int ask(struct pager *pager, uint64_t first)
 {
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__ModelTensors tensors = GLAKE__WIRE__MODEL_TENSORS__INIT;
-	Glake__Wire__ModelBlocks blocks = GLAKE__WIRE__MODEL_BLOCKS__INIT;
-	if (pager->kind == GLAKE__WIRE__ANSWER__BODY_MODEL_TENSORS) {
-		tensors.model = pager->model->id;
-		tensors.first = first;
-		request.body_case = GLAKE__WIRE__REQUEST__BODY_MODEL_TENSORS;
-		request.model_tensors = &tensors;
-	} else {
-		blocks.model = pager->model->id;
-		blocks.first = first;
-		request.body_case = GLAKE__WIRE__REQUEST__BODY_MODEL_BLOCKS;
-		request.model_blocks = &blocks;
-	}
-	int r = glake__call_start(&pager->model->session->link, &pager->call, &request, pager->kind,
+	const uint64_t model = pager->model->id;
+	Glake__Wire__Request *request = pager->kind == GLAKE__WIRE__ANSWER__BODY_MODEL_TENSORS
+	                                        ? REQUEST(MODEL_TENSORS, ModelTensors,
+	                                                  model_tensors, .model = model,
+	                                                  .first = first)
+	                                        : REQUEST(MODEL_BLOCKS, ModelBlocks, model_blocks,
+	                                                  .model = model, .first = first);
+	int r = glake__call_start(&pager->model->session->link, &pager->call, request, pager->kind,
 	                          NULL, 0);
 	pager->is_asked = r == 0;
 	pager->first = first;

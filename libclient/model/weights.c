@@ -347,15 +347,13 @@ static int send_page(struct page *page)
 {
 	const struct publication *publication = page->publication;
 	struct glake__link *link = &publication->session->link;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_WEIGHTS_PUBLISH;
-	request.weights_publish = &page->body;
+	Glake__Wire__Request *request = REQUEST_OF(WEIGHTS_PUBLISH, weights_publish, &page->body);
 	if (page->draft == 0) {
 		page->body.key = (char *)publication->key;
 		page->body.device = publication->device->public.index;
 	}
 	struct glake__call call;
-	int r = glake__call_start(link, &call, &request, GLAKE__WIRE__ANSWER__BODY_WEIGHTS_PUBLISH,
+	int r = glake__call_start(link, &call, request, GLAKE__WIRE__ANSWER__BODY_WEIGHTS_PUBLISH,
 	                          NULL, 0);
 	if (r == 0) {
 		r = glake__call_wait(link, &call, NULL, NULL);

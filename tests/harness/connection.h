@@ -11,20 +11,10 @@
 #include <stdint.h>
 
 #include "proto/fdlist.h"
-#include "proto/glake.pb-c.h"
+#include "proto/request.h"
 #include "tests/harness/harness.h"
 
-/*
- * A pointer to a request with that body, until the end of the block:
- *     CONNECTION_REQUEST(CHUNK_FREE, ChunkFree, chunk_free, .ids = ids, .n_ids = 3)
- */
-#define CONNECTION_REQUEST(CASE, Type, member, ...) \
-	(&(Glake__Wire__Request){ \
-		.base = PROTOBUF_C_MESSAGE_INIT(&glake__wire__request__descriptor), \
-		.body_case = GLAKE__WIRE__REQUEST__BODY_##CASE, \
-		.member = &(Glake__Wire__##Type){ \
-			.base = PROTOBUF_C_MESSAGE_INIT(&glake__wire__##member##__descriptor), \
-			##__VA_ARGS__}})
+#define CONNECTION_REQUEST REQUEST
 
 /* Connect a socket, close-on-exec, for the caller to close; connection_close_all() closes it after each world. */
 int connection_open(const struct harness *harness);
@@ -51,6 +41,9 @@ Glake__Wire__Status connection_greet_as(int connection, struct connection_identi
 
 /* Connect and say Hello, which must be accepted. */
 int connection_hello(const struct harness *harness);
+
+/* Like connection_hello(), with that identity, in the protocol's newest version. */
+int connection_hello_as(const struct harness *harness, struct connection_identity *identity);
 
 /* Connect and say Hello, again and again, until that is accepted. The caller closes the connection. */
 int connection_await_hello(const struct harness *harness);
@@ -103,6 +96,15 @@ void connection_expect_closed(int connection);
 /* Request @n_chunks chunks on @device. Ids go to @ids_out, fds (owned by the caller) to @fds. */
 Glake__Wire__Status connection_alloc(int connection, uint32_t device, uint64_t chunk_bytes,
                                      uint32_t n_chunks, uint64_t *ids_out, struct fdlist *fds);
+
+/* Free chunks, or name them for other sessions: the ticket goes to @ticket_out, unless that is NULL. Both return the answer's status. */
+Glake__Wire__Status connection_free_chunks(int connection, uint64_t *ids, size_t n_ids);
+Glake__Wire__Status connection_share(int connection, uint64_t *ids, size_t n_ids,
+                                     uint64_t *ticket_out);
+
+/* Make a block of a chunk, or release a block. Both return the answer's status. */
+Glake__Wire__Status connection_publish(int connection, uint64_t chunk, uint64_t content_bytes);
+Glake__Wire__Status connection_release(int connection, uint64_t block);
 
 /* The private bytes of all sessions on all devices. */
 uint64_t connection_private_bytes(int connection);
