@@ -45,18 +45,19 @@ static void send_report(struct report *report, const Glake__Mover__Report *messa
 	}
 }
 
-#define REPORT(job_, case_) \
-	{ \
-		.base = PROTOBUF_C_MESSAGE_INIT(&glake__mover__report__descriptor), .job = (job_), \
-		.body_case = GLAKE__MOVER__REPORT__BODY_##case_ \
-	}
+/* A message about @job_, until the end of the block. */
+#define REPORT(job_, CASE, Type, member, ...) \
+	(&(Glake__Mover__Report){ \
+		.base = PROTOBUF_C_MESSAGE_INIT(&glake__mover__report__descriptor), \
+		.job = (job_), \
+		.body_case = GLAKE__MOVER__REPORT__BODY_##CASE, \
+		.member = &(Glake__Mover__##Type){ \
+			.base = PROTOBUF_C_MESSAGE_INIT(&glake__mover__##member##__descriptor), \
+			##__VA_ARGS__}})
 
 void report_ready(struct report *report)
 {
-	Glake__Mover__Ready body = GLAKE__MOVER__READY__INIT;
-	Glake__Mover__Report message = REPORT(0, READY);
-	message.ready = &body;
-	send_report(report, &message);
+	send_report(report, REPORT(0, READY, Ready, ready));
 }
 
 struct page {
@@ -68,15 +69,11 @@ struct page {
 
 static void send_page(struct report *report, uint64_t job, struct page *page)
 {
-	Glake__Mover__PlanTensors body = GLAKE__MOVER__PLAN_TENSORS__INIT;
-	Glake__Mover__Report message = REPORT(job, PLAN_TENSORS);
 	if (page->n_tensors == 0) {
 		return;
 	}
-	body.n_tensors = page->n_tensors;
-	body.tensors = page->pointers;
-	message.plan_tensors = &body;
-	send_report(report, &message);
+	send_report(report, REPORT(job, PLAN_TENSORS, PlanTensors, plan_tensors,
+	                           .n_tensors = page->n_tensors, .tensors = page->pointers));
 	page->n_tensors = 0;
 	page->n_bytes = 0;
 }
@@ -109,17 +106,13 @@ static void send_blocks(struct report *report, uint64_t job, const struct plan *
 {
 	uint64_t contents[BLOCKS_PER_PAGE];
 	for (size_t first = 0; first < plan->n_blocks; first += BLOCKS_PER_PAGE) {
-		Glake__Mover__PlanBlocks body = GLAKE__MOVER__PLAN_BLOCKS__INIT;
-		Glake__Mover__Report message = REPORT(job, PLAN_BLOCKS);
 		size_t n = plan->n_blocks - first;
 		n = n < BLOCKS_PER_PAGE ? n : BLOCKS_PER_PAGE;
 		for (size_t i = 0; i < n; i++) {
 			contents[i] = plan->blocks[first + i].content_bytes;
 		}
-		body.n_content_bytes = n;
-		body.content_bytes = contents;
-		message.plan_blocks = &body;
-		send_report(report, &message);
+		send_report(report, REPORT(job, PLAN_BLOCKS, PlanBlocks, plan_blocks,
+		                           .n_content_bytes = n, .content_bytes = contents));
 	}
 }
 
@@ -132,14 +125,10 @@ int report_plan(struct report *report, uint64_t job, const struct plan *plan,
 	}
 	send_tensors(report, job, plan, page);
 	send_blocks(report, job, plan);
-	Glake__Mover__PlanEnd body = GLAKE__MOVER__PLAN_END__INIT;
-	Glake__Mover__Report message = REPORT(job, PLAN_END);
-	body.n_tensors = plan->catalog->n_tensors;
-	body.n_blocks = plan->n_blocks;
-	body.content_bytes = plan->content_bytes;
-	body.reload_reason = (char *)reload_reason;
-	message.plan_end = &body;
-	send_report(report, &message);
+	send_report(report,
+	            REPORT(job, PLAN_END, PlanEnd, plan_end, .n_tensors = plan->catalog->n_tensors,
+	                   .n_blocks = plan->n_blocks, .content_bytes = plan->content_bytes,
+	                   .reload_reason = (char *)reload_reason));
 	return 0;
 }
 
@@ -147,68 +136,45 @@ void report_block_loaded(struct report *report, uint64_t job, uint64_t block,
                          const struct digest *digest)
 {
 	uint8_t bytes[DIGEST_BYTES];
-	Glake__Mover__BlockLoaded body = GLAKE__MOVER__BLOCK_LOADED__INIT;
-	Glake__Mover__Report message = REPORT(job, BLOCK_LOADED);
 	digest_to_bytes(digest, bytes);
-	body.block = block;
-	body.digest = (ProtobufCBinaryData){.len = sizeof(bytes), .data = bytes};
-	message.block_loaded = &body;
-	send_report(report, &message);
+	send_report(report,
+	            REPORT(job, BLOCK_LOADED, BlockLoaded, block_loaded, .block = block,
+	                   .digest = (ProtobufCBinaryData){.len = sizeof(bytes), .data = bytes}));
 }
 
 void report_load_done(struct report *report, uint64_t job, uint64_t read_bytes,
                       uint64_t direct_bytes, uint64_t ns)
 {
-	Glake__Mover__LoadDone body = GLAKE__MOVER__LOAD_DONE__INIT;
-	Glake__Mover__Report message = REPORT(job, LOAD_DONE);
-	body.read_bytes = read_bytes;
-	body.direct_bytes = direct_bytes;
-	body.ns = ns;
-	message.load_done = &body;
-	send_report(report, &message);
+	send_report(report, REPORT(job, LOAD_DONE, LoadDone, load_done, .read_bytes = read_bytes,
+	                           .direct_bytes = direct_bytes, .ns = ns));
 }
 
 void report_digested(struct report *report, uint64_t job, const struct digest *digest, bool equal,
                      bool zero)
 {
 	uint8_t bytes[DIGEST_BYTES];
-	Glake__Mover__Digested body = GLAKE__MOVER__DIGESTED__INIT;
-	Glake__Mover__Report message = REPORT(job, DIGESTED);
 	digest_to_bytes(digest, bytes);
-	body.digest = (ProtobufCBinaryData){.len = sizeof(bytes), .data = bytes};
-	body.equal = equal;
-	body.zero = zero;
-	message.digested = &body;
-	send_report(report, &message);
+	send_report(report,
+	            REPORT(job, DIGESTED, Digested, digested,
+	                   .digest = (ProtobufCBinaryData){.len = sizeof(bytes), .data = bytes},
+	                   .equal = equal, .zero = zero));
 }
 
 void report_compared(struct report *report, uint64_t job, bool equal)
 {
-	Glake__Mover__Compared body = GLAKE__MOVER__COMPARED__INIT;
-	Glake__Mover__Report message = REPORT(job, COMPARED);
-	body.equal = equal;
-	message.compared = &body;
-	send_report(report, &message);
+	send_report(report, REPORT(job, COMPARED, Compared, compared, .equal = equal));
 }
 
 void report_prints(struct report *report, uint64_t job, const struct layout *layout, uint64_t ns)
 {
-	Glake__Mover__Prints body = GLAKE__MOVER__PRINTS__INIT;
-	Glake__Mover__Report message = REPORT(job, PRINTS);
-	body.prints = (uint64_t *)layout->prints;
-	body.n_prints = layout->n;
-	body.varied_bytes = layout->varied_bytes;
-	body.ns = ns;
-	message.prints = &body;
-	send_report(report, &message);
+	send_report(report,
+	            REPORT(job, PRINTS, Prints, prints, .prints = (uint64_t *)layout->prints,
+	                   .n_prints = layout->n, .varied_bytes = layout->varied_bytes, .ns = ns));
 }
 
 void report_forgotten(struct report *report, uint64_t job)
 {
-	Glake__Mover__Forgotten body = GLAKE__MOVER__FORGOTTEN__INIT;
-	Glake__Mover__Report message = REPORT(job, FORGOTTEN);
-	message.forgotten = &body;
-	send_report(report, &message);
+	send_report(report, REPORT(job, FORGOTTEN, Forgotten, forgotten));
 }
 
 /* wire.Status, which glaked passes on to the client. */
@@ -244,15 +210,11 @@ static uint32_t status_of(enum fault_kind kind)
 
 void report_failed(struct report *report, uint64_t job, const struct fault *fault)
 {
-	Glake__Mover__Failed body = GLAKE__MOVER__FAILED__INIT;
-	Glake__Mover__Report message = REPORT(job, FAILED);
-	body.status = status_of(fault->kind);
-	body.error = (char *)fault->text;
-	message.failed = &body;
 	if (fault->kind == FAULT_DEVICE_LOST || fault->kind == FAULT_INTERNAL) {
 		say("job %llu: %s", (unsigned long long)job, fault->text);
 	}
-	send_report(report, &message);
+	send_report(report, REPORT(job, FAILED, Failed, failed, .status = status_of(fault->kind),
+	                           .error = (char *)fault->text));
 	if (fault->kind == FAULT_DEVICE_LOST) {
 		say("the device is lost to this process, which ends");
 		_exit(EXIT_FAILURE);

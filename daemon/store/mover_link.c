@@ -231,6 +231,15 @@ static int begin(struct mover_link *link, struct mover_job *job, size_t n_counte
 	return r;
 }
 
+/* An order to a mover, until the end of the block. Strings that are not named are empty. */
+#define ORDER(CASE, Type, member, ...) \
+	(&(order_t){ \
+		.base = PROTOBUF_C_MESSAGE_INIT(&glake__mover__order__descriptor), \
+		.body_case = GLAKE__MOVER__ORDER__BODY_##CASE, \
+		.member = &(Glake__Mover__##Type){ \
+			.base = PROTOBUF_C_MESSAGE_INIT(&glake__mover__##member##__descriptor), \
+			##__VA_ARGS__}})
+
 static ProtobufCBinaryData uuid_of(const struct device *device)
 {
 	return (ProtobufCBinaryData){.len = sizeof(device->uuid), .data = (uint8_t *)device->uuid};
@@ -240,16 +249,10 @@ int mover_load(struct mover_link *link, struct load_job *load, const struct devi
                const char *const *names, const char *index, const int *fds, size_t n_fds,
                bool may_direct)
 {
-	Glake__Mover__LoadStart body = GLAKE__MOVER__LOAD_START__INIT;
-	order_t order = GLAKE__MOVER__ORDER__INIT;
-	body.device_uuid = uuid_of(device);
-	body.files = (char **)names;
-	body.n_files = index ? n_fds - 1 : n_fds;
-	body.index = (char *)(index ? index : "");
-	body.may_direct = may_direct;
-	body.uid = load->uid;
-	order.body_case = GLAKE__MOVER__ORDER__BODY_LOAD_START;
-	order.load_start = &body;
+	order_t *order = ORDER(LOAD_START, LoadStart, load_start, .device_uuid = uuid_of(device),
+	                       .files = (char **)names, .n_files = index ? n_fds - 1 : n_fds,
+	                       .index = (char *)(index ? index : ""), .may_direct = may_direct,
+	                       .uid = load->uid);
 	load->job.kind = JOB_LOAD;
 	load->n_files = n_fds;
 	load->n_chunks = 0;
@@ -264,7 +267,7 @@ int mover_load(struct mover_link *link, struct load_job *load, const struct devi
 	    !user_charge(&load->place, &link->loads, load->user, 1)) {
 		return -EBUSY;
 	}
-	int r = begin(link, &load->job, load_fds(load, 0), &order, load->uid, fds, n_fds);
+	int r = begin(link, &load->job, load_fds(load, 0), order, load->uid, fds, n_fds);
 	if (r < 0) {
 		user_refund_all(&load->place);
 	}
@@ -284,108 +287,72 @@ static int begin_probe(struct mover_link *link, struct mover_job *job, order_t *
 int mover_digest(struct mover_link *link, struct digest_job *digest, const struct device *device,
                  int fd, int other_fd, uint64_t chunk_bytes, uint64_t content_bytes)
 {
-	Glake__Mover__Digest body = GLAKE__MOVER__DIGEST__INIT;
-	order_t order = GLAKE__MOVER__ORDER__INIT;
-	body.device_uuid = uuid_of(device);
-	body.chunk_bytes = chunk_bytes;
-	body.content_bytes = content_bytes;
-	order.body_case = GLAKE__MOVER__ORDER__BODY_DIGEST;
-	order.digest = &body;
+	order_t *order = ORDER(DIGEST, Digest, digest, .device_uuid = uuid_of(device),
+	                       .chunk_bytes = chunk_bytes, .content_bytes = content_bytes);
 	digest->job.kind = JOB_DIGEST;
 	const int fds[] = {fd, other_fd};
-	return begin_probe(link, &digest->job, &order, fds, other_fd < 0 ? 1 : 2);
+	return begin_probe(link, &digest->job, order, fds, other_fd < 0 ? 1 : 2);
 }
 
 int mover_compare(struct mover_link *link, struct compare_job *compare, const struct device *device,
                   int fd, uint64_t chunk_bytes, const struct mover_host *other)
 {
-	Glake__Mover__Compare body = GLAKE__MOVER__COMPARE__INIT;
-	order_t order = GLAKE__MOVER__ORDER__INIT;
-	body.device_uuid = uuid_of(device);
-	body.chunk_bytes = chunk_bytes;
-	body.host_chunk = other->chunk;
-	body.host_bytes = other->chunk_bytes;
-	body.host_offset = other->offset;
-	order.body_case = GLAKE__MOVER__ORDER__BODY_COMPARE;
-	order.compare = &body;
+	order_t *order = ORDER(COMPARE, Compare, compare, .device_uuid = uuid_of(device),
+	                       .chunk_bytes = chunk_bytes, .host_chunk = other->chunk,
+	                       .host_bytes = other->chunk_bytes, .host_offset = other->offset);
 	compare->job.kind = JOB_COMPARE;
 	const int fds[] = {fd, other->fd};
-	return begin_probe(link, &compare->job, &order, fds, 2);
+	return begin_probe(link, &compare->job, order, fds, 2);
 }
 
 int mover_copy(struct mover_link *link, struct digest_job *copy, const struct device *device,
                int fd, uint64_t chunk_bytes, uint64_t content_bytes, const struct mover_host *host,
                bool to_host)
 {
-	Glake__Mover__Copy body = GLAKE__MOVER__COPY__INIT;
-	order_t order = GLAKE__MOVER__ORDER__INIT;
-	body.device_uuid = uuid_of(device);
-	body.chunk_bytes = chunk_bytes;
-	body.content_bytes = content_bytes;
-	body.to_host = to_host;
-	body.host_chunk = host->chunk;
-	body.host_bytes = host->chunk_bytes;
-	body.host_offset = host->offset;
-	order.body_case = GLAKE__MOVER__ORDER__BODY_COPY;
-	order.copy = &body;
+	order_t *order = ORDER(COPY, Copy, copy, .device_uuid = uuid_of(device),
+	                       .chunk_bytes = chunk_bytes, .content_bytes = content_bytes,
+	                       .to_host = to_host, .host_chunk = host->chunk,
+	                       .host_bytes = host->chunk_bytes, .host_offset = host->offset);
 	copy->job.kind = JOB_DIGEST;
 	const int fds[] = {fd, host->fd};
-	return begin_probe(link, &copy->job, &order, fds, 2);
+	return begin_probe(link, &copy->job, order, fds, 2);
 }
 
 int mover_zero(struct mover_link *link, struct digest_job *zero, const struct device *device,
                int fd, uint64_t chunk_bytes, uint64_t content_bytes)
 {
-	Glake__Mover__Zero body = GLAKE__MOVER__ZERO__INIT;
-	order_t order = GLAKE__MOVER__ORDER__INIT;
-	body.device_uuid = uuid_of(device);
-	body.chunk_bytes = chunk_bytes;
-	body.content_bytes = content_bytes;
-	order.body_case = GLAKE__MOVER__ORDER__BODY_ZERO;
-	order.zero = &body;
+	order_t *order = ORDER(ZERO, Zero, zero, .device_uuid = uuid_of(device),
+	                       .chunk_bytes = chunk_bytes, .content_bytes = content_bytes);
 	zero->job.kind = JOB_DIGEST;
-	return begin_probe(link, &zero->job, &order, &fd, 1);
+	return begin_probe(link, &zero->job, order, &fd, 1);
 }
 
 int mover_layout(struct mover_link *link, struct layout_job *layout, const struct device *device,
                  int fd, uint64_t chunk_bytes, uint64_t content_bytes)
 {
-	Glake__Mover__Layout body = GLAKE__MOVER__LAYOUT__INIT;
-	order_t order = GLAKE__MOVER__ORDER__INIT;
-	body.device_uuid = uuid_of(device);
-	body.chunk_bytes = chunk_bytes;
-	body.content_bytes = content_bytes;
-	order.body_case = GLAKE__MOVER__ORDER__BODY_LAYOUT;
-	order.layout = &body;
+	order_t *order = ORDER(LAYOUT, Layout, layout, .device_uuid = uuid_of(device),
+	                       .chunk_bytes = chunk_bytes, .content_bytes = content_bytes);
 	layout->job.kind = JOB_LAYOUT;
-	return begin_probe(link, &layout->job, &order, &fd, 1);
+	return begin_probe(link, &layout->job, order, &fd, 1);
 }
 
 int mover_forget(struct mover_link *link, struct forget_job *forget, uint64_t host_chunk)
 {
-	Glake__Mover__Forget body = GLAKE__MOVER__FORGET__INIT;
-	order_t order = GLAKE__MOVER__ORDER__INIT;
-	body.host_chunk = host_chunk;
-	order.body_case = GLAKE__MOVER__ORDER__BODY_FORGET;
-	order.forget = &body;
+	order_t *order = ORDER(FORGET, Forget, forget, .host_chunk = host_chunk);
 	forget->job.kind = JOB_FORGET;
 	forget->job.is_aside = true;
-	return begin_probe(link, &forget->job, &order, NULL, 0);
+	return begin_probe(link, &forget->job, order, NULL, 0);
 }
 
 void mover_grant(struct mover_link *link, struct load_job *load, uint64_t first, const int *fds,
                  size_t n_fds)
 {
-	Glake__Mover__Grant grant = GLAKE__MOVER__GRANT__INIT;
-	order_t order = GLAKE__MOVER__ORDER__INIT;
 	if (!link->process) {
 		/* The mover has just died; on_failed comes soon. */
 		return;
 	}
-	grant.first = first;
-	order.body_case = GLAKE__MOVER__ORDER__BODY_GRANT;
-	order.grant = &grant;
-	int r = send_order(link, load->job.id, &order, INFLIGHT_OURS, fds, n_fds);
+	int r = send_order(link, load->job.id, ORDER(GRANT, Grant, grant, .first = first),
+	                   INFLIGHT_OURS, fds, n_fds);
 	if (r < 0) {
 		/* Otherwise the load would wait for its chunks for ever. */
 		log_error("cannot pass chunks to glake-mover: %s", strerror(-r));
@@ -395,12 +362,8 @@ void mover_grant(struct mover_link *link, struct load_job *load, uint64_t first,
 
 static void send_cancel(struct mover_link *link, uint64_t id)
 {
-	Glake__Mover__Cancel cancel = GLAKE__MOVER__CANCEL__INIT;
-	order_t order = GLAKE__MOVER__ORDER__INIT;
-	order.body_case = GLAKE__MOVER__ORDER__BODY_CANCEL;
-	order.cancel = &cancel;
 	if (link->process) {
-		send_order(link, id, &order, INFLIGHT_OURS, NULL, 0);
+		send_order(link, id, ORDER(CANCEL, Cancel, cancel), INFLIGHT_OURS, NULL, 0);
 	}
 }
 
