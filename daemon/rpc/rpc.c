@@ -37,7 +37,6 @@ static Glake__Wire__Device describe_device(const struct session *session,
 static void greet(struct session *session, uint64_t id)
 {
 	struct rpc_context *rpc = rpc_of(session);
-	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__HelloAnswer hello = GLAKE__WIRE__HELLO_ANSWER__INIT;
 	Glake__Wire__Device devices[RPC_MAX_DEVICES];
 	Glake__Wire__Device *list[n_elements(devices)];
@@ -73,9 +72,7 @@ static void greet(struct session *session, uint64_t id)
 	hello.n_doubted = mistakes_words_of(&rpc->holders.mistakes, session->holder->user->uid,
 	                                    doubted);
 	hello.doubted = doubted;
-	answer.body_case = GLAKE__WIRE__ANSWER__BODY_HELLO;
-	answer.hello = &hello;
-	rpc_answer(session, id, &answer, NULL, 0);
+	rpc_answer(session, id, ANSWER_OF(HELLO, hello, &hello), NULL, 0);
 }
 
 static void turn_away(struct session *session, const request_t *request, enum status status,

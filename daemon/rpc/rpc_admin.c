@@ -89,13 +89,10 @@ void rpc_pin(struct session *session, const request_t *request, struct fdlist *f
 static void answer_evict(struct session *session, uint64_t id, uint64_t n_models,
                          uint64_t freed_bytes)
 {
-	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__EvictAnswer body = GLAKE__WIRE__EVICT_ANSWER__INIT;
 	body.n_models = n_models;
 	body.freed_bytes = freed_bytes;
-	answer.body_case = GLAKE__WIRE__ANSWER__BODY_EVICT;
-	answer.evict = &body;
-	rpc_answer(session, id, &answer, NULL, 0);
+	rpc_answer(session, id, ANSWER_OF(EVICT, evict, &body), NULL, 0);
 }
 
 void rpc_evict(struct session *session, const request_t *request, struct fdlist *fds)

@@ -90,36 +90,27 @@ bool rpc_notify(struct session *session, answer_t *notice)
 bool rpc_notify_reclaim(struct session *session, const struct location *at, uint64_t bytes,
                         uint64_t id)
 {
-	answer_t notice = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__Reclaim reclaim = GLAKE__WIRE__RECLAIM__INIT;
 	reclaim.device = at->number;
 	reclaim.bytes = bytes;
 	reclaim.id = id;
-	notice.body_case = GLAKE__WIRE__ANSWER__BODY_RECLAIM;
-	notice.reclaim = &reclaim;
-	bool is_sent = rpc_notify(session, &notice);
+	bool is_sent = rpc_notify(session, ANSWER_OF(RECLAIM, reclaim, &reclaim));
 	rpc_of(session)->stats->reclaims_sent += is_sent;
 	return is_sent;
 }
 
 void rpc_notify_shutting_down(struct session *session, uint64_t grace_ms)
 {
-	answer_t notice = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__ShuttingDown shutting_down = GLAKE__WIRE__SHUTTING_DOWN__INIT;
 	shutting_down.grace_ms = grace_ms;
-	notice.body_case = GLAKE__WIRE__ANSWER__BODY_SHUTTING_DOWN;
-	notice.shutting_down = &shutting_down;
-	rpc_notify(session, &notice);
+	rpc_notify(session, ANSWER_OF(SHUTTING_DOWN, shutting_down, &shutting_down));
 }
 
 void rpc_notify_evicted(struct session *session, const char *name)
 {
-	answer_t notice = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__ModelEvicted evicted = GLAKE__WIRE__MODEL_EVICTED__INIT;
 	evicted.name = (char *)name;
-	notice.body_case = GLAKE__WIRE__ANSWER__BODY_MODEL_EVICTED;
-	notice.model_evicted = &evicted;
-	rpc_notify(session, &notice);
+	rpc_notify(session, ANSWER_OF(MODEL_EVICTED, model_evicted, &evicted));
 }
 
 /* ---- what handlers share --------------------------------------------------------------------- */

@@ -14,6 +14,12 @@
 typedef Glake__Wire__Request request_t;
 typedef Glake__Wire__Answer answer_t;
 
+/* An answer, or a notice, with that body; it lives until the end of the block. */
+#define ANSWER_OF(CASE, member, body) \
+	(&(answer_t){.base = PROTOBUF_C_MESSAGE_INIT(&glake__wire__answer__descriptor), \
+	             .body_case = GLAKE__WIRE__ANSWER__BODY_##CASE, \
+	             .member = (body)})
+
 /* The most devices in one answer; others are left out. No host has so many. */
 #define RPC_MAX_DEVICES 64u
 
@@ -67,14 +73,12 @@ bool rpc_page_add(struct rpc_page *page, uint64_t id, const ProtobufCMessage *ro
 /* Answers @request with @page: its rows are the @name##s of a list answer called so. */
 #define RPC_ANSWER_PAGE(session, request, page, Name, NAME, name) \
 	do { \
-		answer_t answer = GLAKE__WIRE__ANSWER__INIT; \
 		Glake__Wire__##Name##ListAnswer body = GLAKE__WIRE__##NAME##_LIST_ANSWER__INIT; \
 		body.name##s = (page).list; \
 		body.n_##name##s = (page).n_rows; \
 		body.next = (page).next; \
-		answer.body_case = GLAKE__WIRE__ANSWER__BODY_##NAME##_LIST; \
-		answer.name##_list = &body; \
-		rpc_answer(session, (request)->id, &answer, NULL, 0); \
+		rpc_answer(session, (request)->id, ANSWER_OF(NAME##_LIST, name##_list, &body), \
+		           NULL, 0); \
 	} while (0)
 
 /*

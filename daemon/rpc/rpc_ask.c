@@ -114,11 +114,8 @@ void rpc_asks_tick(struct rpc_context *rpc)
 
 static void tell_progress(struct ask *ask, Glake__Wire__LoadProgress *progress)
 {
-	answer_t notice = GLAKE__WIRE__ANSWER__INIT;
 	progress->request = ask->pending.request;
-	notice.body_case = GLAKE__WIRE__ANSWER__BODY_PROGRESS;
-	notice.progress = progress;
-	rpc_notify(ask->pending.session, &notice);
+	rpc_notify(ask->pending.session, ANSWER_OF(PROGRESS, progress, progress));
 }
 
 static bool is_of_sleep(const struct rpc_wish *wish)
@@ -404,7 +401,6 @@ static void bound_candidates(const struct ask *ask, Glake__Wire__SealResult *res
 
 static void pass_on_result(struct ask *ask, Glake__Wire__SealResult *result)
 {
-	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	uint64_t *const numbers[] = {
 		&result->sealed_bytes,   &result->shared_bytes,    &result->small_bytes,
 		&result->unfilled_bytes, &result->rewritten_bytes, &result->pinned_bytes,
@@ -416,14 +412,11 @@ static void pass_on_result(struct ask *ask, Glake__Wire__SealResult *result)
 	bound_candidates(ask, result);
 	text_clean(result->pinned_why);
 	text_clean(result->failed_why);
-	answer.body_case = GLAKE__WIRE__ANSWER__BODY_SESSION_SEAL;
-	answer.session_seal = result;
-	pass_on(ask, &answer);
+	pass_on(ask, ANSWER_OF(SESSION_SEAL, session_seal, result));
 }
 
 static void pass_on_sleep(struct ask *ask, Glake__Wire__SleepResult *result)
 {
-	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	result->private_bytes = bounded(result->private_bytes);
 	result->shared_bytes = bounded(result->shared_bytes);
 	result->n_stays = result->n_stays < GLAKE_MAX_STAYS ? result->n_stays : GLAKE_MAX_STAYS;
@@ -434,9 +427,7 @@ static void pass_on_sleep(struct ask *ask, Glake__Wire__SleepResult *result)
 	bool has_woken = ask->wish.kind == RPC_WISH_WAKE &&
 	                 result->private_bytes + result->shared_bytes > 0;
 	result->waited_ms = has_woken ? ask->holder->sleep.woke_waited_ms : 0;
-	answer.body_case = GLAKE__WIRE__ANSWER__BODY_SESSION_SLEEP;
-	answer.session_sleep = result;
-	pass_on(ask, &answer);
+	pass_on(ask, ANSWER_OF(SESSION_SLEEP, session_sleep, result));
 }
 
 /* The status that the asker gets. Others would tell him something about glaked. */

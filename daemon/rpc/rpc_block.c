@@ -27,7 +27,6 @@ struct publish {
 static void answer_block(struct session *session, uint64_t request, uint64_t id,
                          const struct block *block, bool was_known, bool is_kept)
 {
-	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__BlockAnswer body = GLAKE__WIRE__BLOCK_ANSWER__INIT;
 	uint8_t digest[DIGEST_BYTES];
 	body.block = id;
@@ -38,9 +37,7 @@ static void answer_block(struct session *session, uint64_t request, uint64_t id,
 	body.content_bytes = block->content_bytes;
 	body.was_known = was_known;
 	body.is_kept = is_kept;
-	answer.body_case = GLAKE__WIRE__ANSWER__BODY_BLOCK;
-	answer.block = &body;
-	rpc_answer(session, request, &answer, &block->chunk.fd, 1);
+	rpc_answer(session, request, ANSWER_OF(BLOCK, block, &body), &block->chunk.fd, 1);
 }
 
 static void answer_published(struct session *session, uint64_t request, const struct held *held)

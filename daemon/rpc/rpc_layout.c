@@ -139,7 +139,6 @@ void rpc_layout_list(struct session *session, const request_t *request, struct f
 	const Glake__Wire__LayoutList *wanted = request->layout_list;
 	struct walk walk = {.prints = &rpc_of(session)->store->prints, .place = wanted->place};
 	const struct holder *about = wanted->session ? find(session, wanted->session) : NULL;
-	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__LayoutListAnswer body = GLAKE__WIRE__LAYOUT_LIST_ANSWER__INIT;
 	if (wanted->session && !about) {
 		rpc_refuse(session, request->id, STATUS_NOT_FOUND, "there is no session %" PRIu64,
@@ -153,7 +152,5 @@ void rpc_layout_list(struct session *session, const request_t *request, struct f
 		pointers[i] = &rows[i];
 	}
 	body.rows = pointers;
-	answer.body_case = GLAKE__WIRE__ANSWER__BODY_LAYOUT_LIST;
-	answer.layout_list = &body;
-	rpc_answer(session, request->id, &answer, NULL, 0);
+	rpc_answer(session, request->id, ANSWER_OF(LAYOUT_LIST, layout_list, &body), NULL, 0);
 }

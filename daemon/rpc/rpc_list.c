@@ -101,7 +101,6 @@ static void describe_sleep(const struct config *config, Glake__Wire__StatusAnswe
 void rpc_status_get(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	struct rpc_context *rpc = rpc_of(session);
-	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__StatusAnswer body = GLAKE__WIRE__STATUS_ANSWER__INIT;
 	Glake__Wire__DeviceStatus rows[RPC_MAX_DEVICES];
 	Glake__Wire__DeviceStatus *list[RPC_MAX_DEVICES];
@@ -154,9 +153,7 @@ void rpc_status_get(struct session *session, const request_t *request, struct fd
 	body.hosts = host_list;
 	body.hosts_lacking = (char *)rpc->nodes->lacking;
 	describe_sleep(rpc->config, &body);
-	answer.body_case = GLAKE__WIRE__ANSWER__BODY_STATUS_GET;
-	answer.status_get = &body;
-	rpc_answer(session, request->id, &answer, NULL, 0);
+	rpc_answer(session, request->id, ANSWER_OF(STATUS_GET, status_get, &body), NULL, 0);
 }
 
 static uint64_t less(uint64_t bytes, uint64_t taken)
@@ -172,7 +169,6 @@ void rpc_device_get(struct session *session, const request_t *request, struct fd
 		return;
 	}
 	const struct tenant_location *tenant = &session->holder->tenant->at[at->slot];
-	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__DeviceGetAnswer body = GLAKE__WIRE__DEVICE_GET_ANSWER__INIT;
 	body.quota_bytes = tenant->quota_bytes;
 	body.used_bytes = tenant->used_bytes;
@@ -186,9 +182,7 @@ void rpc_device_get(struct session *session, const request_t *request, struct fd
 	const struct promise *promise = session->holder->at[at->slot].promise;
 	body.promise_bytes = promise ? promise->bytes : 0;
 	body.left_bytes = promise ? promise_left_bytes(promise) : 0;
-	answer.body_case = GLAKE__WIRE__ANSWER__BODY_DEVICE_GET;
-	answer.device_get = &body;
-	rpc_answer(session, request->id, &answer, NULL, 0);
+	rpc_answer(session, request->id, ANSWER_OF(DEVICE_GET, device_get, &body), NULL, 0);
 }
 
 #define COUNT_STAT(name, help) +1
@@ -242,7 +236,6 @@ void rpc_stats_get(struct session *session, const request_t *request, struct fdl
 {
 	struct metrics metrics = {.n = 0};
 	struct times times = {.n = 0};
-	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__StatsAnswer body = GLAKE__WIRE__STATS_ANSWER__INIT;
 	stats_for_each(rpc_of(session)->stats, add_metric, &metrics);
 	body.metrics = metrics.list;
@@ -250,9 +243,7 @@ void rpc_stats_get(struct session *session, const request_t *request, struct fdl
 	stats_for_each_time(rpc_of(session)->stats, add_time, &times);
 	body.histograms = times.list;
 	body.n_histograms = times.n;
-	answer.body_case = GLAKE__WIRE__ANSWER__BODY_STATS_GET;
-	answer.stats_get = &body;
-	rpc_answer(session, request->id, &answer, NULL, 0);
+	rpc_answer(session, request->id, ANSWER_OF(STATS_GET, stats_get, &body), NULL, 0);
 }
 
 /* ---- lists ----------------------------------------------------------------------------------- */
@@ -607,7 +598,6 @@ static void describe_tenant_nodes(const struct rpc_context *rpc, const struct te
 
 void rpc_tenant_list(struct session *session, const request_t *request, struct fdlist *fds)
 {
-	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__TenantListAnswer body = GLAKE__WIRE__TENANT_LIST_ANSWER__INIT;
 	Glake__Wire__TenantInfo row = GLAKE__WIRE__TENANT_INFO__INIT;
 	Glake__Wire__TenantInfo *list[] = {&row};
@@ -642,9 +632,7 @@ void rpc_tenant_list(struct session *session, const request_t *request, struct f
 		body.n_tenants = 1;
 		body.next = tenant->id;
 	}
-	answer.body_case = GLAKE__WIRE__ANSWER__BODY_TENANT_LIST;
-	answer.tenant_list = &body;
-	rpc_answer(session, request->id, &answer, NULL, 0);
+	rpc_answer(session, request->id, ANSWER_OF(TENANT_LIST, tenant_list, &body), NULL, 0);
 }
 
 static void describe_model(const struct session *session, const struct model *model,

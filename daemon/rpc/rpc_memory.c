@@ -69,14 +69,11 @@ static void answer_chunks(struct session *session, uint64_t id, struct held *con
 		ids[i] = privates[i]->id;
 		fds[i] = privates[i]->chunk.fd;
 	}
-	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__ChunkAllocAnswer body = GLAKE__WIRE__CHUNK_ALLOC_ANSWER__INIT;
 	body.ids = ids;
 	body.n_ids = n_chunks;
 	body.at = kind_of(privates[0]->chunk.at);
-	answer.body_case = GLAKE__WIRE__ANSWER__BODY_CHUNK_ALLOC;
-	answer.chunk_alloc = &body;
-	rpc_answer(session, id, &answer, fds, n_chunks);
+	rpc_answer(session, id, ANSWER_OF(CHUNK_ALLOC, chunk_alloc, &body), fds, n_chunks);
 	if (session->state == SESSION_CLOSING) {
 		return;
 	}
@@ -382,13 +379,10 @@ struct share_request {
 
 static void answer_ticket(struct session *session, uint64_t id, uint64_t ticket, bool is_kept)
 {
-	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__ChunkShareAnswer share = GLAKE__WIRE__CHUNK_SHARE_ANSWER__INIT;
 	share.ticket = ticket;
 	share.is_unkept = !is_kept;
-	answer.body_case = GLAKE__WIRE__ANSWER__BODY_CHUNK_SHARE;
-	answer.chunk_share = &share;
-	rpc_answer(session, id, &answer, NULL, 0);
+	rpc_answer(session, id, ANSWER_OF(CHUNK_SHARE, chunk_share, &share), NULL, 0);
 }
 
 static void cancel_share_request(struct pending *pending)
@@ -607,13 +601,11 @@ void rpc_chunk_open(struct session *session, const request_t *request, struct fd
 		sizes[i] = chunk->bytes;
 		opened[i] = chunk->fd;
 	}
-	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__ChunkOpenAnswer opens = GLAKE__WIRE__CHUNK_OPEN_ANSWER__INIT;
 	opens.chunk_bytes = sizes;
 	opens.n_chunk_bytes = body->n_ids;
 	opens.device = at->number;
 	opens.at = kind_of(at);
-	answer.body_case = GLAKE__WIRE__ANSWER__BODY_CHUNK_OPEN;
-	answer.chunk_open = &opens;
-	rpc_answer(session, request->id, &answer, opened, body->n_ids);
+	rpc_answer(session, request->id, ANSWER_OF(CHUNK_OPEN, chunk_open, &opens), opened,
+	           body->n_ids);
 }

@@ -84,13 +84,10 @@ static void tell_others(struct rpc_context *rpc, const struct mistake *mistake,
 	struct session *session;
 	say(mistake, why);
 	while ((session = next_to_tell(rpc, &key, but, last))) {
-		answer_t notice = GLAKE__WIRE__ANSWER__INIT;
 		Glake__Wire__Doubt doubt = GLAKE__WIRE__DOUBT__INIT;
 		last = session->holder->id;
 		doubt.why = why;
-		notice.body_case = GLAKE__WIRE__ANSWER__BODY_DOUBT;
-		notice.doubt = &doubt;
-		rpc_notify(session, &notice);
+		rpc_notify(session, ANSWER_OF(DOUBT, doubt, &doubt));
 	}
 }
 

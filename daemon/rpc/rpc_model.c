@@ -51,7 +51,6 @@ void rpc_refuse_model(struct session *session, uint64_t id, const struct model *
 static void answer_open(struct session *session, uint64_t id, struct model *model, bool was_loaded,
                         struct load_result result)
 {
-	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__ModelOpenAnswer body = GLAKE__WIRE__MODEL_OPEN_ANSWER__INIT;
 	body.model = holder_add_model(session->holder, id, model);
 	if (!body.model) {
@@ -68,9 +67,7 @@ static void answer_open(struct session *session, uint64_t id, struct model *mode
 	body.deduplicated_bytes = result.deduplicated_bytes;
 	body.load_ns = result.ns;
 	body.name = model->name;
-	answer.body_case = GLAKE__WIRE__ANSWER__BODY_MODEL_OPEN;
-	answer.model_open = &body;
-	rpc_answer(session, id, &answer, NULL, 0);
+	rpc_answer(session, id, ANSWER_OF(MODEL_OPEN, model_open, &body), NULL, 0);
 }
 
 static void open_ready(struct session *session, uint64_t id, struct model *model, bool pin,
@@ -115,14 +112,11 @@ static void on_progress(struct load_waiter *waiter, uint64_t done_bytes, uint64_
 		return;
 	}
 	operation->told_steps = steps;
-	answer_t notice = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__LoadProgress body = GLAKE__WIRE__LOAD_PROGRESS__INIT;
 	body.request = operation->pending.request;
 	body.done_bytes = done_bytes;
 	body.total_bytes = total_bytes;
-	notice.body_case = GLAKE__WIRE__ANSWER__BODY_PROGRESS;
-	notice.progress = &body;
-	rpc_notify(operation->pending.session, &notice);
+	rpc_notify(operation->pending.session, ANSWER_OF(PROGRESS, progress, &body));
 }
 
 static void cancel_model_request(struct pending *pending)
@@ -373,7 +367,6 @@ void rpc_model_tensors(struct session *session, const request_t *request, struct
 	if (!open) {
 		return;
 	}
-	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__ModelTensorsAnswer body = GLAKE__WIRE__MODEL_TENSORS_ANSWER__INIT;
 	const struct model *model = open->model;
 	uint64_t next = request->model_tensors->first;
@@ -395,9 +388,7 @@ void rpc_model_tensors(struct session *session, const request_t *request, struct
 	body.tensors = page.list;
 	body.n_tensors = page.n_rows;
 	body.next = next < model->n_tensors ? next : 0;
-	answer.body_case = GLAKE__WIRE__ANSWER__BODY_MODEL_TENSORS;
-	answer.model_tensors = &body;
-	rpc_answer(session, request->id, &answer, NULL, 0);
+	rpc_answer(session, request->id, ANSWER_OF(MODEL_TENSORS, model_tensors, &body), NULL, 0);
 }
 
 void rpc_model_blocks(struct session *session, const request_t *request, struct fdlist *fds)
@@ -413,7 +404,6 @@ void rpc_model_blocks(struct session *session, const request_t *request, struct 
 	if (!open) {
 		return;
 	}
-	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__ModelBlocksAnswer body = GLAKE__WIRE__MODEL_BLOCKS_ANSWER__INIT;
 	const struct model *model = open->model;
 	if (store_has_unparked(model)) {
@@ -428,9 +418,8 @@ void rpc_model_blocks(struct session *session, const request_t *request, struct 
 	}
 	body.chunk_bytes = chunk_bytes;
 	body.next = next < model->n_blocks ? next : 0;
-	answer.body_case = GLAKE__WIRE__ANSWER__BODY_MODEL_BLOCKS;
-	answer.model_blocks = &body;
-	rpc_answer(session, request->id, &answer, chunk_fds, body.n_chunk_bytes);
+	rpc_answer(session, request->id, ANSWER_OF(MODEL_BLOCKS, model_blocks, &body), chunk_fds,
+	           body.n_chunk_bytes);
 }
 
 void rpc_model_close(struct session *session, const request_t *request, struct fdlist *fds)

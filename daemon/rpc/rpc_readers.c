@@ -6,10 +6,8 @@
 void rpc_readers_get(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	const struct reader_tables *tables = &rpc_of(session)->config->reader_tables;
-	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__ReadersAnswer body = GLAKE__WIRE__READERS_ANSWER__INIT;
 	body.bytes = tables->n_bytes;
-	answer.body_case = GLAKE__WIRE__ANSWER__BODY_READERS;
-	answer.readers = &body;
-	rpc_answer(session, request->id, &answer, &tables->fd, tables->n_bytes > 0);
+	rpc_answer(session, request->id, ANSWER_OF(READERS, readers, &body), &tables->fd,
+	           tables->n_bytes > 0);
 }

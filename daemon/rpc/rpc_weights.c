@@ -263,13 +263,10 @@ static void log_published(struct session *session, struct model *model)
 
 static void answer(struct session *session, uint64_t id, uint64_t draft, bool was_published)
 {
-	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__WeightsPublishAnswer body = GLAKE__WIRE__WEIGHTS_PUBLISH_ANSWER__INIT;
 	body.draft = draft;
 	body.was_published = was_published;
-	answer.body_case = GLAKE__WIRE__ANSWER__BODY_WEIGHTS_PUBLISH;
-	answer.weights_publish = &body;
-	rpc_answer(session, id, &answer, NULL, 0);
+	rpc_answer(session, id, ANSWER_OF(WEIGHTS_PUBLISH, weights_publish, &body), NULL, 0);
 }
 
 /* The draft is gone afterwards, in one way or another. */
