@@ -197,18 +197,24 @@ struct chunk_in_test {
 	uint64_t bytes;
 };
 
-PEER_UNUSED static struct chunk_in_test peer_chunk(struct peer *peer, int device, uint64_t bytes)
+PEER_UNUSED static struct chunk_in_test peer_make_chunk(struct peer *peer, uint64_t bytes,
+                                                        const CUmemAllocationProp *prop)
 {
 	struct chunk_in_test chunk = {.fd = -1, .bytes = bytes};
-	CUmemAllocationProp prop = cudrv_chunk_properties(
-		device, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
-	ck_assert_int_eq(peer->drv.cuMemCreate(&chunk.handle, bytes, &prop, 0), 0);
+	ck_assert_int_eq(peer->drv.cuMemCreate(&chunk.handle, bytes, prop, 0), 0);
 	ck_assert_int_eq(
 		peer->drv.cuMemExportToShareableHandle(&chunk.fd, chunk.handle,
 	                                               CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
 		0);
 	fcntl(chunk.fd, F_SETFD, FD_CLOEXEC);
 	return chunk;
+}
+
+PEER_UNUSED static struct chunk_in_test peer_chunk(struct peer *peer, int device, uint64_t bytes)
+{
+	const CUmemAllocationProp prop = cudrv_chunk_properties(
+		device, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+	return peer_make_chunk(peer, bytes, &prop);
 }
 
 PEER_UNUSED static void peer_drop_chunk(struct peer *peer, struct chunk_in_test *chunk)
@@ -305,19 +311,7 @@ PEER_UNUSED static void peer_cancel(struct peer *peer, uint64_t job)
 	peer_send(peer, &order, NULL, 0);
 }
 
-PEER_UNUSED static void peer_digest(struct peer *peer, uint64_t job,
-                                    const struct chunk_in_test *chunk, uint64_t content_bytes)
-{
-	Glake__Mover__Digest body = GLAKE__MOVER__DIGEST__INIT;
-	Glake__Mover__Order order = ORDER(job, DIGEST);
-	body.device_uuid = peer_uuid(peer, 0);
-	body.chunk_bytes = chunk->bytes;
-	body.content_bytes = content_bytes;
-	order.digest = &body;
-	peer_send(peer, &order, &chunk->fd, 1);
-}
-
-/* As peer_digest(), but asks also whether all bytes are those of @other. */
+/* Asks also whether all bytes are those of @other, if that is not NULL. */
 PEER_UNUSED static void peer_digest_beside(struct peer *peer, uint64_t job,
                                            const struct chunk_in_test *chunk,
                                            uint64_t content_bytes,
@@ -325,12 +319,18 @@ PEER_UNUSED static void peer_digest_beside(struct peer *peer, uint64_t job,
 {
 	Glake__Mover__Digest body = GLAKE__MOVER__DIGEST__INIT;
 	Glake__Mover__Order order = ORDER(job, DIGEST);
-	int fds[] = {chunk->fd, other->fd};
+	const int fds[] = {chunk->fd, other ? other->fd : -1};
 	body.device_uuid = peer_uuid(peer, 0);
 	body.chunk_bytes = chunk->bytes;
 	body.content_bytes = content_bytes;
 	order.digest = &body;
-	peer_send(peer, &order, fds, 2);
+	peer_send(peer, &order, fds, other ? 2 : 1);
+}
+
+PEER_UNUSED static void peer_digest(struct peer *peer, uint64_t job,
+                                    const struct chunk_in_test *chunk, uint64_t content_bytes)
+{
+	peer_digest_beside(peer, job, chunk, content_bytes, NULL);
 }
 
 PEER_UNUSED static void peer_compare(struct peer *peer, uint64_t job, const struct chunk_in_test *a,
@@ -348,19 +348,12 @@ PEER_UNUSED static void peer_compare(struct peer *peer, uint64_t job, const stru
 /* A chunk in host memory of node 0. */
 PEER_UNUSED static struct chunk_in_test peer_host_chunk(struct peer *peer, uint64_t bytes)
 {
-	struct chunk_in_test chunk = {.fd = -1, .bytes = bytes};
 	const CUmemAllocationProp prop = {
 		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
 		.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
 		.location = {.type = CU_MEM_LOCATION_TYPE_HOST_NUMA, .id = 0},
 	};
-	ck_assert_int_eq(peer->drv.cuMemCreate(&chunk.handle, bytes, &prop, 0), 0);
-	ck_assert_int_eq(
-		peer->drv.cuMemExportToShareableHandle(&chunk.fd, chunk.handle,
-	                                               CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
-		0);
-	fcntl(chunk.fd, F_SETFD, FD_CLOEXEC);
-	return chunk;
+	return peer_make_chunk(peer, bytes, &prop);
 }
 
 /* All of @chunk is content. @host has the number 7. */

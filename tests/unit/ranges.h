@@ -44,9 +44,9 @@ static inline void begin_with(const char *devices, const char *faults)
 	glake__space_open(&drv);
 }
 
-static inline void begin(const char *devices)
+static inline void begin_one(void)
 {
-	begin_with(devices, NULL);
+	begin_with("1GiB", NULL);
 }
 
 /* From now on; "" is none. The simulator looks at the time of change. */

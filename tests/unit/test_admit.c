@@ -11,6 +11,9 @@
 
 #include "tests/unit/fake_parts.h"
 
+BEGIN_EACH(begin)
+END_EACH(end)
+
 struct wish {
 	struct admit admit;
 	unsigned n_done;
@@ -100,7 +103,6 @@ static void assert_left(const struct wish *wish)
 START_TEST(a_new_content_becomes_a_block)
 {
 	struct wish wish;
-	begin();
 	start(&wish, 0);
 	assert_waits(&wish, ADMIT_DIGESTING);
 	fake_mover_digested(fake_mover_job(JOB_DIGEST), digest(1));
@@ -113,7 +115,6 @@ START_TEST(a_new_content_becomes_a_block)
 	ck_assert_uint_eq(used_bytes(payer), CHUNK_BYTES);
 	ck_assert_uint_eq(devices[0].at.use_bytes[CHUNK_BLOCK], CHUNK_BYTES);
 	store_unuse_block(&store, block, 0);
-	end();
 }
 END_TEST
 
@@ -131,7 +132,7 @@ static void have_row(struct block **blocks, struct wish *wish)
 	ck_assert_ptr_eq(assert_block(wish, true), blocks[0]);
 }
 
-static void end_row(struct block **blocks)
+static void drop_row(struct block **blocks)
 {
 	for (unsigned i = 0; i < 3; i++) {
 		while (blocks[i]->n_users > 1) {
@@ -140,7 +141,6 @@ static void end_row(struct block **blocks)
 		ck_assert_uint_eq(blocks[i]->n_compared, 0);
 		store_unuse_block(&store, blocks[i], 0);
 	}
-	end();
 }
 
 /* A program that goes on as the one before: the next blocks are compared while the chunks are digested. */
@@ -148,7 +148,6 @@ START_TEST(the_next_block_is_guessed)
 {
 	struct block *blocks[3];
 	struct wish wishes[4];
-	begin();
 	have_row(blocks, &wishes[0]);
 	for (unsigned i = 1; i < 3; i++) {
 		start(&wishes[i], 0);
@@ -167,7 +166,7 @@ START_TEST(the_next_block_is_guessed)
 	}
 	fake_mover_digested(fake_mover_job(JOB_DIGEST), digest(4));
 	store_unuse_block(&store, assert_block(&wishes[3], false), 0);
-	end_row(blocks);
+	drop_row(blocks);
 }
 END_TEST
 
@@ -176,7 +175,6 @@ START_TEST_WITH(a_wrong_guess_shares_nothing, .n = 3)
 {
 	struct block *blocks[3];
 	struct wish wishes[3];
-	begin();
 	have_row(blocks, &wishes[0]);
 	start(&wishes[1], 0);
 	ck_assert_ptr_eq(wishes[1].admit.candidate, blocks[1]);
@@ -203,7 +201,7 @@ START_TEST_WITH(a_wrong_guess_shares_nothing, .n = 3)
 	} else {
 		store_unuse_block(&store, assert_block(&wishes[1], false), 0);
 	}
-	end_row(blocks);
+	drop_row(blocks);
 }
 END_TEST
 
@@ -212,7 +210,6 @@ START_TEST(a_guess_keeps_its_block)
 {
 	struct block *blocks[3];
 	struct wish wishes[3];
-	begin();
 	have_row(blocks, &wishes[0]);
 	start(&wishes[1], 0);
 	store_unuse_block(&store, blocks[1], 0);
@@ -230,19 +227,16 @@ START_TEST(a_guess_keeps_its_block)
 	fake_mover_failed(fake_mover_job(JOB_DIGEST), STATUS_BUSY);
 	assert_failed(&wishes[2], STATUS_BUSY);
 	store_unuse_block(&store, blocks[2], 0);
-	end();
 }
 END_TEST
 
 START_TEST(a_digest_that_is_known_needs_no_mover)
 {
 	struct wish wish;
-	begin();
 	start(&wish, 1);
 	ck_assert_uint_eq(fake_mover.last_job, 0);
 	struct block *block = assert_block(&wish, false);
 	store_unuse_block(&store, block, 0);
-	end();
 }
 END_TEST
 
@@ -250,7 +244,6 @@ END_TEST
 START_TEST_WITH(an_equal_content_is_the_block_there_is, .n = 3)
 {
 	struct wish wish;
-	begin();
 	struct block *block = _i == 0 ? have_block(1) : have_idle_block(1);
 	if (_i == 2) {
 		block->n_pins = 1;
@@ -277,7 +270,6 @@ START_TEST_WITH(an_equal_content_is_the_block_there_is, .n = 3)
 	}
 	store_unuse_block(&store, block, 0);
 	ck_assert_uint_eq(used_bytes(store.cache), CHUNK_BYTES);
-	end();
 }
 END_TEST
 
@@ -285,7 +277,6 @@ END_TEST
 START_TEST(no_quota_refuses_what_is_there_already)
 {
 	struct wish wish;
-	begin();
 	struct block *block = have_idle_block(1);
 	ck_assert_int_eq(tenant_set_quota(payer, 0, CHUNK_BYTES), 0);
 	payer->max_fds = 1;
@@ -298,7 +289,6 @@ START_TEST(no_quota_refuses_what_is_there_already)
 	ck_assert_ptr_eq(block->chunk.charge.tenant, payer);
 	ck_assert_uint_eq(used_bytes(payer), CHUNK_BYTES);
 	store_unuse_block(&store, block, 0);
-	end();
 }
 END_TEST
 
@@ -309,7 +299,6 @@ START_TEST_WITH(two_contents_of_one_digest_stay_two, .n = 2)
 {
 	struct wish wish;
 	struct digest name = digest(1);
-	begin();
 	struct block *block = have_block(1);
 	if (_i == 0) {
 		start(&wish, 1);
@@ -330,7 +319,6 @@ START_TEST_WITH(two_contents_of_one_digest_stay_two, .n = 2)
 	store_evict_all(&store, NULL, NULL);
 	ck_assert_ptr_null(store_find_block(&store, realm, &devices[0].at, &name));
 	store_unuse_block(&store, second, 0);
-	end();
 }
 END_TEST
 
@@ -340,7 +328,6 @@ START_TEST(of_two_at_once_the_second_compares)
 {
 	struct wish first;
 	struct wish second;
-	begin();
 	start(&first, 0);
 	start(&second, 0);
 	fake_mover_digested(&second.admit.digest_job.job, digest(1));
@@ -353,7 +340,6 @@ START_TEST(of_two_at_once_the_second_compares)
 	ck_assert_uint_eq(used_bytes(payer), CHUNK_BYTES);
 	store_unuse_block(&store, block, 0);
 	store_unuse_block(&store, block, 0);
-	end();
 }
 END_TEST
 
@@ -362,7 +348,6 @@ START_TEST(a_block_stays_while_it_is_compared)
 {
 	struct wish equal;
 	struct wish other;
-	begin();
 	struct block *block = have_idle_block(1);
 	start(&equal, 1);
 	start(&other, 1);
@@ -377,7 +362,6 @@ START_TEST(a_block_stays_while_it_is_compared)
 	store_unuse_block(&store, assert_block(&other, false), 0);
 	/* Cache again. */
 	ck_assert_uint_eq(store_evict_all(&store, NULL, NULL), CHUNK_BYTES);
-	end();
 }
 END_TEST
 
@@ -385,7 +369,6 @@ END_TEST
 START_TEST_WITH(a_block_that_nobody_keeps_goes_with_its_last_comparison, .n = 2)
 {
 	struct wish wish;
-	begin();
 	struct block *block = have_block(1);
 	block->is_published = false;
 	start(&wish, 1);
@@ -401,7 +384,6 @@ START_TEST_WITH(a_block_that_nobody_keeps_goes_with_its_last_comparison, .n = 2)
 	}
 	store_unuse_block(&store, wish.result.block, 0);
 	ck_assert_uint_eq(store.n_blocks, 0);
-	end();
 }
 END_TEST
 
@@ -409,7 +391,6 @@ END_TEST
 START_TEST_WITH(a_block_that_is_found_damaged_is_not_shared, .n = 2)
 {
 	struct wish wish;
-	begin();
 	struct block *damaged = have_block(1);
 	start(&wish, 1);
 	withdraw_all(&store, damaged);
@@ -428,7 +409,6 @@ START_TEST_WITH(a_block_that_is_found_damaged_is_not_shared, .n = 2)
 	ck_assert_uint_eq(store.n_blocks, 1);
 	store_unuse_block(&store, damaged, 0);
 	ck_assert_uint_eq(store.n_blocks, 0);
-	end();
 }
 END_TEST
 
@@ -480,7 +460,6 @@ START_TEST_WITH(a_cancelled_chunk_is_paid_for_until_it_is_free, .n = 12)
 {
 	enum admit_state state = waits[_i / 4];
 	struct wish wish;
-	begin();
 	struct block *block = reach(&wish, state);
 	admit_cancel(&wish.admit);
 	/* Once more is no harm. */
@@ -506,14 +485,12 @@ START_TEST_WITH(a_cancelled_chunk_is_paid_for_until_it_is_free, .n = 12)
 	assert_left(&wish);
 	ck_assert_uint_eq(used_bytes(payer), 0);
 	ck_assert_uint_eq(store_evict_all(&store, NULL, NULL), block ? CHUNK_BYTES : 0);
-	end();
 }
 END_TEST
 
 START_TEST_WITH(a_mover_that_dies_leaves_the_chunk, .n = 4)
 {
 	struct wish wish;
-	begin();
 	struct block *block = reach(&wish, waits[1 + _i % 2]);
 	if (_i < 2) {
 		fake_mover_die();
@@ -528,14 +505,12 @@ START_TEST_WITH(a_mover_that_dies_leaves_the_chunk, .n = 4)
 	}
 	assert_failed(&wish, STATUS_MOVER_FAILED);
 	ck_assert_uint_eq(store_evict_all(&store, NULL, NULL), block ? CHUNK_BYTES : 0);
-	end();
 }
 END_TEST
 
 START_TEST_WITH(a_chunk_that_a_dead_mover_has_is_paid_for_when_its_program_frees_it, .n = 2)
 {
 	struct wish wish;
-	begin();
 	reach(&wish, waits[1 + _i]);
 	fake_mover_die_slowly();
 	admit_cancel(&wish.admit);
@@ -546,7 +521,6 @@ START_TEST_WITH(a_chunk_that_a_dead_mover_has_is_paid_for_when_its_program_frees
 	ck_assert_uint_eq(wish.n_gone, 1);
 	ck_assert_ptr_null(wish.kept.at);
 	ck_assert_uint_eq(used_bytes(payer), 0);
-	end();
 }
 END_TEST
 
@@ -554,7 +528,6 @@ END_TEST
 START_TEST(what_a_dead_mover_has_of_a_load_is_paid_for)
 {
 	struct wish wish;
-	begin();
 	have_idle_block(1);
 	start_with(&wish, new_chunk_of(CHUNK_BYTES, CHUNK_LOADING, true), 1);
 	assert_waits(&wish, ADMIT_COMPARING);
@@ -571,7 +544,6 @@ START_TEST(what_a_dead_mover_has_of_a_load_is_paid_for)
 	ck_assert_uint_eq(wish.n_gone, 1);
 	ck_assert_uint_eq(used_bytes(payer), 0);
 	ck_assert_uint_eq(store_evict_all(&store, NULL, NULL), CHUNK_BYTES);
-	end();
 }
 END_TEST
 
@@ -583,7 +555,6 @@ START_TEST_WITH(a_mover_that_takes_no_order_leaves_the_chunk, .n = 6)
 		enum status status;
 	} refusals[] = {{-EBUSY, STATUS_BUSY}, {-ENOMEM, STATUS_MOVER_FAILED}};
 	struct wish wish;
-	begin();
 	have_idle_block(1);
 	fake_mover.refusal = refusals[_i % 2].refusal;
 	if (_i < 2) {
@@ -598,14 +569,12 @@ START_TEST_WITH(a_mover_that_takes_no_order_leaves_the_chunk, .n = 6)
 	}
 	assert_failed(&wish, refusals[_i % 2].status);
 	ck_assert_uint_eq(store_evict_all(&store, NULL, NULL), CHUNK_BYTES);
-	end();
 }
 END_TEST
 
 START_TEST(a_padding_that_is_not_zero_leaves_the_chunk)
 {
 	struct wish wish;
-	begin();
 	start(&wish, 0);
 	fake_mover_failed(fake_mover_job(JOB_DIGEST), STATUS_BAD_REQUEST);
 	assert_failed(&wish, STATUS_BAD_REQUEST);
@@ -613,7 +582,6 @@ START_TEST(a_padding_that_is_not_zero_leaves_the_chunk)
 	start(&wish, 0);
 	fake_mover_digested(fake_mover_job(JOB_DIGEST), digest(1));
 	store_unuse_block(&store, assert_block(&wish, false), 0);
-	end();
 }
 END_TEST
 
@@ -627,7 +595,6 @@ static void start_by_handle(struct wish *wish, unsigned name)
 START_TEST_WITH(a_chunk_without_fd_gets_one, .n = 2)
 {
 	struct wish wish;
-	begin();
 	start_by_handle(&wish, _i);
 	assert_waits(&wish, ADMIT_EXPORTING);
 	ck_assert_uint_eq(allocator.books.n_fds, 1);
@@ -643,21 +610,18 @@ START_TEST_WITH(a_chunk_without_fd_gets_one, .n = 2)
 	ck_assert_uint_eq(n_handles, 0);
 	ck_assert_uint_eq(allocator.books.n_fds, 1);
 	store_unuse_block(&store, block, 0);
-	end();
 }
 END_TEST
 
 START_TEST(a_chunk_that_cannot_be_exported_stays_as_it_was)
 {
 	struct wish wish;
-	begin();
 	start_by_handle(&wish, 0);
 	come_back(ADMIT_EXPORTING, false);
 	ck_assert_int_eq(wish.kept.fd, -1);
 	ck_assert_uint_eq(wish.kept.handle, 17);
 	ck_assert_uint_eq(allocator.books.n_fds, 0);
 	assert_failed(&wish, STATUS_INTERNAL);
-	end();
 }
 END_TEST
 
@@ -670,7 +634,6 @@ static void evict_fds(void *user, uint64_t n_fds)
 START_TEST_WITH(an_fd_is_taken_from_the_cache, .n = 2)
 {
 	struct wish wish;
-	begin();
 	allocator.pressure.sources[PRESSURE_UNUSED].take_fds = evict_fds;
 	struct block *block = _i == 0 ? have_idle_block(1) : have_block(1);
 	allocator.books.max_fds = 1;
@@ -682,7 +645,6 @@ START_TEST_WITH(an_fd_is_taken_from_the_cache, .n = 2)
 		assert_failed(&wish, STATUS_NO_FDS);
 		store_unuse_block(&store, block, 0);
 	}
-	end();
 }
 END_TEST
 
@@ -691,7 +653,6 @@ END_TEST
 START_TEST_WITH(what_has_ended_is_not_cancelled, .signal = SIGABRT)
 {
 	struct wish wish;
-	begin();
 	start(&wish, 1);
 	admit_cancel(&wish.admit);
 }

@@ -138,16 +138,22 @@ static void run_worker(void)
 /* All that was given out has gone; nothing is left of it. */
 static void end(void)
 {
+	struct location *at = &devices[0].at;
 	run_worker();
+	reserve_note_saved(at, at->saved_alone_bytes, 0);
+	ck_assert_uint_eq(at->unsealing_bytes, 0);
 	ck_assert_int_eq(atomic_load(&n_handles), 0);
 	ck_assert_int_eq(next_fd(), first_fd);
 	ck_assert_uint_eq(allocator.books.n_fds, 0);
-	ck_assert_uint_eq(location_physical_bytes(&devices[0].at), 0);
-	ck_assert_uint_eq(devices[0].at.coming_bytes, 0);
+	ck_assert_uint_eq(location_physical_bytes(at), 0);
+	ck_assert_uint_eq(at->coming_bytes, 0);
 	allocator_deinit(&allocator);
 	store_end();
 	uv_sem_destroy(&gate);
 }
+
+BEGIN_EACH(begin)
+END_EACH(end)
 
 /* ---- requests --------------------------------------------------------------------------------- */
 
@@ -200,6 +206,13 @@ static struct request *start(unsigned i, uid_t uid, size_t n_chunks)
 	return &requests[i];
 }
 
+static void await_end(const struct request *request)
+{
+	while (request->place == 0) {
+		uv_run(&loop, UV_RUN_ONCE);
+	}
+}
+
 /* The worker is in the first chunk of what was started. */
 static void await_gate(void)
 {
@@ -211,7 +224,6 @@ static void await_gate(void)
 /* However much one user wants, another's one chunk does not wait for it; his own next does. */
 START_TEST(users_take_turns)
 {
-	begin();
 	struct request *big = start(0, 1, MAX_CHUNKS);
 	await_gate();
 	struct request *next = start(1, 1, 1);
@@ -222,22 +234,17 @@ START_TEST(users_take_turns)
 	ck_assert_uint_eq(big->place, 2);
 	ck_assert_uint_eq(next->place, 3);
 	ck_assert_uint_eq(big->n_chunks, MAX_CHUNKS);
-	end();
 }
 END_TEST
 
 START_TEST(what_is_not_whole_leaves_nothing)
 {
-	begin();
 	atomic_store(&n_makeable, 50);
 	uv_sem_post(&gate);
 	struct request *big = start(0, 1, 100);
-	while (big->place == 0) {
-		uv_run(&loop, UV_RUN_ONCE);
-	}
+	await_end(big);
 	ck_assert_int_eq(big->status, STATUS_NO_DEVICE_MEMORY);
 	ck_assert_uint_eq(big->n_chunks, 0);
-	end();
 }
 END_TEST
 
@@ -245,42 +252,33 @@ END_TEST
 START_TEST(memory_that_comes_back_is_asked_for_once)
 {
 	const unsigned n = 60;
-	begin();
 	uv_sem_post(&gate);
 	gives_back_each = true;
 	atomic_store(&most_open, count_open() + n);
 	for (unsigned i = 0; i < 2; i++) {
 		struct request *big = start(i, 1, n);
-		while (big->place == 0) {
-			uv_run(&loop, UV_RUN_ONCE);
-		}
+		await_end(big);
 		ck_assert_int_eq(big->status, STATUS_OK);
 	}
 	ck_assert_uint_le(atomic_load(&n_refused), 1);
-	end();
 }
 END_TEST
 
 /* Beyond the budget of fds, chunks are held by handle; those go, too. */
 START_TEST_WITH(handles_go_as_well, .n = 2)
 {
-	begin();
 	allocator.books.max_fds = 20;
 	atomic_store(&n_makeable, _i == 0 ? UINT32_MAX : 15);
 	uv_sem_post(&gate);
 	struct request *big = start(0, 1, 30);
-	while (big->place == 0) {
-		uv_run(&loop, UV_RUN_ONCE);
-	}
+	await_end(big);
 	ck_assert_int_eq(big->status, _i == 0 ? STATUS_OK : STATUS_NO_DEVICE_MEMORY);
-	end();
 }
 END_TEST
 
 /* While the worker has it, and while it waits. */
 START_TEST_WITH(a_cancelled_request_gives_all_back, .n = 2)
 {
-	begin();
 	if (_i == 1) {
 		tenant_set_quota(payer, 0, 20 * MIB);
 		allocator.pressure.wait_ms = 100000;
@@ -293,14 +291,12 @@ START_TEST_WITH(a_cancelled_request_gives_all_back, .n = 2)
 	run_worker();
 	ck_assert_uint_eq(first->place, _i == 0 ? 0 : 1);
 	ck_assert_uint_eq(second->place, _i == 0 ? 1 : 0);
-	end();
 }
 END_TEST
 
 /* Chunks that the driver is asked for count as given out: else two requests at a time get more than there may be. */
 START_TEST(no_more_is_asked_of_the_driver_than_may_be_given_out)
 {
-	begin();
 	devices[0].at.usable_bytes = 20 * MIB;
 	struct request *first = start(0, 1, 6);
 	await_gate();
@@ -308,20 +304,17 @@ START_TEST(no_more_is_asked_of_the_driver_than_may_be_given_out)
 	ck_assert_uint_eq(devices[0].at.coming_bytes, 12 * MIB);
 	ck_assert(!location_has_room(&devices[0].at, 10 * MIB));
 	uv_sem_post(&gate);
-	while (first->place == 0 || second->place == 0) {
-		uv_run(&loop, UV_RUN_ONCE);
-	}
+	await_end(first);
+	await_end(second);
 	/* The second request is granted when the chunks of the first have gone. */
 	ck_assert_uint_eq(first->place, 1);
 	ck_assert_int_eq(second->status, STATUS_OK);
-	end();
 }
 END_TEST
 
 /* A request is let in whole or not at all: no part of it is charged meanwhile. */
 START_TEST(what_waits_for_its_quota_is_charged_nothing)
 {
-	begin();
 	tenant_set_quota(payer, 0, 20 * MIB);
 	allocator.pressure.wait_ms = 100000;
 	struct request *first = start(0, 1, 6);
@@ -329,12 +322,10 @@ START_TEST(what_waits_for_its_quota_is_charged_nothing)
 	struct request *second = start(1, 1, 10);
 	ck_assert_uint_eq(payer->at[0].used_bytes, 12 * MIB);
 	uv_sem_post(&gate);
-	while (first->place == 0 || second->place == 0) {
-		uv_run(&loop, UV_RUN_ONCE);
-	}
+	await_end(first);
+	await_end(second);
 	ck_assert_int_eq(second->status, STATUS_OK);
 	ck_assert_uint_eq(payer->at[0].used_bytes, 0);
-	end();
 }
 END_TEST
 
@@ -368,10 +359,9 @@ static enum status start_unsealing(struct request *request, bool is_spare)
 }
 
 /* There is room for 2 MiB, and a reserve of @bytes. */
-static void begin_reserve(uint64_t bytes)
+static void keep_reserve(uint64_t bytes)
 {
 	struct location *at = &devices[0].at;
-	begin();
 	at->usable_bytes = bytes + 2 * MIB;
 	reserve_note_saved(at, 0, bytes);
 	reserve_set_part(at, 1);
@@ -379,21 +369,11 @@ static void begin_reserve(uint64_t bytes)
 	ck_assert_uint_eq(location_room_bytes(at), 2 * MIB);
 }
 
-static void end_reserve(void)
-{
-	struct location *at = &devices[0].at;
-	run_worker();
-	ck_assert_uint_eq(at->coming_bytes, 0);
-	reserve_note_saved(at, at->saved_alone_bytes, 0);
-	ck_assert_uint_eq(at->unsealing_bytes, 0);
-	end();
-}
-
 /* The reserve gives what room lacks, at once; a chunk that is not taken gives it back. In the end the reserve is whole. */
 START_TEST_WITH(a_private_copy_takes_what_room_lacks, .n = 2)
 {
 	struct location *at = &devices[0].at;
-	begin_reserve(8 * MIB);
+	keep_reserve(8 * MIB);
 	ck_assert_int_eq(start_unsealing(&requests[0], _i == 1), STATUS_OK);
 	ck_assert_uint_eq(at->unsealing_bytes, 6 * MIB);
 	uv_sem_post(&gate);
@@ -401,7 +381,6 @@ START_TEST_WITH(a_private_copy_takes_what_room_lacks, .n = 2)
 	ck_assert_int_eq(requests[0].status, STATUS_OK);
 	ck_assert_uint_eq(kept_unsealing_bytes, 2 * MIB);
 	ck_assert_uint_eq(at->unsealing_bytes, 8 * MIB);
-	end_reserve();
 }
 END_TEST
 
@@ -409,7 +388,7 @@ END_TEST
 START_TEST_WITH(a_copy_that_fails_gives_it_back, .n = 2)
 {
 	struct location *at = &devices[0].at;
-	begin_reserve(8 * MIB);
+	keep_reserve(8 * MIB);
 	atomic_store(&n_makeable, _i == 0 ? UINT32_MAX : 0);
 	ck_assert_int_eq(start_unsealing(&requests[0], true), STATUS_OK);
 	ck_assert_uint_eq(at->unsealing_bytes, 6 * MIB);
@@ -422,7 +401,6 @@ START_TEST_WITH(a_copy_that_fails_gives_it_back, .n = 2)
 	ck_assert_uint_eq(requests[0].place, _i);
 	ck_assert_uint_eq(at->unsealing_bytes, 8 * MIB);
 	ck_assert_uint_eq(location_room_bytes(at), 2 * MIB);
-	end_reserve();
 }
 END_TEST
 
@@ -430,7 +408,7 @@ END_TEST
 START_TEST_WITH(a_copy_beyond_the_quota_is_all_of_the_reserve, .n = 2)
 {
 	struct location *at = &devices[0].at;
-	begin_reserve(_i == 0 ? 8 * MIB : 2 * MIB);
+	keep_reserve(_i == 0 ? 8 * MIB : 2 * MIB);
 	tenant_set_quota(payer, 0, 2 * MIB);
 	enum status status = start_unsealing(&requests[0], true);
 	ck_assert_int_eq(status, _i == 0 ? STATUS_OK : STATUS_OVER_QUOTA);
@@ -439,7 +417,6 @@ START_TEST_WITH(a_copy_beyond_the_quota_is_all_of_the_reserve, .n = 2)
 	uv_sem_post(&gate);
 	run_worker();
 	ck_assert_uint_eq(payer->at[0].used_bytes, 0);
-	end_reserve();
 }
 END_TEST
 
@@ -447,7 +424,7 @@ END_TEST
 START_TEST(who_waits_goes_on_to_wait_for_room)
 {
 	struct location *at = &devices[0].at;
-	begin_reserve(8 * MIB);
+	keep_reserve(8 * MIB);
 	allocator.pressure.wait_ms = 1000000;
 	struct request *other = start(1, 2, 2);
 	uv_sem_post(&gate);
@@ -461,24 +438,27 @@ START_TEST(who_waits_goes_on_to_wait_for_room)
 	ck_assert_uint_eq(other->place, 0);
 	/* Memory that is unsealed saves nothing any more. */
 	reserve_note_saved(at, 8 * MIB, 0);
-	while (other->place == 0) {
-		uv_run(&loop, UV_RUN_ONCE);
-	}
+	await_end(other);
 	ck_assert_int_eq(other->status, STATUS_OK);
-	end_reserve();
 }
 END_TEST
 
 /* ---- the stock -------------------------------------------------------------------------------- */
 
+static struct stock stock;
+
+/* With @n_ready chunks of 2 MiB. */
+static void begin_stock(unsigned n_ready)
+{
+	stock_init(&stock, &devices[0].at, &allocator.books, store.cache);
+	stock_want(&stock, 2 * MIB, n_ready);
+}
+
 /* Somebody needs the memory that is being made ahead: what comes afterwards goes at once. */
 START_TEST(a_stock_that_is_drained_keeps_nothing_that_comes_later)
 {
-	struct stock stock;
 	struct chunk chunk;
-	begin();
-	stock_init(&stock, &devices[0].at, &allocator.books, store.cache);
-	stock_want(&stock, 2 * MIB, 2);
+	begin_stock(2);
 	stock_refill(&stock);
 	await_gate();
 	ck_assert_uint_eq(stock_drain(&stock), 0);
@@ -496,18 +476,14 @@ START_TEST(a_stock_that_is_drained_keeps_nothing_that_comes_later)
 	ck_assert(stock_take(&stock, 2 * MIB, &chunk));
 	chunk_release(&chunk);
 	ck_assert_uint_eq(stock_drain(&stock), 2 * MIB);
-	end();
 }
 END_TEST
 
 /* A size that is not followed any more makes room for another one, but for what is coming of it. */
 START_TEST(a_forgotten_size_leaves_its_place_when_nothing_of_it_is_coming)
 {
-	struct stock stock;
 	struct chunk chunk;
-	begin();
-	stock_init(&stock, &devices[0].at, &allocator.books, store.cache);
-	stock_want(&stock, 2 * MIB, 0);
+	begin_stock(0);
 	stock_follow(&stock, 4 * MIB);
 	stock_follow(&stock, 4 * MIB);
 	stock_refill(&stock);
@@ -530,19 +506,15 @@ START_TEST(a_forgotten_size_leaves_its_place_when_nothing_of_it_is_coming)
 		stock_drain(&stock);
 		run_worker();
 	}
-	end();
 }
 END_TEST
 
 /* A chunk that the stock gives up makes room for others, as one that is taken does. */
 START_TEST(a_stock_follows_for_ever)
 {
-	struct stock stock;
 	struct chunk chunk;
-	begin();
 	uv_sem_post(&gate);
-	stock_init(&stock, &devices[0].at, &allocator.books, store.cache);
-	stock_want(&stock, 2 * MIB, 0);
+	begin_stock(0);
 	for (uint64_t i = 0; i < 2 * STOCK_FOLLOWED_BYTES / (64 * MIB); i++) {
 		stock_follow(&stock, 64 * MIB);
 		stock_follow(&stock, 64 * MIB);
@@ -552,17 +524,13 @@ START_TEST(a_stock_follows_for_ever)
 		ck_assert_uint_eq(stock_drain(&stock), 64 * MIB);
 	}
 	ck_assert(!stock_take(&stock, 64 * MIB, &chunk));
-	end();
 }
 END_TEST
 
 START_TEST(a_stock_takes_no_more_than_may_be_given_out)
 {
-	struct stock stock;
-	begin();
 	devices[0].at.usable_bytes = 5 * MIB;
-	stock_init(&stock, &devices[0].at, &allocator.books, store.cache);
-	stock_want(&stock, 2 * MIB, 4);
+	begin_stock(4);
 	stock_refill(&stock);
 	await_gate();
 	ck_assert_uint_eq(devices[0].at.coming_bytes, 4 * MIB);
@@ -571,6 +539,5 @@ START_TEST(a_stock_takes_no_more_than_may_be_given_out)
 	stock_refill(&stock);
 	run_worker();
 	ck_assert_uint_eq(stock_drain(&stock), 4 * MIB);
-	end();
 }
 END_TEST

@@ -19,17 +19,29 @@
 		ck_assert_msg(assert_ok_r == 0, #call " = %d: %s", assert_ok_r, glake_error()); \
 	} while (0)
 
-static int try_connect(struct glake_session **session_out)
+/* One at a time. */
+static struct fake_daemon glaked;
+static struct glake_session *session;
+
+static int try_connect(void)
 {
 	struct glake_connect_options options = {.size = sizeof(options), .no_cuda = 1};
-	return glake_connect(&options, session_out);
+	session = NULL;
+	return glake_connect(&options, &session);
 }
 
-static struct glake_session *connect_new(void)
+/* A daemon that does what @script says, and a session with it. */
+static void begin(fake_script_fn script, void *user)
 {
-	struct glake_session *session = NULL;
-	assert_ok(try_connect(&session));
-	return session;
+	glaked = (struct fake_daemon){.script = script, .user = user};
+	fake_start(&glaked);
+	assert_ok(try_connect());
+}
+
+static void end(void)
+{
+	glake_disconnect(session);
+	fake_stop(&glaked);
 }
 
 static int n_open_fds(void)
@@ -66,8 +78,7 @@ START_TEST(a_refused_greeting_says_why)
 		struct fake_daemon fake = {.script = refuse_hello,
 		                           .user = (void *)&refusals[i].status};
 		fake_start(&fake);
-		struct glake_session *session = NULL;
-		ck_assert_int_eq(try_connect(&session), refusals[i].code);
+		ck_assert_int_eq(try_connect(), refusals[i].code);
 		ck_assert_str_eq(glake_error(), "because");
 		ck_assert_ptr_null(session);
 		fake_stop(&fake);
@@ -95,13 +106,11 @@ static bool refuse_late(struct fake_daemon *fake, const Glake__Wire__Request *re
 
 START_TEST(who_asks_again_says_how_long_it_has_waited)
 {
-	struct fake_daemon fake = {.script = refuse_late};
 	struct glake__wait wait = {0};
 	struct fdlist fds;
 	uint64_t id;
 	fdlist_init(&fds);
-	fake_start(&fake);
-	struct glake_session *session = connect_new();
+	begin(refuse_late, NULL);
 	for (unsigned i = 0; i < 2; i++) {
 		ck_assert_int_eq(
 			glake__rpc_chunk_alloc(session, 0, 2u << 20, 1, 2u << 20, &wait, &id, &fds),
@@ -115,8 +124,7 @@ START_TEST(who_asks_again_says_how_long_it_has_waited)
 		glake__rpc_chunk_alloc(session, 0, 2u << 20, 1, 2u << 20, &wait, &id, &fds),
 		GLAKE_E_OVER_QUOTA);
 	ck_assert_uint_eq(waited_ms[0], 0);
-	glake_disconnect(session);
-	fake_stop(&fake);
+	end();
 }
 END_TEST
 
@@ -134,15 +142,14 @@ static bool talk_garbage(struct fake_daemon *fake, const Glake__Wire__Request *r
 
 START_TEST(no_daemon_or_a_strange_one)
 {
-	struct glake_session *session = NULL;
 	setenv("GLAKE_SOCKET", "/nonexistent/socket", 1);
-	ck_assert_int_eq(try_connect(&session), GLAKE_E_GONE);
+	ck_assert_int_eq(try_connect(), GLAKE_E_GONE);
 	ck_assert_ptr_nonnull(strstr(glake_error(), "/nonexistent/socket"));
 	char path[200];
 	memset(path, 'x', sizeof(path) - 1);
 	path[sizeof(path) - 1] = '\0';
 	setenv("GLAKE_SOCKET", path, 1);
-	ck_assert_int_eq(try_connect(&session), -ENAMETOOLONG);
+	ck_assert_int_eq(try_connect(), -ENAMETOOLONG);
 	struct {
 		fake_script_fn script;
 		bool is_bad_hello;
@@ -156,7 +163,7 @@ START_TEST(no_daemon_or_a_strange_one)
 		struct fake_daemon fake = {.script = strange[i].script,
 		                           .is_bad_hello = strange[i].is_bad_hello};
 		fake_start(&fake);
-		ck_assert_int_eq(try_connect(&session), strange[i].code);
+		ck_assert_int_eq(try_connect(), strange[i].code);
 		fake_stop(&fake);
 	}
 }
@@ -189,14 +196,12 @@ static void *ping(void *argument)
 
 START_TEST(answers_find_their_calls_in_any_order)
 {
-	struct fake_daemon fake = {.script = answer_backwards};
-	fake_start(&fake);
-	struct glake_session *session = connect_new();
+	begin(answer_backwards, NULL);
 	for (int round = 0; round < 5; round++) {
 		pthread_t thread;
 		void *result;
 		pthread_create(&thread, NULL, ping, session);
-		while (fake.n_requests[GLAKE__WIRE__REQUEST__BODY_PING] <
+		while (glaked.n_requests[GLAKE__WIRE__REQUEST__BODY_PING] <
 		       2u * (unsigned)round + 1) {
 			usleep(1000);
 		}
@@ -205,8 +210,7 @@ START_TEST(answers_find_their_calls_in_any_order)
 		pthread_join(thread, &result);
 		ck_assert_int_eq((int)(intptr_t)result, GLAKE_E_BUSY);
 	}
-	glake_disconnect(session);
-	fake_stop(&fake);
+	end();
 }
 END_TEST
 
@@ -254,9 +258,7 @@ START_TEST(a_broken_connection_stays_broken)
 	};
 	int n_fds = n_open_fds();
 	for (size_t i = 0; i < n_elements(breaks); i++) {
-		struct fake_daemon fake = {.script = breaks[i].script};
-		fake_start(&fake);
-		struct glake_session *session = connect_new();
+		begin(breaks[i].script, NULL);
 		int n_gone = 0;
 		glake_set_notice_handler(session, count_gone, &n_gone);
 		ck_assert_int_eq(glake_ping(session), breaks[i].code);
@@ -266,8 +268,7 @@ START_TEST(a_broken_connection_stays_broken)
 		ck_assert_int_eq(glake_dispatch(session), breaks[i].code);
 		ck_assert_int_eq(glake_fd(session), -1);
 		ck_assert_int_eq(n_gone, 1);
-		glake_disconnect(session);
-		fake_stop(&fake);
+		end();
 		ck_assert_int_eq(n_open_fds(), n_fds);
 	}
 }
@@ -288,9 +289,7 @@ static bool hang_up_when_all_wait(struct fake_daemon *fake, const Glake__Wire__R
 
 START_TEST(everybody_who_waits_learns_of_the_end)
 {
-	struct fake_daemon fake = {.script = hang_up_when_all_wait};
-	fake_start(&fake);
-	struct glake_session *session = connect_new();
+	begin(hang_up_when_all_wait, NULL);
 	pthread_t threads[N_WAITERS];
 	for (int i = 0; i < N_WAITERS; i++) {
 		pthread_create(&threads[i], NULL, ping, session);
@@ -300,8 +299,7 @@ START_TEST(everybody_who_waits_learns_of_the_end)
 		pthread_join(threads[i], &result);
 		ck_assert_int_eq((int)(intptr_t)result, GLAKE_E_GONE);
 	}
-	glake_disconnect(session);
-	fake_stop(&fake);
+	end();
 }
 END_TEST
 
@@ -350,13 +348,11 @@ static bool answer_after_two_pings(struct fake_daemon *fake, const Glake__Wire__
 /* One thread reads the socket, the other waits for it; the third must not. */
 START_TEST(a_cancelled_thread_holds_up_nobody)
 {
-	struct fake_daemon fake = {.script = answer_when_three_wait};
-	fake_start(&fake);
-	struct glake_session *session = connect_new();
+	begin(answer_when_three_wait, NULL);
 	pthread_t threads[2];
 	for (unsigned i = 0; i < 2; i++) {
 		pthread_create(&threads[i], NULL, ping, session);
-		while (fake.n_requests[GLAKE__WIRE__REQUEST__BODY_PING] <= i) {
+		while (glaked.n_requests[GLAKE__WIRE__REQUEST__BODY_PING] <= i) {
 			usleep(1000);
 		}
 		pthread_cancel(threads[i]);
@@ -367,8 +363,7 @@ START_TEST(a_cancelled_thread_holds_up_nobody)
 		pthread_join(threads[i], &result);
 		ck_assert_ptr_null(result);
 	}
-	glake_disconnect(session);
-	fake_stop(&fake);
+	end();
 }
 END_TEST
 
@@ -376,11 +371,9 @@ END_TEST
 START_TEST(a_file_in_our_place_is_left_alone)
 {
 	for (int uses_dispatch = 0; uses_dispatch < 2; uses_dispatch++) {
-		struct fake_daemon fake = {0};
 		int ends[2];
 		char bytes[8];
-		fake_start(&fake);
-		struct glake_session *session = connect_new();
+		begin(NULL, NULL);
 		int fd = glake_fd(session);
 		ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends), 0);
 		ck_assert_int_eq(dup2(ends[0], fd), fd);
@@ -400,7 +393,7 @@ START_TEST(a_file_in_our_place_is_left_alone)
 		close(fd);
 		close(ends[0]);
 		close(ends[1]);
-		fake_stop(&fake);
+		fake_stop(&glaked);
 	}
 }
 END_TEST
@@ -417,9 +410,8 @@ START_TEST(a_silent_greeting_is_given_up)
 {
 	be_impatient();
 	struct fake_daemon fake = {.script = say_nothing};
-	struct glake_session *session = NULL;
 	fake_start(&fake);
-	ck_assert_int_eq(try_connect(&session), GLAKE_E_GONE);
+	ck_assert_int_eq(try_connect(), GLAKE_E_GONE);
 	ck_assert_ptr_nonnull(strstr(glake_error(), "does not answer"));
 	fake_stop(&fake);
 }
@@ -428,15 +420,12 @@ END_TEST
 START_TEST(a_silent_daemon_is_given_up)
 {
 	be_impatient();
-	struct fake_daemon fake = {.script = say_hello_only};
-	fake_start(&fake);
-	struct glake_session *session = connect_new();
+	begin(say_hello_only, NULL);
 	ck_assert_int_eq(glake_evict(session, "m", NULL, NULL), GLAKE_E_GONE);
 	ck_assert_ptr_nonnull(strstr(glake_error(), "does not answer"));
-	ck_assert_uint_eq(fake.n_requests[GLAKE__WIRE__REQUEST__BODY_PING], 1);
+	ck_assert_uint_eq(glaked.n_requests[GLAKE__WIRE__REQUEST__BODY_PING], 1);
 	ck_assert_int_eq(glake_ping(session), GLAKE_E_GONE);
-	glake_disconnect(session);
-	fake_stop(&fake);
+	end();
 }
 END_TEST
 
@@ -445,13 +434,10 @@ START_TEST(a_slow_daemon_is_waited_for)
 {
 	be_impatient();
 	uint64_t evict = 0;
-	struct fake_daemon fake = {.script = answer_after_two_pings, .user = &evict};
-	fake_start(&fake);
-	struct glake_session *session = connect_new();
+	begin(answer_after_two_pings, &evict);
 	ck_assert_int_eq(glake_evict(session, "m", NULL, NULL), GLAKE_E_BUSY);
 	assert_ok(glake_ping(session));
-	glake_disconnect(session);
-	fake_stop(&fake);
+	end();
 }
 END_TEST
 
@@ -485,7 +471,6 @@ static bool notify_on_ping(struct fake_daemon *fake, const Glake__Wire__Request 
 }
 
 struct heard {
-	struct glake_session *session;
 	int depth;
 	size_t n_notices;
 	struct glake_notice notices[8];
@@ -500,23 +485,22 @@ static void hear(void *user, const struct glake_notice *notice)
 	heard->notices[heard->n_notices] = *notice;
 	strcpy(heard->names[heard->n_notices++], notice->name ? notice->name : "");
 	if (heard->n_notices == 1) {
-		assert_ok(glake_ping(heard->session));
+		assert_ok(glake_ping(session));
 	}
 	heard->depth--;
 }
 
 START_TEST(notices_are_delivered_in_order_after_the_call)
 {
-	struct fake_daemon fake = {.script = notify_on_ping};
-	fake_start(&fake);
-	struct heard heard = {.session = connect_new()};
-	glake_set_notice_handler(heard.session, hear, &heard);
-	assert_ok(glake_ping(heard.session));
+	struct heard heard = {0};
+	begin(notify_on_ping, NULL);
+	glake_set_notice_handler(session, hear, &heard);
+	assert_ok(glake_ping(session));
 	/* The handler's own ping may have read the one behind the answer. */
-	struct pollfd waiting = {.fd = glake_fd(heard.session), .events = POLLIN};
+	struct pollfd waiting = {.fd = glake_fd(session), .events = POLLIN};
 	if (heard.n_notices == 3) {
 		ck_assert_int_eq(poll(&waiting, 1, 2000), 1);
-		ck_assert_int_eq(glake_dispatch(heard.session), 1);
+		ck_assert_int_eq(glake_dispatch(session), 1);
 	}
 	ck_assert_uint_eq(heard.n_notices, 4);
 	ck_assert_int_eq(heard.notices[0].kind, GLAKE_NOTICE_RECLAIM);
@@ -528,11 +512,10 @@ START_TEST(notices_are_delivered_in_order_after_the_call)
 	ck_assert_uint_eq(heard.notices[3].bytes, 99);
 	/* Only answers still come: to the reports that a Reclaim is answered with. */
 	do {
-		ck_assert_int_eq(glake_dispatch(heard.session), 0);
+		ck_assert_int_eq(glake_dispatch(session), 0);
 	} while (poll(&waiting, 1, 50) > 0);
 	ck_assert_uint_eq(heard.n_notices, 4);
-	glake_disconnect(heard.session);
-	fake_stop(&fake);
+	end();
 }
 END_TEST
 
@@ -554,14 +537,11 @@ static void fail_inside(void *user, const struct glake_notice *notice)
 
 START_TEST(a_handler_does_not_change_the_callers_error)
 {
-	struct fake_daemon fake = {.script = refuse_and_notify};
-	fake_start(&fake);
-	struct glake_session *session = connect_new();
+	begin(refuse_and_notify, NULL);
 	glake_set_notice_handler(session, fail_inside, session);
 	ck_assert_int_eq(glake_evict(session, "m", NULL, NULL), GLAKE_E_BUSY);
 	ck_assert_str_eq(glake_error(), "the cause");
-	glake_disconnect(session);
-	fake_stop(&fake);
+	end();
 }
 END_TEST
 
@@ -641,8 +621,7 @@ static void count_progress(void *user, uint64_t done_bytes, uint64_t total_bytes
 	ck_assert_uint_eq(total_bytes, 100);
 }
 
-static int open_no_map(struct glake_session *session, struct glake_model **model_out,
-                       uint64_t *done_bytes)
+static int open_no_map(struct glake_model **model_out, uint64_t *done_bytes)
 {
 	struct glake_model_options options = {
 		.size = sizeof(options),
@@ -656,12 +635,10 @@ static int open_no_map(struct glake_session *session, struct glake_model **model
 START_TEST(tensor_lists_are_paged_and_sorted)
 {
 	enum model_flaw flaw = SOUND;
-	struct fake_daemon fake = {.script = serve_model, .user = &flaw};
-	fake_start(&fake);
-	struct glake_session *session = connect_new();
+	begin(serve_model, &flaw);
 	struct glake_model *model;
 	uint64_t done_bytes = 0;
-	assert_ok(open_no_map(session, &model, &done_bytes));
+	assert_ok(open_no_map(&model, &done_bytes));
 	ck_assert_uint_gt(done_bytes, 0);
 	ck_assert_uint_le(done_bytes, 75);
 	struct glake_tensor tensor = {.size = sizeof(tensor)};
@@ -673,26 +650,21 @@ START_TEST(tensor_lists_are_paged_and_sorted)
 		ck_assert_uint_eq(tensor.shape[1], 3);
 		ck_assert_uint_eq(tensor.ptr, 0);
 	}
-	ck_assert_uint_eq(fake.n_requests[GLAKE__WIRE__REQUEST__BODY_MODEL_BLOCKS], 0);
+	ck_assert_uint_eq(glaked.n_requests[GLAKE__WIRE__REQUEST__BODY_MODEL_BLOCKS], 0);
 	glake_model_close(model);
-	ck_assert_uint_eq(fake.n_requests[GLAKE__WIRE__REQUEST__BODY_MODEL_CLOSE], 1);
-	glake_disconnect(session);
-	fake_stop(&fake);
+	ck_assert_uint_eq(glaked.n_requests[GLAKE__WIRE__REQUEST__BODY_MODEL_CLOSE], 1);
+	end();
 }
 END_TEST
 
 START_TEST(flawed_lists_end_the_session)
 {
 	for (enum model_flaw flaw = SHORT_LIST; flaw <= TOO_MANY; flaw++) {
-		struct fake_daemon fake = {.script = serve_model, .user = &flaw};
-		fake_start(&fake);
-		struct glake_session *session = connect_new();
+		begin(serve_model, &flaw);
 		struct glake_model *model;
-		ck_assert_msg(open_no_map(session, &model, NULL) == GLAKE_E_PROTOCOL, "flaw %d",
-		              flaw);
+		ck_assert_msg(open_no_map(&model, NULL) == GLAKE_E_PROTOCOL, "flaw %d", flaw);
 		ck_assert_int_eq(glake_ping(session), GLAKE_E_PROTOCOL);
-		glake_disconnect(session);
-		fake_stop(&fake);
+		end();
 	}
 }
 END_TEST
@@ -730,17 +702,14 @@ START_TEST(who_waits_for_memory_gives_his_own_back)
 		uint64_t done_bytes = 0;
 		unsigned n_notices = 0;
 		struct glake_model *model;
-		struct fake_daemon fake = {.script = reclaim_from_who_waits, .user = &open_request};
-		fake_start(&fake);
-		struct glake_session *session = connect_new();
+		begin(reclaim_from_who_waits, &open_request);
 		glake_set_notice_handler(session, count_notice, &n_notices);
-		ck_assert_int_eq(open_no_map(session, &model, with_progress ? &done_bytes : NULL),
+		ck_assert_int_eq(open_no_map(&model, with_progress ? &done_bytes : NULL),
 		                 GLAKE_E_OVER_QUOTA);
 		ck_assert_str_eq(glake_error(), "full");
 		ck_assert_uint_eq(n_notices, 2);
 		ck_assert_uint_eq(done_bytes, with_progress ? 25 : 0);
-		glake_disconnect(session);
-		fake_stop(&fake);
+		end();
 	}
 }
 END_TEST
@@ -766,7 +735,7 @@ static bool send_many_fds(struct fake_daemon *fake, const Glake__Wire__Request *
 }
 
 /* The call itself, since a session without a driver maps nothing. */
-static int look_up(struct glake_session *session)
+static int look_up(void)
 {
 	Glake__Wire__BlockLookup lookup = GLAKE__WIRE__BLOCK_LOOKUP__INIT;
 	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
@@ -784,11 +753,9 @@ static int look_up(struct glake_session *session)
 
 START_TEST(fds_lost_to_our_own_limit_end_nothing)
 {
-	struct fake_daemon fake = {.script = send_many_fds};
-	fake_start(&fake);
-	struct glake_session *session = connect_new();
+	begin(send_many_fds, NULL);
 	int n_fds = n_open_fds();
-	ck_assert_int_eq(look_up(session), GLAKE_MAX_PACKET_FDS);
+	ck_assert_int_eq(look_up(), GLAKE_MAX_PACKET_FDS);
 	ck_assert_int_eq(n_open_fds(), n_fds);
 	/* No room for all of them. */
 	int fillers[1024];
@@ -799,14 +766,13 @@ START_TEST(fds_lost_to_our_own_limit_end_nothing)
 		fillers[n_fillers++] = fd;
 	}
 	n_fds = n_open_fds();
-	ck_assert_int_eq(look_up(session), -EMFILE);
+	ck_assert_int_eq(look_up(), -EMFILE);
 	ck_assert_int_eq(n_open_fds(), n_fds);
 	assert_ok(glake_ping(session));
 	while (n_fillers > 0) {
 		close(fillers[--n_fillers]);
 	}
-	ck_assert_int_eq(look_up(session), GLAKE_MAX_PACKET_FDS);
-	glake_disconnect(session);
-	fake_stop(&fake);
+	ck_assert_int_eq(look_up(), GLAKE_MAX_PACKET_FDS);
+	end();
 }
 END_TEST

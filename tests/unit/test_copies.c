@@ -5,6 +5,8 @@
  */
 #include "tests/unit/made_copies.h"
 
+END_EACH(copies_end)
+
 static struct load_context load_context = {
 	.admit = &context, .copies = &copies, .stats = &stats, .window_bytes = 64 * MIB};
 
@@ -110,7 +112,6 @@ START_TEST(a_promotion_whose_block_is_withdrawn_ends)
 	ck_assert_int_eq(client.status, STATUS_BUSY);
 	ck_assert_uint_eq(store.n_models, 1);
 	store_unhold_model(&store, one, 0);
-	copies_end();
 }
 END_TEST
 
@@ -134,7 +135,6 @@ START_TEST(few_copies_of_a_promotion_are_in_the_mover_at_a_time)
 	}
 	ck_assert_int_eq(client.status, STATUS_OK);
 	ck_assert_uint_le(n_most, 12);
-	copies_end();
 }
 END_TEST
 
@@ -155,7 +155,6 @@ START_TEST(a_large_block_costs_as_many_copies_as_it_needs)
 	ck_assert(has_copy(4));
 	ck_assert(has_copy(3));
 	ck_assert(!has_copy(2));
-	copies_end();
 }
 END_TEST
 
@@ -170,7 +169,6 @@ START_TEST(a_copy_does_not_wait_as_programs_do)
 	}
 	ck_assert(has_copy(3));
 	ck_assert(!has_copy(1));
-	copies_end();
 }
 END_TEST
 
@@ -194,7 +192,6 @@ START_TEST(a_model_that_came_back_was_used_lately)
 	ck_assert(has_copy(1));
 	ck_assert(!has_copy(2));
 	store_unhold_model(&store, one, 0);
-	copies_end();
 }
 END_TEST
 
@@ -209,7 +206,6 @@ START_TEST(a_model_larger_than_host_memory_takes_nobodys_place)
 	ck_assert_uint_eq(store.n_models, 2);
 	ck_assert_int_eq(one->state, MODEL_DEMOTED);
 	ck_assert(!has_copy(2));
-	copies_end();
 }
 END_TEST
 
@@ -228,7 +224,6 @@ START_TEST(a_mover_that_cannot_end_keeps_one_block_from_being_copied)
 	ck_assert(has_copy(2));
 	ck_assert(!has_copy(1));
 	end_dead_movers();
-	copies_end();
 }
 END_TEST
 
@@ -251,7 +246,6 @@ START_TEST(a_chunk_goes_when_all_movers_have_forgotten_it)
 	settle();
 	run_workers();
 	ck_assert_uint_eq(host->use_bytes[CHUNK_COPIES], 0);
-	copies_end();
 }
 END_TEST
 
@@ -280,7 +274,6 @@ START_TEST_WITH(a_copy_waits_for_a_chunk_to_be_forgotten, .n = 3)
 		copies_close(&copies);
 		ck_assert_ptr_null(copies.taking);
 	}
-	copies_end();
 }
 END_TEST
 
@@ -295,7 +288,6 @@ START_TEST(lines_about_wrong_copies_are_limited)
 		run_workers();
 	}
 	ck_assert_uint_gt(store.cache->log_limit.n_swallowed, 0);
-	copies_end();
 }
 END_TEST
 
@@ -322,7 +314,6 @@ START_TEST(models_in_host_memory_cost_their_own_realm_when_manifests_are_many)
 	ck_assert_uint_eq(realm->idle_manifest_bytes, 0);
 	ck_assert_uint_eq(other->idle_manifest_bytes, 0);
 	realm_unref(other);
-	copies_end();
 }
 END_TEST
 
@@ -343,7 +334,6 @@ START_TEST(a_copy_takes_no_fd_of_what_is_on_the_gpu)
 	settle();
 	ck_assert_uint_eq(n_evictions, 0);
 	ck_assert(!has_copy(1));
-	copies_end();
 }
 END_TEST
 
@@ -374,6 +364,5 @@ START_TEST(a_user_has_a_share_of_the_promotions)
 	run_workers();
 	fake_mover_digested(find_job(JOB_DIGEST), digest(1));
 	ck_assert_int_eq(clients[0].status, STATUS_OK);
-	copies_end();
 }
 END_TEST

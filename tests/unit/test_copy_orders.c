@@ -97,6 +97,12 @@ static void finish(unsigned name)
 	fake_mover_digested(job, digest(name));
 }
 
+static void order_digested(struct wait *wait, uint64_t bytes, unsigned name)
+{
+	order_chunk(wait, bytes);
+	finish(name);
+}
+
 /* As finish(), but the bytes are zero. */
 static void finish_zero(unsigned name)
 {
@@ -141,18 +147,20 @@ static uint64_t paid(const struct tenant *tenant)
 	return tenant->at[1].used_bytes;
 }
 
-/* @is_on: blocks are copied in the background, too. */
-static void orders_begin(uint64_t host_bytes, bool is_on)
+/* No blocks are copied in the background. */
+static void orders_begin(void)
 {
-	copies_begin(host_bytes);
-	copies_set(&copies, is_on);
+	copies_begin(256 * MIB);
+	copies_set(&copies, false);
 }
+
+BEGIN_EACH(orders_begin)
+END_EACH(copies_end)
 
 /* ---- good days --------------------------------------------------------------------------------- */
 
 START_TEST(a_private_chunk_is_copied_for_who_ordered_it)
 {
-	orders_begin(256 * MIB, false);
 	order_chunk(&waits[0], 6 * MIB);
 	run_workers();
 	ck_assert_uint_eq(paid(payer), 6 * MIB);
@@ -172,7 +180,6 @@ START_TEST(a_private_chunk_is_copied_for_who_ordered_it)
 	let(&waits[0]);
 	ck_assert_uint_eq(paid(payer), 0);
 	ck_assert_uint_eq(copies.bytes, 0);
-	copies_end();
 }
 END_TEST
 
@@ -193,9 +200,7 @@ static void order_again(struct wait *wait, struct copy_past *past)
 START_TEST_WITH(a_chunk_that_sleeps_again_is_digested, .n = 2)
 {
 	struct copy_past past;
-	orders_begin(256 * MIB, false);
-	order_chunk(&waits[0], 6 * MIB);
-	finish(7);
+	order_digested(&waits[0], 6 * MIB, 7);
 	const struct copy *copy = waits[0].copy;
 	order_again(&waits[0], &past);
 	ck_assert_uint_eq(copies.bytes, 6 * MIB);
@@ -212,7 +217,6 @@ START_TEST_WITH(a_chunk_that_sleeps_again_is_digested, .n = 2)
 	ck_assert_uint_eq(copies.bytes, 6 * MIB);
 	let(&waits[0]);
 	ck_assert_uint_eq(copies.bytes, 0);
-	copies_end();
 }
 END_TEST
 
@@ -220,9 +224,7 @@ END_TEST
 START_TEST(copies_of_who_is_awake_go_before_host_memory_is_made)
 {
 	struct copy_past past;
-	orders_begin(256 * MIB, false);
-	order_chunk(&waits[0], copies.nodes[0].large_bytes);
-	finish(7);
+	order_digested(&waits[0], copies.nodes[0].large_bytes, 7);
 	copies_remember(&copies, waits[0].copy, &past);
 	let(&waits[0]);
 	uint64_t n_bytes = host->use_bytes[CHUNK_COPIES];
@@ -237,13 +239,11 @@ START_TEST(copies_of_who_is_awake_go_before_host_memory_is_made)
 	run_workers();
 	ck_assert_uint_eq(host->use_bytes[CHUNK_COPIES], n_bytes + copies.nodes[0].large_bytes);
 	let(&waits[1]);
-	copies_end();
 }
 END_TEST
 
 START_TEST(a_blocks_copy_serves_all_who_want_it)
 {
-	orders_begin(256 * MIB, false);
 	struct block *block = have_block(1);
 	order_block(&waits[0], block);
 	order_block(&waits[1], block);
@@ -270,13 +270,12 @@ START_TEST(a_blocks_copy_serves_all_who_want_it)
 	copies_make_way(&copies, host, 256 * MIB);
 	ck_assert(!has_copy(1));
 	store_unuse_block(&store, block, 0);
-	copies_end();
 }
 END_TEST
 
 START_TEST_WITH(an_order_waits_for_a_copy_that_is_under_way, .n = 3)
 {
-	orders_begin(256 * MIB, true);
+	copies_set(&copies, true);
 	struct block *block = have_block(1);
 	copies_want(&copies, block);
 	if (_i > 0) {
@@ -297,7 +296,6 @@ START_TEST_WITH(an_order_waits_for_a_copy_that_is_under_way, .n = 3)
 	}
 	ck_assert_uint_eq(payer->at[1].peak_bytes, 0);
 	store_unuse_block(&store, block, 0);
-	copies_end();
 }
 END_TEST
 
@@ -305,7 +303,7 @@ START_TEST(orders_go_first_and_several_at_a_time)
 {
 	struct block *blocks[4];
 	unsigned n_most = 0;
-	orders_begin(256 * MIB, true);
+	copies_set(&copies, true);
 	for (unsigned i = 0; i < 4; i++) {
 		blocks[i] = have_block(100 + i);
 		copies_want(&copies, blocks[i]);
@@ -335,14 +333,12 @@ START_TEST(orders_go_first_and_several_at_a_time)
 	for (unsigned i = 0; i < 4; i++) {
 		store_unuse_block(&store, blocks[i], 0);
 	}
-	copies_end();
 }
 END_TEST
 
 /* Another content has its digest, or its own has changed: it is a program's all the same. */
 START_TEST_WITH(a_block_that_nobody_finds_has_a_copy_that_nobody_finds, .n = 2)
 {
-	orders_begin(256 * MIB, false);
 	struct block *block = have_block(1);
 	if (_i == 0) {
 		store_take_out_block(&store, block);
@@ -362,7 +358,6 @@ START_TEST_WITH(a_block_that_nobody_finds_has_a_copy_that_nobody_finds, .n = 2)
 	let(&waits[0]);
 	ck_assert_uint_eq(copies.bytes, 0);
 	store_unuse_block(&store, block, 0);
-	copies_end();
 }
 END_TEST
 
@@ -371,7 +366,6 @@ END_TEST
 /* One has a copy; the others are copied, compared with it, and need theirs no more. */
 START_TEST(equal_private_chunks_have_one_copy)
 {
-	orders_begin(256 * MIB, false);
 	for (unsigned i = 0; i < 4; i++) {
 		order_chunk(&waits[i], 6 * MIB);
 	}
@@ -396,16 +390,13 @@ START_TEST(equal_private_chunks_have_one_copy)
 	/* The copy was nobody's cache. */
 	ck_assert_uint_eq(copies.bytes, 0);
 	ck_assert_uint_eq(HASH_COUNT(copies.table), 0);
-	copies_end();
 }
 END_TEST
 
 /* Who ordered it first pays, whoever has it then. */
 START_TEST(who_finds_a_copy_pays_nothing)
 {
-	orders_begin(256 * MIB, false);
-	order_chunk(&waits[0], 6 * MIB);
-	finish(7);
+	order_digested(&waits[0], 6 * MIB, 7);
 	order_chunk_of(&waits[1], 6 * MIB, realm, other_payer);
 	finish(7);
 	finish_compare(true);
@@ -416,16 +407,13 @@ START_TEST(who_finds_a_copy_pays_nothing)
 	ck_assert_uint_eq(paid(payer), 6 * MIB);
 	let(&waits[1]);
 	ck_assert_uint_eq(paid(payer), 0);
-	copies_end();
 }
 END_TEST
 
 /* One digest, other bytes; or the mover cannot say. The one that was there is found. */
 START_TEST_WITH(what_is_not_known_to_be_equal_has_a_copy_of_its_own, .n = 3)
 {
-	orders_begin(256 * MIB, false);
-	order_chunk(&waits[0], 6 * MIB);
-	finish(7);
+	order_digested(&waits[0], 6 * MIB, 7);
 	order_chunk(&waits[1], 6 * MIB);
 	run_workers();
 	if (_i == 2) {
@@ -445,15 +433,12 @@ START_TEST_WITH(what_is_not_known_to_be_equal_has_a_copy_of_its_own, .n = 3)
 	let(&waits[0]);
 	let(&waits[1]);
 	ck_assert_uint_eq(copies.bytes, 0);
-	copies_end();
 }
 END_TEST
 
 START_TEST(other_realms_have_copies_of_their_own)
 {
-	orders_begin(256 * MIB, false);
-	order_chunk(&waits[0], 6 * MIB);
-	finish(7);
+	order_digested(&waits[0], 6 * MIB, 7);
 	struct realm *other = realm_get(&realms, "other");
 	order_chunk_of(&waits[1], 6 * MIB, other, payer);
 	finish(7);
@@ -463,18 +448,14 @@ START_TEST(other_realms_have_copies_of_their_own)
 	let(&waits[0]);
 	let(&waits[1]);
 	realm_unref(other);
-	copies_end();
 }
 END_TEST
 
 /* The last holder's end comes between: it is kept for who compares. */
 START_TEST(a_copy_is_let_while_another_is_compared_with_it)
 {
-	orders_begin(256 * MIB, false);
-	order_chunk(&waits[0], 6 * MIB);
-	finish(7);
-	order_chunk(&waits[1], 6 * MIB);
-	finish(7);
+	order_digested(&waits[0], 6 * MIB, 7);
+	order_digested(&waits[1], 6 * MIB, 7);
 	let(&waits[0]);
 	ck_assert_uint_eq(copies.bytes, 6 * MIB);
 	finish_compare(true);
@@ -482,14 +463,13 @@ START_TEST(a_copy_is_let_while_another_is_compared_with_it)
 	ck_assert_uint_eq(copies.bytes, 6 * MIB);
 	let(&waits[1]);
 	ck_assert_uint_eq(copies.bytes, 0);
-	copies_end();
 }
 END_TEST
 
 /* A block's, that is there, or on its way: it is cache afterwards, as before. */
 START_TEST_WITH(a_private_chunk_shares_a_blocks_copy, .n = 2)
 {
-	orders_begin(256 * MIB, true);
+	copies_set(&copies, true);
 	struct block *block = have_block(7);
 	copies_want(&copies, block);
 	run_workers();
@@ -515,14 +495,13 @@ START_TEST_WITH(a_private_chunk_shares_a_blocks_copy, .n = 2)
 	let(&waits[0]);
 	ck_assert(has_copy(7));
 	store_unuse_block(&store, block, 0);
-	copies_end();
 }
 END_TEST
 
 /* The block's copy is on its way, and does not come. */
 START_TEST(the_copy_that_another_is_behind_fails)
 {
-	orders_begin(256 * MIB, true);
+	copies_set(&copies, true);
 	struct block *block = have_block(7);
 	copies_want(&copies, block);
 	run_workers();
@@ -537,7 +516,6 @@ START_TEST(the_copy_that_another_is_behind_fails)
 	ck_assert_uint_eq(paid(payer), 2 * MIB);
 	let(&waits[0]);
 	store_unuse_block(&store, block, 0);
-	copies_end();
 }
 END_TEST
 
@@ -545,9 +523,8 @@ END_TEST
 START_TEST_WITH(a_block_shares_a_private_chunks_copy, .n = 3)
 {
 	bool is_equal = _i != 1;
-	orders_begin(256 * MIB, _i == 2);
-	order_chunk(&waits[0], 2 * MIB);
-	finish(7);
+	copies_set(&copies, _i == 2);
+	order_digested(&waits[0], 2 * MIB, 7);
 	struct block *block = have_block(7);
 	if (_i == 2) {
 		copies_want(&copies, block);
@@ -569,18 +546,14 @@ START_TEST_WITH(a_block_shares_a_private_chunks_copy, .n = 3)
 	ck_assert_int_eq(has_copy(7), is_equal);
 	ck_assert_uint_eq(paid(payer), 0);
 	store_unuse_block(&store, block, 0);
-	copies_end();
 }
 END_TEST
 
 /* Nothing is taken for them, once one was not needed. */
 START_TEST(what_follows_equal_bytes_is_looked_at_first)
 {
-	orders_begin(256 * MIB, false);
-	order_chunk(&waits[0], 6 * MIB);
-	finish(7);
-	order_chunk(&waits[1], 6 * MIB);
-	finish(7);
+	order_digested(&waits[0], 6 * MIB, 7);
+	order_digested(&waits[1], 6 * MIB, 7);
 	finish_compare(true);
 	uint64_t peak = payer->at[1].peak_bytes;
 	for (unsigned i = 2; i < 20; i++) {
@@ -595,25 +568,21 @@ START_TEST(what_follows_equal_bytes_is_looked_at_first)
 	}
 	ck_assert_uint_eq(payer->at[1].peak_bytes, peak);
 	/* This one has other bytes: it is copied after all, and the next one at once. */
-	order_chunk(&waits[20], 6 * MIB);
-	finish(8);
+	order_digested(&waits[20], 6 * MIB, 8);
 	ck_assert_uint_eq(waits[20].n_done, 0);
 	finish(8);
 	expect_ok(&waits[20]);
-	order_chunk(&waits[21], 6 * MIB);
-	finish(9);
+	order_digested(&waits[21], 6 * MIB, 9);
 	expect_ok(&waits[21]);
 	for (unsigned i = 0; i < 22; i++) {
 		let(&waits[i]);
 	}
 	ck_assert_uint_eq(copies.bytes, 0);
-	copies_end();
 }
 END_TEST
 
 START_TEST(zeros_take_no_host_memory)
 {
-	orders_begin(256 * MIB, false);
 	for (unsigned i = 0; i < 3; i++) {
 		order_chunk(&waits[i], 6 * MIB);
 		run_workers();
@@ -635,7 +604,6 @@ START_TEST(zeros_take_no_host_memory)
 	for (unsigned i = 0; i < 3; i++) {
 		let(&waits[i]);
 	}
-	copies_end();
 }
 END_TEST
 
@@ -644,9 +612,8 @@ END_TEST
 /* Nothing more has room, but what needs none. */
 START_TEST_WITH(full_host_memory_is_not_in_the_way_of_what_is_there, .n = 2)
 {
-	orders_begin(64 * MIB, false);
-	order_chunk(&waits[0], 60 * MIB);
-	finish(7);
+	host->usable_bytes = 64 * MIB;
+	order_digested(&waits[0], 60 * MIB, 7);
 	if (_i > 0) {
 		ck_assert_int_eq(tenant_set_quota(payer, 1, 60 * MIB), 0);
 	}
@@ -667,26 +634,22 @@ START_TEST_WITH(full_host_memory_is_not_in_the_way_of_what_is_there, .n = 2)
 	for (unsigned i = 0; i < 3; i++) {
 		let(&waits[i]);
 	}
-	copies_end();
 }
 END_TEST
 
 START_TEST(without_host_memory_there_are_no_copies)
 {
-	orders_begin(256 * MIB, false);
 	copies.n_nodes = 0;
 	order_chunk(&waits[0], 2 * MIB);
 	expect(&waits[0], STATUS_NO_HOST_MEMORY, "no host memory");
 	ck_assert_uint_eq(waits[0].n_gone, 1);
 	copies.n_nodes = 1;
-	copies_end();
 }
 END_TEST
 
 /* Memory that is kept ready, and copies that nobody needs, are in the chunk's way only until it comes. */
 START_TEST(a_chunk_larger_than_a_large_one_is_copied)
 {
-	orders_begin(256 * MIB, false);
 	extents_want_ready(&copies.nodes[0], 192 * MIB);
 	extents_tick(&copies.nodes[0]);
 	run_workers();
@@ -697,15 +660,13 @@ START_TEST(a_chunk_larger_than_a_large_one_is_copied)
 	finish(7);
 	expect_ok(&waits[0]);
 	ck_assert_uint_eq(extent_chunk_bytes(waits[0].copy->extent), 162 * MIB);
-	order_chunk(&waits[1], 10 * MIB);
-	finish(8);
+	order_digested(&waits[1], 10 * MIB, 8);
 	expect_ok(&waits[1]);
 	ck_assert_uint_lt(extent_chunk_bytes(waits[1].copy->extent), 162 * MIB);
 	let(&waits[0]);
 	let(&waits[1]);
 	ck_assert_uint_eq(copies.bytes, 0);
 	extents_want_ready(&copies.nodes[0], 0);
-	copies_end();
 }
 END_TEST
 
@@ -714,14 +675,11 @@ START_TEST(a_large_chunk_that_has_changed_takes_the_place_of_its_copy)
 {
 	struct copy_past small;
 	struct copy_past past;
-	orders_begin(256 * MIB, false);
-	order_chunk(&waits[0], 6 * MIB);
-	finish(7);
+	order_digested(&waits[0], 6 * MIB, 7);
 	copies_remember(&copies, waits[0].copy, &small);
 	let(&waits[0]);
 	for (unsigned i = 0; i < 2; i++) {
-		order_chunk(&waits[1], 130 * MIB);
-		finish(8 + i);
+		order_digested(&waits[1], 130 * MIB, 8 + i);
 		expect_ok(&waits[1]);
 		ck_assert_ptr_nonnull(small.copy);
 		ck_assert_uint_eq(host->use_bytes[CHUNK_COPIES], 64 * MIB + 130 * MIB);
@@ -732,13 +690,11 @@ START_TEST(a_large_chunk_that_has_changed_takes_the_place_of_its_copy)
 	}
 	ck_assert_ptr_null(past.copy);
 	copies_forget(&small);
-	copies_end();
 }
 END_TEST
 
 START_TEST(a_tenant_pays_within_his_quota)
 {
-	orders_begin(256 * MIB, false);
 	ck_assert_int_eq(tenant_set_quota(payer, 1, 8 * MIB), 0);
 	order_chunk(&waits[0], 4 * MIB);
 	order_chunk(&waits[1], 6 * MIB);
@@ -751,14 +707,14 @@ START_TEST(a_tenant_pays_within_his_quota)
 	expect_ok(&waits[2]);
 	let(&waits[0]);
 	let(&waits[2]);
-	copies_end();
 }
 END_TEST
 
 /* Cache goes for them. What is held stays, and what was made stays when the next does not fit. */
 START_TEST(host_memory_becomes_full_in_the_middle)
 {
-	orders_begin(64 * MIB, true);
+	host->usable_bytes = 64 * MIB;
+	copies_set(&copies, true);
 	for (unsigned i = 0; i < 20; i++) {
 		struct block *block = have_block(100 + i);
 		copies_want(&copies, block);
@@ -782,26 +738,23 @@ START_TEST(host_memory_becomes_full_in_the_middle)
 	for (unsigned i = 0; i < 8; i++) {
 		let(&waits[i]);
 	}
-	copies_end();
 }
 END_TEST
 
 /* Nothing is taken for what would not fit then. */
 START_TEST(what_never_fits_takes_nobodys_place)
 {
-	orders_begin(64 * MIB, true);
-	order_chunk(&waits[0], 48 * MIB);
-	finish(1);
+	host->usable_bytes = 64 * MIB;
+	copies_set(&copies, true);
+	order_digested(&waits[0], 48 * MIB, 1);
 	struct block *block = have_block(100);
 	copies_want(&copies, block);
 	settle();
-	order_chunk(&waits[1], 32 * MIB);
-	finish(2);
+	order_digested(&waits[1], 32 * MIB, 2);
 	expect(&waits[1], STATUS_NO_HOST_MEMORY, "");
 	ck_assert(has_copy(100));
 	let(&waits[0]);
 	store_unuse_block(&store, block, 0);
-	copies_end();
 }
 END_TEST
 
@@ -810,7 +763,7 @@ START_TEST(programs_get_what_is_kept_ready)
 {
 	uint64_t ready = 128 * MIB;
 	const struct config_sizes sizes = {.bytes = &ready, .n = 1};
-	orders_begin(256 * MIB, true);
+	copies_set(&copies, true);
 	copies_keep_ready(&copies, &sizes);
 	copies_tick(&copies);
 	run_workers();
@@ -830,7 +783,6 @@ START_TEST(programs_get_what_is_kept_ready)
 	ck_assert(!has_copy(1));
 	ck_assert_uint_eq(location_room_bytes(host), 256 * MIB);
 	store_unuse_block(&store, block, 0);
-	copies_end();
 }
 END_TEST
 
@@ -838,7 +790,6 @@ END_TEST
 
 START_TEST(a_copy_that_is_wrong_is_no_copy)
 {
-	orders_begin(256 * MIB, false);
 	struct block *block = have_block(1);
 	order_block(&waits[0], block);
 	order_chunk(&waits[1], 2 * MIB);
@@ -850,7 +801,6 @@ START_TEST(a_copy_that_is_wrong_is_no_copy)
 	ck_assert_uint_eq(waits[1].n_gone, 1);
 	ck_assert_uint_eq(paid(payer), 0);
 	store_unuse_block(&store, block, 0);
-	copies_end();
 }
 END_TEST
 
@@ -872,7 +822,6 @@ static struct block *order_some(void)
 
 START_TEST(a_mover_dies_with_several)
 {
-	orders_begin(256 * MIB, false);
 	struct block *block = order_some();
 	do {
 		fake_mover_die();
@@ -884,14 +833,12 @@ START_TEST(a_mover_dies_with_several)
 	}
 	ck_assert_uint_eq(paid(payer), 0);
 	store_unuse_block(&store, block, 0);
-	copies_end();
 }
 END_TEST
 
 /* Memory that a dead mover may still write to is nobody else's, and the chunks are not free. */
 START_TEST(a_mover_that_cannot_end_keeps_the_chunks)
 {
-	orders_begin(256 * MIB, false);
 	struct block *block = order_some();
 	unsigned n_had = n_jobs(JOB_DIGEST);
 	fake_mover_die_slowly();
@@ -918,13 +865,11 @@ START_TEST(a_mover_that_cannot_end_keeps_the_chunks)
 	}
 	let(&waits[20]);
 	store_unuse_block(&store, block, 0);
-	copies_end();
 }
 END_TEST
 
 START_TEST(a_mover_that_has_too_much_to_do_is_said)
 {
-	orders_begin(256 * MIB, false);
 	order_chunk(&waits[0], 2 * MIB);
 	fake_mover.refusal = -EBUSY;
 	run_workers();
@@ -933,7 +878,6 @@ START_TEST(a_mover_that_has_too_much_to_do_is_said)
 	order_chunk(&waits[1], 2 * MIB);
 	expect(&waits[1], STATUS_MOVER_FAILED, "");
 	ck_assert_uint_eq(waits[1].n_gone, 1);
-	copies_end();
 }
 END_TEST
 
@@ -945,7 +889,8 @@ START_TEST_WITH(an_order_is_cancelled, .n = 2 * N_STAGES)
 	int stage = _i / 2;
 	bool is_chunk = _i % 2;
 	unsigned n_ahead = stage == QUEUED ? 20 : 0;
-	orders_begin(stage == FORGETTING ? 4 * MIB : 64 * MIB, stage == FORGETTING);
+	host->usable_bytes = stage == FORGETTING ? 4 * MIB : 64 * MIB;
+	copies_set(&copies, stage == FORGETTING);
 	struct block *block = have_block(1);
 	struct block *other = have_block(2);
 	if (stage == FORGETTING) {
@@ -987,7 +932,6 @@ START_TEST_WITH(an_order_is_cancelled, .n = 2 * N_STAGES)
 	ck_assert_uint_eq(paid(payer), 0);
 	store_unuse_block(&store, block, 0);
 	store_unuse_block(&store, other, 0);
-	copies_end();
 }
 END_TEST
 
@@ -1000,8 +944,7 @@ static void bring(int stage, struct block *block)
 		copies_want(&copies, block);
 		run_workers();
 	} else {
-		order_chunk(&waits[1], 2 * MIB);
-		finish(7);
+		order_digested(&waits[1], 2 * MIB, 7);
 	}
 	if (stage == COMPARING_BLOCK) {
 		order_block(&waits[0], block);
@@ -1035,7 +978,7 @@ START_TEST_WITH(a_search_for_equal_bytes_ends, .n = N_SAME_STAGES * N_ENDS)
 	int stage = _i / N_ENDS;
 	int end = _i % N_ENDS;
 	memset(waits, 0, sizeof(waits));
-	orders_begin(256 * MIB, stage == BEHIND);
+	copies_set(&copies, stage == BEHIND);
 	struct block *block = have_block(7);
 	bring(stage, block);
 	const struct copy_making *making = waits[0].order.making;
@@ -1085,14 +1028,12 @@ START_TEST_WITH(a_search_for_equal_bytes_ends, .n = N_SAME_STAGES * N_ENDS)
 	ck_assert_uint_eq(paid(payer), 0);
 	ck_assert_uint_eq(copies.n_writing, 0);
 	store_unuse_block(&store, block, 0);
-	copies_end();
 }
 END_TEST
 
 /* Who ordered it first goes, before and after the mover has it; the other pays, or nobody if that is too much. */
 START_TEST_WITH(the_next_one_pays, .n = 4)
 {
-	orders_begin(256 * MIB, false);
 	struct block *block = have_block(1);
 	order_block(&waits[0], block);
 	if (_i >= 2) {
@@ -1113,14 +1054,12 @@ START_TEST_WITH(the_next_one_pays, .n = 4)
 	let(&waits[1]);
 	ck_assert_uint_eq(paid(other_payer), 0);
 	store_unuse_block(&store, block, 0);
-	copies_end();
 }
 END_TEST
 
 /* From within done(): one that waits for the same, and one that waits for its turn. */
 START_TEST_WITH(an_order_cancels_another_when_it_is_done, .n = 4)
 {
-	orders_begin(256 * MIB, false);
 	struct block *block = have_block(1);
 	order_block(&waits[0], block);
 	if (_i % 2) {
@@ -1141,13 +1080,11 @@ START_TEST_WITH(an_order_cancels_another_when_it_is_done, .n = 4)
 	}
 	ck_assert_uint_eq(waits[1].n_gone, 1);
 	store_unuse_block(&store, block, 0);
-	copies_end();
 }
 END_TEST
 
 START_TEST(what_comes_back_wrong_is_given_to_nobody)
 {
-	orders_begin(256 * MIB, false);
 	struct block *block = have_block(1);
 	order_block(&waits[0], block);
 	finish(1);
@@ -1163,13 +1100,12 @@ START_TEST(what_comes_back_wrong_is_given_to_nobody)
 	let(&waits[1]);
 	ck_assert(has_copy(1));
 	store_unuse_block(&store, block, 0);
-	copies_end();
 }
 END_TEST
 
 START_TEST(glaked_ends_while_orders_are_under_way)
 {
-	orders_begin(256 * MIB, true);
+	copies_set(&copies, true);
 	struct block *block = order_some();
 	copies_close(&copies);
 	while (has_job(JOB_DIGEST)) {
@@ -1182,7 +1118,6 @@ START_TEST(glaked_ends_while_orders_are_under_way)
 	order_block(&waits[20], block);
 	expect(&waits[20], STATUS_SHUTTING_DOWN, "");
 	store_unuse_block(&store, block, 0);
-	copies_end();
 }
 END_TEST
 
@@ -1276,7 +1211,8 @@ static struct mover_job *any_job(void)
 START_TEST_WITH(orders_at_random, .n = 16)
 {
 	struct block *blocks[3];
-	orders_begin(_i % 4 < 2 ? 64 * MIB : 24 * MIB, _i % 2);
+	host->usable_bytes = _i % 4 < 2 ? 64 * MIB : 24 * MIB;
+	copies_set(&copies, _i % 2);
 	srandom((unsigned)_i + 1);
 	memset(waits, 0, sizeof(waits));
 	memset(known, 0, sizeof(known));
@@ -1333,6 +1269,5 @@ START_TEST_WITH(orders_at_random, .n = 16)
 	for (unsigned i = 0; i < 3; i++) {
 		store_unuse_block(&store, blocks[i], 0);
 	}
-	copies_end();
 }
 END_TEST

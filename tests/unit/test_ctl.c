@@ -1458,6 +1458,17 @@ static unsigned count(const char *text, const char *part)
 	return n;
 }
 
+/* Have it write a page. Returns the path of that. */
+static const char *run_html(const char *command)
+{
+	static char path[256];
+	char line[300];
+	snprintf(path, sizeof(path), "%s/page.html", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
+	snprintf(line, sizeof(line), "%s --html=%s", command, path);
+	ck_assert_int_eq(run(line), 0);
+	return path;
+}
+
 static void take_page(const char *path, char *page, size_t n_bytes)
 {
 	FILE *file = fopen(path, "r");
@@ -1501,17 +1512,12 @@ static json_int_t number_of(json_t *object, const char *key)
 
 START_TEST(the_map_names_who_holds_what)
 {
-	char path[256];
-	char line[300];
 	fake.name = "<i>\"a\" & b\n</script>";
 	fake.has_demoted = true;
 	fake.waits_to_wake = true;
-	snprintf(path, sizeof(path), "%s/map.html", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
-	snprintf(line, sizeof(line), "map --html=%s --seconds 1", path);
 	for (int i = 0; i < 2; i++) {
-		ck_assert_int_eq(run(line), 0);
-		assert_contains(out_text, "map.html: 2 samples of 2 devices\n");
-		json_t *document = take_document(path);
+		json_t *document = take_document(run_html("map --seconds 1"));
+		assert_contains(out_text, "page.html: 2 samples of 2 devices\n");
 		json_t *session = first_of(document, "sessions");
 		json_t *device = first_of(document, "devices");
 		json_t *model = first_of(document, "models");
@@ -1542,13 +1548,8 @@ END_TEST
 
 START_TEST(a_map_names_each_session_of_a_model_once)
 {
-	char path[256];
-	char line[300];
 	fake.n_crowd = 2;
-	snprintf(path, sizeof(path), "%s/once.html", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
-	snprintf(line, sizeof(line), "map --html=%s", path);
-	ck_assert_int_eq(run(line), 0);
-	json_t *document = take_document(path);
+	json_t *document = take_document(run_html("map"));
 	size_t i;
 	json_t *model;
 	json_array_foreach(json_object_get(document, "models"), i, model)
@@ -1565,13 +1566,8 @@ END_TEST
 
 START_TEST(a_map_of_many_shows_the_largest)
 {
-	char path[256];
-	char line[300];
 	fake.n_crowd = 3000;
-	snprintf(path, sizeof(path), "%s/many.html", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
-	snprintf(line, sizeof(line), "map --html=%s", path);
-	ck_assert_int_eq(run(line), 0);
-	json_t *document = take_document(path);
+	json_t *document = take_document(run_html("map"));
 	json_t *sessions = json_object_get(document, "sessions");
 	ck_assert_uint_eq(json_array_size(sessions), 1000);
 	ck_assert_int_eq(number_of(document, "n_sessions_left_out"), 2002);
@@ -1830,14 +1826,9 @@ END_TEST
 
 START_TEST(a_picture_of_many_has_charts_of_the_worst)
 {
-	char path[256];
-	char line[300];
 	static char page[1024 * 1024];
 	fake.n_crowd = 50;
-	snprintf(path, sizeof(path), "%s/worst.html", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
-	snprintf(line, sizeof(line), "fragmentation --html=%s --seconds 1", path);
-	ck_assert_int_eq(run(line), 0);
-	take_page(path, page, sizeof(page));
+	take_page(run_html("fragmentation --seconds 1"), page, sizeof(page));
 	/* All together, and twelve; half of the memory of each is live, so the largest are the worst. */
 	ck_assert_uint_eq(count(page, "<path class=\"live\""), 13);
 	assert_contains(page, "These 12 had most memory reserved that was not live. All 51 are ");

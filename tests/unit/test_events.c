@@ -17,6 +17,8 @@ static void begin(void)
 	events_init(&events, &stats);
 }
 
+BEGIN_EACH(begin)
+
 static bool add(const struct event_subject *subject, unsigned number)
 {
 	return events_add(&events, EVENT_DEVICE_FAULT, subject, "number %u", number);
@@ -24,7 +26,6 @@ static bool add(const struct event_subject *subject, unsigned number)
 
 START_TEST(events_are_seen_in_their_order)
 {
-	begin();
 	ck_assert_ptr_null(events_next(&events, 0));
 	const struct event_subject one = {.realm = "r", .session = 7, .pid = 9};
 	ck_assert(add(&one, 1));
@@ -49,7 +50,6 @@ END_TEST
 
 START_TEST(the_oldest_are_dropped)
 {
-	begin();
 	for (unsigned i = 1; i <= EVENTS_KEPT + 3; i++) {
 		ck_assert(add(&(struct event_subject){.realm = NULL}, i));
 	}
@@ -70,7 +70,6 @@ START_TEST(refusals_push_no_other_event_out)
 {
 	const struct event_refusal refusal = {.n = 1, .bound = "quota", .program = "a\033b"};
 	struct event_subject subject = {.realm = "uid:1", .refusal = &refusal};
-	begin();
 	add(&(struct event_subject){.realm = "uid:1"}, 7);
 	for (unsigned i = 0; i < EVENTS_KEPT + 9; i++) {
 		ck_assert(events_add(&events, EVENT_MEMORY_REFUSED, &subject, "refused"));
@@ -86,7 +85,6 @@ END_TEST
 
 START_TEST(one_client_cannot_push_the_events_of_others_out)
 {
-	begin();
 	struct log_limit limit = {0};
 	unsigned n_kept = 0;
 	for (unsigned i = 0; i < 2 * EVENTS_KEPT; i++) {
@@ -100,7 +98,6 @@ END_TEST
 /* However patient it is: what glaked itself has found stays, in its place. */
 START_TEST(clients_cannot_push_out_what_glaked_has_found)
 {
-	begin();
 	ck_assert(add(&(struct event_subject){.realm = "r"}, 1));
 	for (unsigned i = 0; i < 2 * EVENTS_KEPT; i++) {
 		struct log_limit limit = {0};
@@ -124,7 +121,6 @@ END_TEST
 /* A program can damage its own blocks, as often as it likes. */
 START_TEST(one_realm_cannot_push_out_what_was_found_of_others)
 {
-	begin();
 	for (unsigned i = 0; i < 100; i++) {
 		ck_assert(add(&(struct event_subject){.realm = i % 2 ? "a" : "b"}, i));
 	}
@@ -159,7 +155,6 @@ static unsigned count_lines(FILE *log, const char *text)
 
 START_TEST(one_realm_does_not_fill_the_log)
 {
-	begin();
 	FILE *log = tmpfile();
 	ck_assert_ptr_nonnull(log);
 	ck_assert_int_ge(dup2(fileno(log), STDERR_FILENO), 0);
@@ -175,7 +170,6 @@ END_TEST
 
 START_TEST(a_text_is_one_line)
 {
-	begin();
 	char text[2 * EVENT_TEXT_BYTES];
 	memset(text, 'x', sizeof(text));
 	text[0] = '\n';

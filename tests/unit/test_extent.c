@@ -69,6 +69,9 @@ static void extents_end(void)
 	end();
 }
 
+BEGIN_EACH(extents_begin)
+END_EACH(extents_end)
+
 static uint64_t paid(const struct tenant *tenant)
 {
 	return tenant->at[1].used_bytes;
@@ -78,7 +81,6 @@ static uint64_t paid(const struct tenant *tenant)
 
 START_TEST(extents_share_a_chunk_and_the_rest_is_the_caches)
 {
-	extents_begin();
 	ck_assert_int_eq(take(&takes[0], payer, 6 * MIB), STATUS_OK);
 	ck_assert_int_eq(take(&takes[1], other_payer, 10 * MIB), STATUS_OK);
 	ck_assert_ptr_eq(takes[0].extent->in, takes[1].extent->in);
@@ -98,7 +100,6 @@ START_TEST(extents_share_a_chunk_and_the_rest_is_the_caches)
 	give(&takes[3]);
 	run_workers();
 	ck_assert_uint_eq(location_physical_bytes(host), 0);
-	extents_end();
 }
 END_TEST
 
@@ -106,7 +107,6 @@ END_TEST
 START_TEST(what_is_larger_than_a_chunk_has_one_of_its_own)
 {
 	const uint64_t bytes = 2 * LARGE + 6 * MIB;
-	extents_begin();
 	extents_want_ready(&extents, LARGE);
 	extents_tick(&extents);
 	run_workers();
@@ -124,27 +124,23 @@ START_TEST(what_is_larger_than_a_chunk_has_one_of_its_own)
 	ck_assert_uint_eq(host->use_bytes[CHUNK_COPIES], LARGE);
 	give(&takes[1]);
 	extents_want_ready(&extents, 0);
-	extents_end();
 }
 END_TEST
 
 /* "Or what fits": the last chunk is as small as the request. */
 START_TEST(where_room_is_short_a_chunk_is_small)
 {
-	extents_begin();
 	host->usable_bytes = LARGE + 8 * MIB;
 	ck_assert_int_eq(take(&takes[0], payer, LARGE), STATUS_OK);
 	ck_assert_int_eq(take(&takes[1], payer, 6 * MIB), STATUS_OK);
 	ck_assert_uint_eq(host->use_bytes[CHUNK_COPIES], LARGE + 6 * MIB);
 	give(&takes[0]);
 	give(&takes[1]);
-	extents_end();
 }
 END_TEST
 
 START_TEST(what_does_not_fit_changes_nothing)
 {
-	extents_begin();
 	ck_assert_int_eq(take(&takes[0], payer, 6 * MIB), STATUS_OK);
 	host->usable_bytes = 2 * LARGE;
 	ck_assert_int_eq(take(&takes[1], payer, 3 * LARGE), STATUS_NO_DEVICE_MEMORY);
@@ -155,13 +151,11 @@ START_TEST(what_does_not_fit_changes_nothing)
 	ck_assert_uint_eq(paid(store.cache), LARGE - 6 * MIB);
 	ck_assert_uint_eq(extents.used_bytes, 6 * MIB);
 	give(&takes[0]);
-	extents_end();
 }
 END_TEST
 
 START_TEST(a_request_that_is_cancelled_leaves_nothing)
 {
-	extents_begin();
 	ck_assert_int_eq(take(&takes[0], payer, 6 * MIB), STATUS_OK);
 	start(&takes[1], payer, LARGE + 10 * MIB);
 	ck_assert_uint_eq(paid(payer), LARGE + 16 * MIB);
@@ -171,7 +165,6 @@ START_TEST(a_request_that_is_cancelled_leaves_nothing)
 	ck_assert_uint_eq(paid(payer), 6 * MIB);
 	ck_assert_uint_eq(host->use_bytes[CHUNK_COPIES], LARGE);
 	give(&takes[0]);
-	extents_end();
 }
 END_TEST
 
@@ -179,7 +172,6 @@ END_TEST
 
 START_TEST(nobody_reads_what_was_there_before)
 {
-	extents_begin();
 	ck_assert_int_eq(take(&takes[0], payer, 2 * MIB), STATUS_OK);
 	ck_assert_int_eq(take(&takes[1], payer, 2 * MIB), STATUS_OK);
 	struct extent *secret = takes[0].extent;
@@ -195,16 +187,15 @@ START_TEST(nobody_reads_what_was_there_before)
 	ck_assert_int_eq(extent_source(takes[2].extent), -1);
 	give(&takes[1]);
 	give(&takes[2]);
-	extents_end();
 }
 END_TEST
 
 START_TEST_WITH(an_extent_is_not_written_to_once_it_is_full, .signal = SIGABRT)
 {
-	extents_begin();
 	take(&takes[0], payer, 2 * MIB);
 	extent_written(takes[0].extent);
 	extent_target(takes[0].extent);
+	give(&takes[0]);
 }
 END_TEST
 
@@ -223,7 +214,6 @@ static void tick(void)
 
 START_TEST(free_memory_is_kept_ready)
 {
-	extents_begin();
 	extents_want_ready(&extents, 2 * LARGE + 6 * MIB);
 	run_workers();
 	ck_assert_uint_eq(large_bytes(), 0);
@@ -252,13 +242,11 @@ START_TEST(free_memory_is_kept_ready)
 	tick();
 	ck_assert_uint_eq(large_bytes(), LARGE);
 	extents_want_ready(&extents, 0);
-	extents_end();
 }
 END_TEST
 
 START_TEST(what_is_ready_goes_when_the_room_is_wanted)
 {
-	extents_begin();
 	extents_want_ready(&extents, 2 * LARGE);
 	tick();
 	ck_assert_int_eq(take(&takes[0], payer, 2 * MIB), STATUS_OK);
@@ -277,14 +265,12 @@ START_TEST(what_is_ready_goes_when_the_room_is_wanted)
 	tick();
 	ck_assert_uint_eq(large_bytes(), 2 * LARGE);
 	extents_want_ready(&extents, 0);
-	extents_end();
 }
 END_TEST
 
 /* One chunk for each time; it waits to be used, and goes afterwards. */
 START_TEST(one_more_is_made_when_an_extent_had_to_go)
 {
-	extents_begin();
 	extents_want_ready(&extents, LARGE);
 	tick();
 	ck_assert_int_eq(take(&takes[0], payer, LARGE), STATUS_OK);
@@ -306,14 +292,12 @@ START_TEST(one_more_is_made_when_an_extent_had_to_go)
 	run_workers();
 	ck_assert_uint_eq(large_bytes(), LARGE);
 	extents_want_ready(&extents, 0);
-	extents_end();
 }
 END_TEST
 
 /* While the worker has other work, without room, and when fds are few. */
 START_TEST_WITH(nothing_is_made_ahead_at_the_cost_of_others, .n = 3)
 {
-	extents_begin();
 	extents_want_ready(&extents, 5 * LARGE);
 	if (_i == 0) {
 		start(&takes[0], payer, 2 * MIB);
@@ -331,13 +315,11 @@ START_TEST_WITH(nothing_is_made_ahead_at_the_cost_of_others, .n = 3)
 		ck_assert_uint_eq(stats.memory_refusals, 0);
 	}
 	extents_want_ready(&extents, 0);
-	extents_end();
 }
 END_TEST
 
 START_TEST(what_is_being_made_ahead_is_not_wanted_any_more)
 {
-	extents_begin();
 	extents_want_ready(&extents, 2 * LARGE);
 	extents_tick(&extents);
 	ck_assert_ptr_nonnull(extents.making);
@@ -352,7 +334,6 @@ START_TEST(what_is_being_made_ahead_is_not_wanted_any_more)
 	run_workers();
 	ck_assert_uint_eq(large_bytes(), LARGE);
 	extents_want_ready(&extents, 0);
-	extents_end();
 }
 END_TEST
 
@@ -371,7 +352,6 @@ static struct extent_chunk *adopt_chunk(uint64_t id)
 
 START_TEST(what_is_adopted_lies_where_it_was)
 {
-	extents_begin();
 	struct extent_chunk *in = adopt_chunk(7);
 	ck_assert(extents_is_empty(in));
 	struct extent *second = extents_adopt(&extents, in, 20 * MIB, 6 * MIB, payer);
@@ -404,17 +384,14 @@ START_TEST(what_is_adopted_lies_where_it_was)
 	extent_release(&extents, second);
 	extent_release(&extents, last);
 	ck_assert_uint_eq(paid(store.cache), 0);
-	extents_end();
 }
 END_TEST
 
 START_TEST(an_adopted_chunk_with_nothing_in_it_goes)
 {
-	extents_begin();
 	struct extent_chunk *in = adopt_chunk(7);
 	extents_drop_adopted(in, 0);
 	ck_assert_uint_eq(paid(store.cache), 0);
-	extents_end();
 }
 END_TEST
 
@@ -464,7 +441,6 @@ static void check(void)
 /* All spans are free in the end: two neighbours would keep their chunk. */
 START_TEST_WITH(extents_at_random, .n = 4)
 {
-	extents_begin();
 	srandom((unsigned)_i + 1);
 	for (unsigned step = 0; step < 3000; step++) {
 		size_t i = (size_t)random() % n_elements(takes);
@@ -485,6 +461,5 @@ START_TEST_WITH(extents_at_random, .n = 4)
 			give(&takes[i]);
 		}
 	}
-	extents_end();
 }
 END_TEST

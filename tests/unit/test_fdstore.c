@@ -48,6 +48,12 @@ static void begin(void)
 	ck_assert_int_eq(fdstore_open(&loop, &store), 0);
 }
 
+static void begin_kept(const char *max)
+{
+	become_manager(max);
+	begin();
+}
+
 static void end(void)
 {
 	fdstore_close(store);
@@ -90,6 +96,16 @@ static void assert_file(int fd, const char *text)
 	char found[64] = "";
 	ck_assert_int_ge(pread(fd, found, sizeof(found) - 1, 0), 0);
 	ck_assert_str_eq(found, text);
+}
+
+/* Fds with the names "@prefix0", "@prefix1" and on. */
+static void put_many(char prefix, unsigned n)
+{
+	char name[16];
+	for (unsigned i = 0; i < n; i++) {
+		snprintf(name, sizeof(name), "%c%u", prefix, i);
+		ck_assert_int_eq(fdstore_put(store, name, STDIN_FILENO), 0);
+	}
 }
 
 static void on_barrier(void *user)
@@ -138,8 +154,7 @@ START_TEST(words_are_those_of_sd_notify)
 {
 	cleanup_fd int kept = file("kept");
 	cleanup_fd int fd = -1;
-	become_manager("5");
-	begin();
+	begin_kept("5");
 	ck_assert(fdstore_is_kept(store));
 	ck_assert_uint_eq(fdstore_max(store), 5);
 	ck_assert_int_eq(fdstore_put(store, "b1", kept), 0);
@@ -156,8 +171,7 @@ END_TEST
 START_TEST(barrier_comes_back_when_the_manager_closes_it)
 {
 	int first, second;
-	become_manager("5");
-	begin();
+	begin_kept("5");
 	ck_assert_int_eq(fdstore_barrier(store, on_barrier, NULL), 0);
 	ck_assert_int_eq(fdstore_barrier(store, on_barrier, NULL), 0);
 	ck_assert_str_eq(told_with(&first), "BARRIER=1");
@@ -179,8 +193,7 @@ START_TEST(manager_that_does_not_read_is_waited_for)
 {
 	enum { N = 1000 };
 	char name[16], text[64];
-	become_manager("5000");
-	begin();
+	begin_kept("5000");
 	for (unsigned i = 0; i < N; i++) {
 		snprintf(name, sizeof(name), "b%u", i);
 		cleanup_fd int fd = file(name);
@@ -227,8 +240,7 @@ START_TEST(what_is_removed_before_it_was_sent_is_never_sent)
 	enum { N = 1000 };
 	char name[16];
 	unsigned n_stores = 0, n_removals = 0;
-	become_manager("5000");
-	begin();
+	begin_kept("5000");
 	for (unsigned i = 0; i < N; i++) {
 		snprintf(name, sizeof(name), "c%u", i);
 		ck_assert_int_eq(fdstore_put(store, name, STDIN_FILENO), 0);
@@ -250,15 +262,10 @@ END_TEST
 /* A name that is put again is another fd's: an fd that was sent is removed, one that was not sent is not. */
 START_TEST(a_name_is_of_the_last_that_was_put)
 {
-	char name[16];
-	become_manager("5000");
-	begin();
+	begin_kept("5000");
 	ck_assert_int_eq(fdstore_put(store, "b1", STDIN_FILENO), 0);
 	ck_assert_str_eq(told(), "FDSTORE=1\nFDPOLL=0\nFDNAME=b1");
-	for (unsigned i = 0; i < 600; i++) {
-		snprintf(name, sizeof(name), "c%u", i);
-		ck_assert_int_eq(fdstore_put(store, name, STDIN_FILENO), 0);
-	}
+	put_many('c', 600);
 	ck_assert(fdstore_remove(store, "b1"));
 	ck_assert_int_eq(fdstore_put(store, "b1", STDIN_FILENO), 0);
 	ck_assert(!fdstore_remove(store, "b1"));
@@ -277,14 +284,9 @@ END_TEST
 START_TEST(the_beat_goes_before_what_waits)
 {
 	enum { N = 1000 };
-	char name[16];
 	unsigned n_before = 0;
-	become_manager("5000");
-	begin();
-	for (unsigned i = 0; i < N; i++) {
-		snprintf(name, sizeof(name), "b%u", i);
-		ck_assert_int_eq(fdstore_put(store, name, STDIN_FILENO), 0);
-	}
+	begin_kept("5000");
+	put_many('b', N);
 	ck_assert(!notify_watchdog());
 	for (const char *text = told(); strcmp(text, "WATCHDOG=1") != 0; text = told()) {
 		n_before += *text != '\0';
@@ -304,8 +306,7 @@ static struct parking *parking;
 
 static void begin_parking(void)
 {
-	become_manager("5000");
-	begin();
+	begin_kept("5000");
 	parking = parking_new(&loop, store);
 	ck_assert_ptr_nonnull(parking);
 }
@@ -447,13 +448,8 @@ END_TEST
 
 START_TEST(end_does_not_wait_for_the_manager)
 {
-	char name[16];
-	become_manager("5000");
-	begin();
-	for (unsigned i = 0; i < 1000; i++) {
-		snprintf(name, sizeof(name), "b%u", i);
-		ck_assert_int_eq(fdstore_put(store, name, STDIN_FILENO), 0);
-	}
+	begin_kept("5000");
+	put_many('b', 1000);
 	ck_assert_int_eq(fdstore_barrier(store, on_barrier, NULL), 0);
 	end();
 	ck_assert_uint_eq(n_came, 0);
@@ -462,8 +458,7 @@ END_TEST
 
 START_TEST(full_store_refuses)
 {
-	become_manager("2");
-	begin();
+	begin_kept("2");
 	ck_assert_int_eq(fdstore_put(store, "b1", STDIN_FILENO), 0);
 	ck_assert_int_eq(fdstore_put(store, "b2", STDIN_FILENO), 0);
 	ck_assert_int_eq(fdstore_put(store, "b3", STDIN_FILENO), -ENOSPC);
@@ -479,8 +474,7 @@ START_TEST(names_fill_the_store_too)
 	char name[FDSTORE_NAME_BYTES];
 	unsigned n_put = 0;
 	int r;
-	become_manager("1000000");
-	begin();
+	begin_kept("1000000");
 	for (;; n_put++) {
 		snprintf(name, sizeof(name), "%0255u", n_put);
 		r = fdstore_put(store, name, STDIN_FILENO);
@@ -499,8 +493,7 @@ END_TEST
 START_TEST(wrong_names_are_refused)
 {
 	char name[FDSTORE_NAME_BYTES + 1];
-	become_manager("5");
-	begin();
+	begin_kept("5");
 	memset(name, 'a', FDSTORE_NAME_BYTES);
 	name[FDSTORE_NAME_BYTES] = '\0';
 	ck_assert_int_eq(fdstore_put(store, name, STDIN_FILENO), -EINVAL);
@@ -547,8 +540,7 @@ START_TEST(kept_files_come_back_beside_a_listener)
 	pass(second, 4, "glaked.socket:b2");
 	pass(first, 5, "glaked.socket:b2:b1");
 	pass(listener(SOCK_SEQPACKET, 1), 6, "glaked.socket:b2:b1:listen");
-	become_manager("5");
-	begin();
+	begin_kept("5");
 	ck_assert_ptr_null(getenv("LISTEN_FDS"));
 	ck_assert_ptr_null(getenv("LISTEN_FDNAMES"));
 	ck_assert_uint_eq(fdstore_n_kept(store), 3);

@@ -18,8 +18,21 @@
 
 static struct holders holders;
 
+/* One end of a connection whose other end, and so its peer, is this process's. */
+static int connection_of_own(int *other_out)
+{
+	int ends[2];
+	ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+	*other_out = ends[1];
+	return ends[0];
+}
+
+static int own_connection;
+static int other_end;
+
 static void begin_holders(void)
 {
+	own_connection = connection_of_own(&other_end);
 	begin();
 	holders_init(&holders, &loop, locations, N_DEVICES, &store, 0);
 }
@@ -34,17 +47,10 @@ static void end_holders(void)
 	ck_assert_uint_eq(payer->n_sessions, 0);
 	uv_run(&loop, UV_RUN_NOWAIT);
 	end();
+	close(own_connection);
+	close(other_end);
 }
 END_EACH(end_holders)
-
-/* One end of a connection whose other end, and so its peer, is this process's. */
-static int connection_of_own(int *other_out)
-{
-	int ends[2];
-	ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
-	*other_out = ends[1];
-	return ends[0];
-}
 
 /* The list's reference alone is left. */
 static struct holder *attach(int connection, uint64_t image)
@@ -76,9 +82,7 @@ static uint64_t give_block(struct holder *holder, uint64_t request, unsigned nam
 
 START_TEST(an_end_gives_everything_back)
 {
-	int other;
-	int connection = connection_of_own(&other);
-	struct holder *holder = attach(connection, 0);
+	struct holder *holder = attach(own_connection, 0);
 	for (unsigned i = 0; i < 100; i++) {
 		give_chunk(holder, i);
 	}
@@ -90,16 +94,12 @@ START_TEST(an_end_gives_everything_back)
 	run_workers();
 	ck_assert_uint_eq(used_bytes(payer), 0);
 	ck_assert_uint_eq(holders.n, 0);
-	close(connection);
-	close(other);
 }
 END_TEST
 
 START_TEST(ids_are_of_one_kind_and_never_come_again)
 {
-	int other;
-	int connection = connection_of_own(&other);
-	struct holder *holder = attach(connection, 0);
+	struct holder *holder = attach(own_connection, 0);
 	uint64_t chunk = give_chunk(holder, 1);
 	uint64_t block = give_block(holder, 2, 1);
 	ck_assert_ptr_nonnull(holder_find(holder, HELD_CHUNK, chunk));
@@ -108,8 +108,6 @@ START_TEST(ids_are_of_one_kind_and_never_come_again)
 	holder_release(holder, holder_find(holder, HELD_CHUNK, chunk));
 	ck_assert_ptr_null(holder_find(holder, HELD_CHUNK, chunk));
 	ck_assert_uint_gt(give_chunk(holder, 3), block);
-	close(connection);
-	close(other);
 }
 END_TEST
 
@@ -117,9 +115,7 @@ END_TEST
 START_TEST(what_was_not_answered_is_given_back)
 {
 	const uint64_t unanswered[] = {8, 9, 77};
-	int other;
-	int connection = connection_of_own(&other);
-	struct holder *holder = attach(connection, 0);
+	struct holder *holder = attach(own_connection, 0);
 	uint64_t kept = give_chunk(holder, 7);
 	give_chunk(holder, 8);
 	give_chunk(holder, 8);
@@ -130,8 +126,6 @@ START_TEST(what_was_not_answered_is_given_back)
 	ck_assert_uint_eq(holder->n_held[HELD_BLOCK], 0);
 	ck_assert_ptr_nonnull(holder_find(holder, HELD_CHUNK, kept));
 	ck_assert_uint_eq(used_bytes(payer), CHUNK_BYTES);
-	close(connection);
-	close(other);
 }
 END_TEST
 
@@ -147,9 +141,7 @@ START_TEST(a_long_report_is_one_walk)
 {
 	enum { N_BLOCKS = 200000 };
 	uint64_t unanswered[GLAKE_MAX_UNANSWERED];
-	int other;
-	int connection = connection_of_own(&other);
-	struct holder *holder = attach(connection, 0);
+	struct holder *holder = attach(own_connection, 0);
 	struct block *block = have_block(1);
 	uint64_t began_ns = cpu_ns();
 	bool has_all = true;
@@ -167,21 +159,17 @@ START_TEST(a_long_report_is_one_walk)
 	uint64_t released_ns = cpu_ns();
 	ck_assert_uint_eq(holder->n_held[HELD_BLOCK], N_BLOCKS - 1);
 	ck_assert_uint_lt(released_ns - made_ns, made_ns - began_ns);
-	close(connection);
-	close(other);
 }
 END_TEST
 
 START_TEST(a_lost_connection_costs_a_living_process_nothing)
 {
-	int other;
-	int connection = connection_of_own(&other);
-	struct holder *holder = attach(connection, 0);
+	struct holder *holder = attach(own_connection, 0);
 	struct peer peer = holder->peer;
 	uint8_t key[GLAKE_KEY_BYTES];
 	give_chunk(holder, 1);
 	memcpy(key, holder->key, sizeof(key));
-	ck_assert(holder_detach(holder, connection));
+	ck_assert(holder_detach(holder, own_connection));
 	ck_assert_uint_eq(holders_n_detached(&holders, peer.owner), 1);
 	ck_assert_uint_eq(used_bytes(payer), CHUNK_BYTES);
 	ck_assert_ptr_eq(holder_by_key(&holders, &peer, key), holder);
@@ -197,47 +185,37 @@ START_TEST(a_lost_connection_costs_a_living_process_nothing)
 	holder_resume(holder);
 	ck_assert_uint_eq(holders_n_detached(&holders, holder->peer.owner), 0);
 	ck_assert_uint_eq(holder->n_held[HELD_CHUNK], 1);
-	close(connection);
-	close(other);
 }
 END_TEST
 
 /* A process that has called exec() has nothing mapped any more of what it had. */
 START_TEST(another_program_in_the_process_ends_what_is_detached)
 {
-	int other;
-	int connection = connection_of_own(&other);
-	struct holder *before = attach(connection, 1);
+	struct holder *before = attach(own_connection, 1);
 	give_chunk(before, 1);
-	ck_assert(holder_detach(before, connection));
-	struct holder *same = attach(connection, 1);
+	ck_assert(holder_detach(before, own_connection));
+	struct holder *same = attach(own_connection, 1);
 	ck_assert_uint_eq(holders.n, 2);
-	struct holder *after = attach(connection, 2);
+	struct holder *after = attach(own_connection, 2);
 	run_workers();
 	ck_assert_uint_eq(holders.n, 2);
 	ck_assert_uint_eq(used_bytes(payer), 0);
 	ck_assert_int_eq(same->state, HOLDER_ATTACHED);
 	ck_assert_int_eq(after->state, HOLDER_ATTACHED);
-	close(connection);
-	close(other);
 }
 END_TEST
 
 START_TEST(who_drains_keeps_nobody_detached)
 {
-	int other;
-	int connection = connection_of_own(&other);
-	struct holder *lost = attach(connection, 0);
-	struct holder *here = attach(connection, 0);
+	struct holder *lost = attach(own_connection, 0);
+	struct holder *here = attach(own_connection, 0);
 	give_chunk(lost, 1);
-	ck_assert(holder_detach(lost, connection));
+	ck_assert(holder_detach(lost, own_connection));
 	holders_drain(&holders);
 	run_workers();
 	ck_assert_uint_eq(used_bytes(payer), 0);
 	ck_assert_uint_eq(holders.n, 1);
-	ck_assert(!holder_detach(here, connection));
-	close(connection);
-	close(other);
+	ck_assert(!holder_detach(here, own_connection));
 }
 END_TEST
 
@@ -349,9 +327,7 @@ END_TEST
 START_TEST(what_a_holder_shares_is_added_up_in_steps)
 {
 	enum { CHUNKS = 100, BLOCKS = 100 };
-	int other;
-	int connection = connection_of_own(&other);
-	struct holder *holder = attach(connection, 0);
+	struct holder *holder = attach(own_connection, 0);
 	size_t n_steps = 0;
 	unsigned n_calls = 0;
 	for (unsigned i = 0; i < CHUNKS; i++) {
@@ -375,7 +351,5 @@ START_TEST(what_a_holder_shares_is_added_up_in_steps)
 	n_steps = SIZE_MAX;
 	ck_assert(holder_look_at_sharing(holder, &n_steps));
 	ck_assert(holder->sharing.part_bytes == n_blocks * CHUNK_BYTES);
-	close(connection);
-	close(other);
 }
 END_TEST

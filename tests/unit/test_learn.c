@@ -20,7 +20,13 @@ static void begin(void)
 	learned = (struct learned){.n_functions = 0};
 }
 
+static void end(void)
+{
+	learned_deinit(&learned);
+}
+
 BEGIN_EACH(begin)
+END_EACH(end)
 
 static struct learn_found merge(const char *facts)
 {
@@ -90,7 +96,6 @@ START_TEST(a_state_is_what_was_written)
 	ck_assert_str_eq(text_of(learned_write), state_text);
 	ck_assert_uint_eq(gemm()->n_alone, 40);
 	ck_assert_int_eq(writing(8), LEARNED_TRYING);
-	learned_deinit(&learned);
 }
 END_TEST
 
@@ -121,7 +126,6 @@ START_TEST_WITH(a_state_that_is_none_is_refused, .n = n_elements(bad_states))
 	ck_assert_int_eq(learned_parse(&learned, copy, &error), -EINVAL);
 	ck_assert_uint_eq(error.line, bad_states[_i].line);
 	free(copy);
-	learned_deinit(&learned);
 }
 END_TEST
 
@@ -137,7 +141,6 @@ START_TEST(one_word_is_the_one)
 	/* And if that was not it, it touches something else. */
 	merge(KERNEL "fault 7 0 8 8\n");
 	ck_assert_ptr_nonnull(gemm()->open);
-	learned_deinit(&learned);
 }
 END_TEST
 
@@ -145,7 +148,6 @@ START_TEST(no_word_is_named)
 {
 	merge(KERNEL "fault 7 0 - -\n");
 	ck_assert_str_eq(gemm()->open, "it touches what it does not name");
-	learned_deinit(&learned);
 }
 END_TEST
 
@@ -161,7 +163,6 @@ START_TEST(words_that_were_seen_to_read_come_last)
 	ck_assert_int_eq(writing(0), LEARNED_WROTE);
 	ck_assert_int_eq(writing(16), LEARNED_WROTE);
 	ck_assert_ptr_null(gemm()->open);
-	learned_deinit(&learned);
 }
 END_TEST
 
@@ -179,7 +180,6 @@ START_TEST(one_of_several_is_found_by_trying)
 	ck_assert_int_eq(writing(0), LEARNED_NOT);
 	ck_assert_int_eq(writing(8), LEARNED_WROTE);
 	ck_assert_int_eq(writing(16), LEARNED_NOT);
-	learned_deinit(&learned);
 }
 END_TEST
 
@@ -198,7 +198,6 @@ START_TEST(several_write)
 	ck_assert_ptr_null(gemm()->open);
 	merge(KERNEL "fault 7 0 0,8,16 0,8,16\n");
 	ck_assert_ptr_nonnull(gemm()->open);
-	learned_deinit(&learned);
 }
 END_TEST
 
@@ -213,7 +212,6 @@ START_TEST(other_ends)
 	found = merge("kernel 8 3 unknown f\nuntold 8 3\n");
 	ck_assert_uint_eq(found.n_faults, 0);
 	ck_assert_str_eq(learned.functions[0]->open, "the driver does not tell its parameters");
-	learned_deinit(&learned);
 }
 END_TEST
 
@@ -226,7 +224,6 @@ START_TEST(counts_add_up)
 	ck_assert_uint_eq(learned_word(gemm(), 8)->n_read, 5);
 	merge(KERNEL "alone 7 0 1\n");
 	ck_assert_uint_eq(gemm()->n_alone, 11);
-	learned_deinit(&learned);
 }
 END_TEST
 
@@ -238,7 +235,6 @@ START_TEST(lines_that_make_no_sense_are_passed_over)
 	      "kernel 7 5\nkernel 7 6 build-id 0 offset f\nfault 7 0\nfault 9 9 0 -\nalone 7 0 8");
 	ck_assert_uint_eq(gemm()->n_alone, 4);
 	ck_assert_uint_eq(gemm()->n_words, 0);
-	learned_deinit(&learned);
 }
 END_TEST
 
@@ -278,6 +274,5 @@ START_TEST(a_table_has_what_is_known)
 	ck_assert_uint_eq(sum.n_rare, 1);
 	ck_assert_uint_eq(sum.n_nameless, 1);
 	ck_assert_uint_eq(sum.n_writing, 1);
-	learned_deinit(&learned);
 }
 END_TEST

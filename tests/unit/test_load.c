@@ -7,6 +7,9 @@
 
 #include "tests/unit/fake_parts.h"
 
+BEGIN_EACH(begin)
+END_EACH(end)
+
 #define BLOCK_BYTES (2 * MIB)
 #define N_BLOCKS 3u
 
@@ -100,7 +103,6 @@ static void assert_told(const struct client *client, enum status status)
 START_TEST(equal_blocks_are_one)
 {
 	struct client client;
-	begin();
 	reach(&client, SETTLING);
 	fake_mover_compared(fake_mover_job(JOB_COMPARE), true);
 	ck_assert_uint_eq(client.n_done, 1);
@@ -111,20 +113,17 @@ START_TEST(equal_blocks_are_one)
 	/* Nobody holds it any more. */
 	ck_assert_uint_eq(used_bytes(payer), 0);
 	ck_assert_uint_eq(used_bytes(store.cache), N_BLOCKS * BLOCK_BYTES);
-	end();
 }
 END_TEST
 
 START_TEST(a_digest_collision_is_a_block_of_its_own)
 {
 	struct client client;
-	begin();
 	reach(&client, SETTLING);
 	fake_mover_compared(fake_mover_job(JOB_COMPARE), false);
 	ck_assert_int_eq(client.status, STATUS_OK);
 	ck_assert_uint_eq(client.deduplicated_bytes, 0);
 	ck_assert_uint_eq(store.n_blocks, N_BLOCKS + 1);
-	end();
 }
 END_TEST
 
@@ -132,7 +131,6 @@ END_TEST
 START_TEST(equal_blocks_of_one_model_are_one)
 {
 	struct client client;
-	begin();
 	reach(&client, FILLING);
 	for (unsigned i = 0; i < N_BLOCKS; i++) {
 		fake_mover_loaded(job, i, digest(5));
@@ -144,7 +142,6 @@ START_TEST(equal_blocks_of_one_model_are_one)
 	ck_assert_int_eq(client.status, STATUS_OK);
 	ck_assert_uint_eq(client.deduplicated_bytes, 2 * BLOCK_BYTES);
 	ck_assert_uint_eq(store.n_blocks, 2);
-	end();
 }
 END_TEST
 
@@ -153,7 +150,6 @@ START_TEST(a_model_with_a_damaged_block_does_not_get_ready)
 {
 	struct client client;
 	struct digest name = digest(1);
-	begin();
 	reach(&client, FILLING);
 	struct block *block = store_find_block(&store, realm, &devices[0].at, &name);
 	fake_mover_loaded(job, 0, name);
@@ -167,21 +163,18 @@ START_TEST(a_model_with_a_damaged_block_does_not_get_ready)
 	fake_mover_load_done(job);
 	assert_told(&client, STATUS_BUSY);
 	ck_assert_uint_eq(store.n_blocks, 0);
-	end();
 }
 END_TEST
 
 START_TEST_WITH(a_mover_that_dies_leaves_nothing, .n = N_STAGES)
 {
 	struct client client;
-	begin();
 	reach(&client, (enum stage)_i);
 	fake_mover_die();
 	assert_told(&client, STATUS_MOVER_FAILED);
 	ck_assert_uint_eq(stats.models_failed, 1);
 	run_workers();
 	ck_assert_uint_eq(used_bytes(payer), 0);
-	end();
 }
 END_TEST
 
@@ -191,7 +184,6 @@ START_TEST_WITH(a_mover_that_dies_slowly_is_paid_for, .n = N_STAGES)
 	static const unsigned n_held[N_STAGES] = {
 		[FILLING] = N_BLOCKS, [COMPARING] = 2, [SETTLING] = 1};
 	struct client client;
-	begin();
 	reach(&client, (enum stage)_i);
 	fake_mover_die_slowly();
 	assert_told(&client, STATUS_MOVER_FAILED);
@@ -200,7 +192,6 @@ START_TEST_WITH(a_mover_that_dies_slowly_is_paid_for, .n = N_STAGES)
 	ck_assert_uint_eq(devices[0].at.use_bytes[CHUNK_LOADING], n_held[_i] * BLOCK_BYTES);
 	fake_mover_gone();
 	ck_assert_uint_eq(used_bytes(payer), 0);
-	end();
 }
 END_TEST
 
@@ -208,7 +199,6 @@ END_TEST
 START_TEST_WITH(a_load_that_nobody_waits_for_ends_with_the_mover, .n = 2 * N_STAGES)
 {
 	struct client client;
-	begin();
 	reach(&client, (enum stage)(_i / 2));
 	load_leave(&client.waiter);
 	ck_assert_uint_eq(client.n_done, 0);
@@ -230,7 +220,6 @@ START_TEST_WITH(a_load_that_nobody_waits_for_ends_with_the_mover, .n = 2 * N_STA
 		}
 	}
 	ck_assert_uint_eq(used_bytes(payer), 0);
-	end();
 }
 END_TEST
 
@@ -241,7 +230,6 @@ START_TEST(a_manifest_that_is_refused_costs_nobody)
 {
 	static const uint64_t shape[] = {1};
 	struct client client;
-	begin();
 	have_idle_block(1);
 	devices[0].at.usable_bytes = BLOCK_BYTES;
 	start(&client);
@@ -256,7 +244,6 @@ START_TEST(a_manifest_that_is_refused_costs_nobody)
 	fake_mover_failed(fake_mover_job(JOB_LOAD), STATUS_BUSY);
 	run_workers();
 	ck_assert_uint_eq(used_bytes(store.cache), BLOCK_BYTES);
-	end();
 }
 END_TEST
 
@@ -285,7 +272,6 @@ START_TEST(a_load_waits_its_time_in_all)
 {
 	enum { N_REQUEST_BLOCKS = 16 };
 	struct client client;
-	begin();
 	allocator.pressure.clock = (struct pressure_clock){.now_ms = clock_now, .wake = clock_wake};
 	allocator.pressure.wait_ms = 100;
 	tenant_set_quota(payer, 0, 2 * N_REQUEST_BLOCKS * BLOCK_BYTES);
@@ -307,6 +293,5 @@ START_TEST(a_load_waits_its_time_in_all)
 	assert_told(&client, STATUS_OVER_QUOTA);
 	chunk_release(&second);
 	fake_mover_failed(fake_mover_job(JOB_LOAD), STATUS_BUSY);
-	end();
 }
 END_TEST

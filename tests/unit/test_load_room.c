@@ -32,6 +32,9 @@ static void end(void)
 	store_end();
 }
 
+BEGIN_EACH(begin)
+END_EACH(end)
+
 /* A model of @n_blocks on the first device, planned and asked for; then it goes. */
 static enum status ask(unsigned n_blocks, uint64_t block_bytes)
 {
@@ -54,7 +57,6 @@ static enum status ask(unsigned n_blocks, uint64_t block_bytes)
 
 START_TEST(what_others_may_give_back_counts_as_room)
 {
-	begin();
 	ck_assert_int_eq(ask(10, 10 * MIB), STATUS_OK);
 	ck_assert_int_eq(ask(11, 10 * MIB), STATUS_NO_DEVICE_MEMORY);
 	cache_block(0, 1, 0);
@@ -65,7 +67,6 @@ START_TEST(what_others_may_give_back_counts_as_room)
 	ck_assert_int_eq(ask(10, 10 * MIB), STATUS_NO_DEVICE_MEMORY);
 	ck_assert_int_eq(ask(9, 10 * MIB), STATUS_OK);
 	store_unuse_block(&store, used, 0);
-	end();
 }
 END_TEST
 
@@ -74,7 +75,6 @@ START_TEST(what_may_be_shared_needs_no_room)
 {
 	enum { N = 5 };
 	struct block *used[N];
-	begin();
 	for (unsigned i = 0; i < N; i++) {
 		used[i] = add_sized_block(realm, 0, i + 1, 10 * MIB);
 	}
@@ -94,13 +94,11 @@ START_TEST(what_may_be_shared_needs_no_room)
 	for (unsigned i = 0; i < N; i++) {
 		store_unuse_block(&store, used[i], 0);
 	}
-	end();
 }
 END_TEST
 
 START_TEST(blocks_of_other_realms_and_devices_are_not_shared)
 {
-	begin();
 	struct realm *other = realm_get(&realms, "other");
 	struct block *foreign = add_sized_block(other, 0, 1, 50 * MIB);
 	struct block *elsewhere = add_sized_block(realm, 1, 2, 50 * MIB);
@@ -110,14 +108,12 @@ START_TEST(blocks_of_other_realms_and_devices_are_not_shared)
 	store_unuse_block(&store, elsewhere, 0);
 	store_evict_all(&store, NULL, NULL);
 	realm_unref(other);
-	end();
 }
 END_TEST
 
 /* Who has blocks open may go meanwhile, where requests wait for that. */
 START_TEST(who_can_wait_is_refused_only_what_never_fits)
 {
-	begin();
 	struct block *used = add_sized_block(realm, 0, 1, 50 * MIB);
 	ck_assert_int_eq(ask(5, 20 * MIB), STATUS_NO_DEVICE_MEMORY);
 	allocator.pressure.wait_ms = 1;
@@ -127,6 +123,5 @@ START_TEST(who_can_wait_is_refused_only_what_never_fits)
 	ck_assert_int_eq(ask(4, 20 * MIB), STATUS_OK);
 	ck_assert_int_eq(ask(5, 20 * MIB), STATUS_OVER_QUOTA);
 	store_unuse_block(&store, used, 0);
-	end();
 }
 END_TEST

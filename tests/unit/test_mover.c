@@ -18,35 +18,42 @@ static void add_mixed(struct made_model *model)
 static struct peer peer;
 static struct made_model model;
 static struct known_plan plan;
+static struct result result;
+static const char *const file_name = "model.safetensors";
+
+static void end(void)
+{
+	made_free(&model);
+	peer_end(&peer);
+}
+
+END_EACH(end)
+
+/* Write the file of @of, and load it with a window of @window blocks. */
+static void write_and_load(struct made_model *of, size_t window)
+{
+	made_write(of, peer.folder, file_name);
+	load_and_check(&peer, &file_name, 1, NULL, false, of, window, &result);
+}
 
 START_TEST(a_file_is_loaded)
 {
-	struct result result;
-	const char *name = "model.safetensors";
 	peer_start(&peer, NULL);
 	add_mixed(&model);
-	made_write(&model, peer.folder, name);
-	load_and_check(&peer, &name, 1, NULL, false, &model, 4, &result);
+	write_and_load(&model, 4);
 	ck_assert_uint_eq(result.direct_bytes, 0);
-	made_free(&model);
-	peer_end(&peer);
 }
 END_TEST
 
 START_TEST(many_small_tensors_share_blocks)
 {
-	struct result result;
-	const char *name = "model.safetensors";
 	peer_start(&peer, NULL);
 	for (unsigned i = 0; i < 400; i++) {
 		char tensor[64];
 		snprintf(tensor, sizeof(tensor), "layer.%03u", i * 7919 % 400);
 		made_add(&model, tensor, made_random() % (400 * 1024));
 	}
-	made_write(&model, peer.folder, name);
-	load_and_check(&peer, &name, 1, NULL, false, &model, 2, &result);
-	made_free(&model);
-	peer_end(&peer);
+	write_and_load(&model, 2);
 }
 END_TEST
 
@@ -54,7 +61,6 @@ START_TEST(shards_with_an_index_are_loaded)
 {
 	struct made_model shards[2] = {0};
 	struct made_model all = {0};
-	struct result result;
 	const char *names[] = {"model-1.safetensors", "model-2.safetensors"};
 	char path[512];
 	peer_start(&peer, NULL);
@@ -80,86 +86,65 @@ START_TEST(shards_with_an_index_are_loaded)
 	load_and_check(&peer, names, 2, "index.json", false, &all, 8, &result);
 	made_free(&shards[0]);
 	made_free(&shards[1]);
-	peer_end(&peer);
 }
 END_TEST
 
 /* Cold files are read past the page cache, at whatever alignment their tensors have. */
 START_TEST(a_cold_file_is_read_directly)
 {
-	struct result result;
-	const char *name = "model.safetensors";
 	char path[512];
 	peer_start(&peer, NULL);
 	add_mixed(&model);
-	made_write(&model, peer.folder, name);
-	snprintf(path, sizeof(path), "%s/%s", peer.folder, name);
+	made_write(&model, peer.folder, file_name);
+	snprintf(path, sizeof(path), "%s/%s", peer.folder, file_name);
 	int fd = open(path, O_RDONLY | O_CLOEXEC | O_DIRECT);
 	bool can_direct = fd >= 0;
 	fd = fd >= 0 ? fd : open(path, O_RDONLY | O_CLOEXEC);
 	ck_assert_int_eq(fsync(fd), 0);
 	ck_assert_int_eq(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
 	close(fd);
-	load_and_check(&peer, &name, 1, NULL, true, &model, 4, &result);
+	load_and_check(&peer, &file_name, 1, NULL, true, &model, 4, &result);
 	if (!can_direct || result.direct_bytes == 0) {
 		printf("SKIP: no direct reads in %s\n", peer.folder);
 	} else {
 		ck_assert_uint_eq(result.direct_bytes, result.read_bytes);
 	}
-	made_free(&model);
-	peer_end(&peer);
 }
 END_TEST
 
 START_TEST(empty_models_need_no_chunk)
 {
-	struct result result;
-	const char *name = "model.safetensors";
 	peer_start(&peer, NULL);
 	made_add(&model, "nothing", 0);
-	made_write(&model, peer.folder, name);
-	load_and_check(&peer, &name, 1, NULL, false, &model, 4, &result);
-	made_free(&model);
-	peer_end(&peer);
+	write_and_load(&model, 4);
 }
 END_TEST
 
 /* Many windows a block and more readers than slots of work. */
 START_TEST(small_slots_do)
 {
-	struct result result;
-	const char *name = "model.safetensors";
 	setenv("GLAKE_MOVER_SLOT_KIB", "68", 1);
 	setenv("GLAKE_MOVER_READERS", "7", 1);
 	peer_start(&peer, NULL);
 	add_mixed(&model);
-	made_write(&model, peer.folder, name);
-	load_and_check(&peer, &name, 1, NULL, false, &model, 1, &result);
-	made_free(&model);
-	peer_end(&peer);
+	write_and_load(&model, 1);
 }
 END_TEST
 
 /* The slot would have no page, or end within one. */
 START_TEST_WITH(a_slot_of_no_whole_pages_is_not_taken, .n = 3)
 {
-	struct result result;
-	const char *name = "model.safetensors";
 	const char *kib[] = {"1", "3", "65"};
 	setenv("GLAKE_MOVER_SLOT_KIB", kib[_i], 1);
 	peer_start(&peer, NULL);
 	add_mixed(&model);
-	made_write(&model, peer.folder, name);
-	load_and_check(&peer, &name, 1, NULL, false, &model, 1, &result);
-	made_free(&model);
-	peer_end(&peer);
+	write_and_load(&model, 1);
 }
 END_TEST
 
 /* Another holder of the description may switch O_DIRECT on under our reads. */
 START_TEST(a_shared_description_does_no_harm)
 {
-	struct result result;
 	Glake__Mover__LoadStart body = GLAKE__MOVER__LOAD_START__INIT;
 	Glake__Mover__Order order = ORDER(5, LOAD_START);
 	char path[512];
@@ -184,8 +169,6 @@ START_TEST(a_shared_description_does_no_harm)
 	check_tensors(&plan, &model);
 	drop_plan(&peer, &plan);
 	close(fd);
-	made_free(&model);
-	peer_end(&peer);
 }
 END_TEST
 
@@ -194,8 +177,6 @@ START_TEST(equal_tensors_are_equal_blocks)
 {
 	struct made_model first = {0};
 	struct made_model second = {0};
-	struct result results[2];
-	const char *name = "model.safetensors";
 	peer_start(&peer, NULL);
 	made_add(&first, "a", 3 * MIB);
 	made_add(&first, "b", 300);
@@ -205,16 +186,14 @@ START_TEST(equal_tensors_are_equal_blocks)
 		                                    first.tensors[i].bytes);
 		memcpy(copy->content, first.tensors[i].content, copy->bytes);
 	}
-	made_write(&first, peer.folder, name);
-	load_and_check(&peer, &name, 1, NULL, false, &first, 4, &results[0]);
-	made_write(&second, peer.folder, name);
-	load_and_check(&peer, &name, 1, NULL, false, &second, 4, &results[1]);
+	write_and_load(&first, 4);
+	const struct result result_of_first = result;
+	write_and_load(&second, 4);
 	for (size_t i = 0; i < 3; i++) {
-		ck_assert(digest_equal(&results[0].digests[i], &results[1].digests[i]));
+		ck_assert(digest_equal(&result_of_first.digests[i], &result.digests[i]));
 	}
 	made_free(&first);
 	made_free(&second);
-	peer_end(&peer);
 }
 END_TEST
 
@@ -257,6 +236,5 @@ START_TEST(two_loads_run_beside_each_other)
 		drop_plan(&peer, &plans[i]);
 		made_free(&models[i]);
 	}
-	peer_end(&peer);
 }
 END_TEST

@@ -51,6 +51,8 @@ static void copies_end(void)
 	peer_end(&peer);
 }
 
+END_EACH(copies_end)
+
 /* Fresh chunks, to which it comes back. */
 static void renew_chunks(void)
 {
@@ -106,7 +108,6 @@ START_TEST(chunks_go_out_and_come_back)
 	}
 	peer_free_report(peer_expect(&peer, 50, GLAKE__MOVER__REPORT__BODY_FORGOTTEN));
 	check_content();
-	copies_end();
 }
 END_TEST
 
@@ -129,7 +130,6 @@ START_TEST(chunks_go_out_while_others_come_back)
 		expect_copied(N_CHUNKS / 2 + i);
 	}
 	check_content();
-	copies_end();
 }
 END_TEST
 
@@ -181,7 +181,6 @@ START_TEST_WITH(a_driver_fault_costs_one_copy, .n = n_elements(faults))
 		copy_one(i, true);
 		expect_copied(i);
 	}
-	copies_end();
 }
 END_TEST
 
@@ -224,7 +223,6 @@ START_TEST(a_chunk_that_is_written_to_meanwhile_is_not_copied)
 	is_over = true;
 	pthread_join(thread, NULL);
 	munmap(mapped, one->chunk.bytes);
-	copies_end();
 }
 END_TEST
 
@@ -235,7 +233,6 @@ START_TEST(a_copy_beyond_its_chunk_is_refused)
 	peer_expect_failed(&peer, 1, GLAKE__WIRE__STATUS__BAD_REQUEST, "beyond its chunk");
 	peer_copy(&peer, 2, &ones[0].chunk, &host, host.bytes + MIB, false);
 	peer_expect_failed(&peer, 2, GLAKE__WIRE__STATUS__BAD_REQUEST, "beyond its chunk");
-	copies_end();
 }
 END_TEST
 
@@ -279,7 +276,6 @@ START_TEST(every_byte_is_compared_with_host_memory)
 	peer_compare_host(&peer, 4, &one->chunk, &host, host.bytes - 18 * MIB);
 	peer_expect_failed(&peer, 4, GLAKE__WIRE__STATUS__BAD_REQUEST, "beyond its chunk");
 	free(bytes);
-	copies_end();
 }
 END_TEST
 
@@ -294,7 +290,6 @@ START_TEST(a_driver_fault_costs_one_comparison)
 		peer_expect_failed(&peer, 3, GLAKE__WIRE__STATUS__INTERNAL, "CUDA_ERROR");
 		ck_assert(is_equal_to_host(0, ones[0].offset));
 	}
-	copies_end();
 }
 END_TEST
 
@@ -332,7 +327,6 @@ START_TEST_WITH(zeros_are_told_from_other_bytes, .n = 2)
 		ck_assert(reads_zero(i, _i > 0));
 		free(bytes);
 	}
-	copies_end();
 }
 END_TEST
 
@@ -348,6 +342,5 @@ START_TEST(a_chunk_is_made_to_read_zero)
 		expect_copied(i);
 	}
 	check_content();
-	copies_end();
 }
 END_TEST

@@ -11,6 +11,8 @@
 #include "libclient/space/number.h"
 #include "tests/unit/ranges.h"
 
+BEGIN_EACH(begin_one)
+
 static atomic_uint n_ended;
 
 static void no_report(struct glake_session *session)
@@ -148,7 +150,6 @@ static void expect_words_at(glake_ptr ptr, const uint32_t *values, size_t n)
 
 START_TEST(a_number_lives_as_long_as_it_is_used)
 {
-	begin("1GiB");
 	const uint64_t used = used_bytes();
 	glake_ptr ptr = reserve_mib(4);
 	unsigned long long number = new_number(4, 17);
@@ -178,7 +179,6 @@ END_TEST
 
 START_TEST(a_number_that_is_mapped_nowhere_ends_with_its_last_reference)
 {
-	begin("1GiB");
 	unsigned long long number = new_number(2, 1);
 	struct glake__number *used = glake__number_take(number);
 	ck_assert(glake__number_release(number));
@@ -191,7 +191,6 @@ END_TEST
 /* The memory that stood there before may be anybody's. */
 START_TEST(what_was_copied_to_a_place_does_not_count_for_what_comes)
 {
-	begin("1GiB");
 	glake__lock();
 	glake__fill_start();
 	glake__unlock();
@@ -213,7 +212,6 @@ END_TEST
 
 START_TEST(a_number_of_several_chunks_is_mapped_and_unmapped_as_one)
 {
-	begin("1GiB");
 	uint32_t values[3];
 	glake_ptr one = reserve_mib(8);
 	glake_ptr two = reserve_mib(8);
@@ -248,7 +246,6 @@ END_TEST
 /* The owner inherits what takes the place of its memory, and ends with the last of it. */
 START_TEST(what_replaces_memory_is_of_the_same_owner)
 {
-	begin("1GiB");
 	uint32_t values[3];
 	glake_ptr ptr = reserve_mib(6);
 	unsigned long long number = new_number(6, 5);
@@ -273,7 +270,6 @@ END_TEST
 
 START_TEST(what_the_driver_does_not_map_whole_is_not_mapped)
 {
-	begin("1GiB");
 	uint32_t values[3];
 	glake_ptr one = reserve_mib(6);
 	glake_ptr two = reserve_mib(6);
@@ -301,7 +297,6 @@ END_TEST
 
 START_TEST(what_is_handed_out_is_one_private_chunk)
 {
-	begin("1GiB");
 	uint32_t values[3];
 	uint64_t id;
 	unsigned long long handle = 0;
@@ -339,7 +334,6 @@ END_TEST
 /* The CPU, where a driver lets it: the books of access have only devices. */
 START_TEST(what_is_open_to_others_than_devices_keeps_its_place)
 {
-	begin("1GiB");
 	glake_ptr ptr = reserve_mib(4);
 	unsigned long long number = new_number(2, 5);
 	map_to_read(ptr, number, 2);
@@ -359,7 +353,6 @@ END_TEST
 START_TEST(a_number_of_very_many_places_lives_as_long_as_it_is_mapped)
 {
 	enum { N = 2 * GLAKE__MAX_PLACES };
-	begin("1GiB");
 	glake_ptr ptr = reserve_mib(N * 2);
 	unsigned long long number = new_number(2, 9);
 	for (uint64_t i = 0; i < N; i++) {
@@ -445,7 +438,6 @@ static void *map_on_and_on(void *argument)
 
 START_TEST(a_number_is_mapped_while_its_memory_is_replaced)
 {
-	begin("1GiB");
 	pthread_t threads[4];
 	home = reserve_mib(6);
 	shared = new_number(6, 7);
@@ -493,7 +485,6 @@ static uint32_t uses_at(glake_ptr ptr)
 /* Whoever maps it has looked up what that is, and waits for the holder, who replaces it. */
 START_TEST(a_number_is_mapped_as_what_it_has_become_meanwhile)
 {
-	begin("1GiB");
 	pthread_t thread;
 	struct glake__hold hold;
 	struct mapper mapper = {.ptr = reserve_mib(2), .number = new_number(2, 5)};
@@ -543,7 +534,6 @@ static void *pin_once(void *argument)
 
 START_TEST(what_is_handed_out_waits_for_its_holder)
 {
-	begin("1GiB");
 	pthread_t thread;
 	struct glake__hold hold;
 	struct pinner pinner = {.number = new_number(2, 5)};
@@ -588,7 +578,6 @@ static void *reserve_on_and_on(void *argument)
 /* Who maps where another thread has just given its addresses back is refused. */
 START_TEST(a_reservation_may_end_while_a_number_is_mapped)
 {
-	begin("1GiB");
 	pthread_t thread;
 	unsigned n_mapped = 0;
 	unsigned n_refused = 0;

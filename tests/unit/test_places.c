@@ -8,6 +8,8 @@
 #include "libclient/seal/look.h"
 #include "tests/unit/ranges.h"
 
+BEGIN_EACH(begin_one)
+
 static const struct glake__use toy_program = {
 	.name = "toy program", .kind = GLAKE__PROGRAMS, .is_programs = true};
 static const struct glake__use toy_number = {.name = "toy number", .is_nowhere = true};
@@ -83,7 +85,6 @@ static void end_all(struct glake__range *const *ranges, size_t n)
 
 START_TEST(what_is_mapped_in_several_places_is_replaced_in_all)
 {
-	begin("1GiB");
 	struct glake__range *ranges[] = {reserve_range(4), reserve_range(6), reserve_range(2)};
 	struct glake__part old[] = {make_part(2), make_part(2)};
 	struct glake__part new[] = {make_part(2), make_part(2)};
@@ -111,7 +112,6 @@ END_TEST
 /* One chunk of 6 MiB becomes three, everywhere. */
 START_TEST(what_is_cut_is_cut_in_all_places)
 {
-	begin("1GiB");
 	struct glake__range *ranges[] = {reserve_range(6), reserve_range(8),
 	                                 reserve_as(&toy_number, 6)};
 	struct glake__part old = make_part(6);
@@ -143,7 +143,6 @@ END_TEST
 /* Chunks that lie side by side here need not do so there. */
 START_TEST(a_chunk_with_other_places_is_joined_with_no_neighbour)
 {
-	begin("1GiB");
 	struct glake__range *ranges[] = {reserve_range(4), reserve_range(2)};
 	struct glake__part old[] = {make_part(2), make_part(2)};
 	struct glake__part new = make_part(4);
@@ -163,7 +162,6 @@ END_TEST
 
 START_TEST(a_hold_has_the_chunk_wherever_it_is_mapped)
 {
-	begin("1GiB");
 	struct glake__range *ranges[] = {reserve_range(4), reserve_range(4), reserve_range(4)};
 	struct glake__part part = make_part(2);
 	struct glake__part other = make_part(2);
@@ -197,7 +195,6 @@ END_TEST
 /* Its place comes only when the change has ended: a hold would not know it. */
 START_TEST(what_is_being_mapped_once_more_is_not_held)
 {
-	begin("1GiB");
 	struct glake__range *ranges[] = {reserve_range(2), reserve_range(2)};
 	const struct glake__site site = {.range = ranges[1], .ptr = ranges[1]->ptr};
 	struct glake__part part = make_part(2);
@@ -221,7 +218,6 @@ END_TEST
 /* Who looks at memory twice, before it is held and then: it is the same, or it is not. */
 START_TEST(what_is_mapped_anew_is_not_what_was_looked_at)
 {
-	begin("1GiB");
 	enum glake__pin pin;
 	struct glake__hold hold;
 	struct glake__range *ranges[] = {reserve_range(4), reserve_range(4)};
@@ -264,7 +260,6 @@ END_TEST
 /* The program has asked for writing, and gets that when the memory is private again. */
 START_TEST(a_block_that_is_opened_to_be_written_stays_read_only)
 {
-	begin("1GiB");
 	struct glake__range *range = reserve_as(&toy_program, 2);
 	struct glake__part part = make_part(2);
 	struct glake__part other = make_part(2);
@@ -294,7 +289,6 @@ static const struct glake__use toy_aside = {.name = "toy aside", .is_ours = true
 /* Places of our own come while it is held: with one of those it has more than any hold takes. */
 START_TEST(a_hold_ends_at_as_many_places_as_it_took)
 {
-	begin("1GiB");
 	struct glake__range *ranges[] = {reserve_range(2 * GLAKE__MAX_PLACES),
 	                                 reserve_as(&toy_aside, 2)};
 	struct glake__part part = make_part(2);
@@ -320,7 +314,6 @@ END_TEST
 /* A place of our own may be on its way out, by another thread. */
 START_TEST(a_handle_is_asked_for_at_a_place_that_stays)
 {
-	begin("1GiB");
 	struct glake__range *ranges[] = {reserve_range(2), reserve_as(&toy_aside, 2),
 	                                 reserve_as(&toy_aside, 2)};
 	struct glake__part part = make_part(2);
@@ -346,7 +339,6 @@ END_TEST
 /* Who holds several takes them at once, or none. */
 START_TEST(holds_begin_together)
 {
-	begin("1GiB");
 	struct glake__range *ranges[] = {reserve_range(4), reserve_range(2)};
 	struct glake__part parts[] = {make_part(2), make_part(2)};
 	ck_assert_int_eq(glake__range_fill(ranges[0], 0, parts, 2), 0);
@@ -382,7 +374,6 @@ END_TEST
 /* The program's places: one to write, one to read, one that it has not opened yet. */
 START_TEST(each_place_keeps_the_access_that_it_was_given)
 {
-	begin("1GiB");
 	struct glake__range *ranges[] = {reserve_as(&toy_program, 2), reserve_as(&toy_program, 2),
 	                                 reserve_as(&toy_program, 2)};
 	struct glake__part part = make_part(2);
@@ -429,7 +420,6 @@ START_TEST(a_change_of_several_places_happens_in_all_or_in_none)
 		"cuMemMap",
 		"cuMemSetAccess",
 	};
-	begin("1GiB");
 	struct glake__range *ranges[] = {reserve_range(2), reserve_range(2), reserve_range(2)};
 	struct glake__part old = make_part(2);
 	struct glake__part new = make_part(2);
@@ -475,7 +465,6 @@ END_TEST
 /* One place is lost: the others are, or are not, and nobody holds them any more. */
 START_TEST(places_that_are_lost_are_held_by_nobody)
 {
-	begin("1GiB");
 	struct glake__range *ranges[] = {reserve_range(2), reserve_range(2)};
 	struct glake__part old = make_part(2);
 	struct glake__part new = make_part(2);
@@ -575,7 +564,6 @@ static void *replace(void *seed)
 /* Nobody waits for ever, and all places of a chunk are the same in the end. */
 START_TEST(places_come_and_go_while_memory_is_replaced)
 {
-	begin("1GiB");
 	pthread_t threads[4];
 	for (size_t i = 0; i < 2 * N_CHUNKS; i++) {
 		pool[i] = make_part(2);

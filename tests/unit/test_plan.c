@@ -39,6 +39,8 @@ static void drop(void)
 	catalog_deinit(&catalog);
 }
 
+END_EACH(drop)
+
 static uint64_t offset_of(const char *name)
 {
 	const struct tensor *tensor = catalog_find(&catalog, name);
@@ -56,7 +58,6 @@ START_TEST(nothing_needs_nothing)
 	make();
 	ck_assert_uint_eq(plan.n_blocks, 0);
 	ck_assert_uint_eq(offset_of("empty"), 0);
-	drop();
 }
 END_TEST
 
@@ -71,7 +72,6 @@ START_TEST(large_tensors_have_their_own_blocks)
 	ck_assert_uint_eq(offset_of("a"), 0);
 	ck_assert_uint_eq(offset_of("b"), 4 * MIB);
 	ck_assert_uint_eq(plan.span_bytes, 6 * MIB);
-	drop();
 }
 END_TEST
 
@@ -86,7 +86,6 @@ START_TEST(huge_tensors_are_cut)
 	ck_assert_uint_eq(plan.blocks[2].content_bytes, 1);
 	ck_assert_uint_eq(plan.blocks[3].content_bytes, GLAKE_MAX_BLOCK_BYTES);
 	ck_assert_uint_eq(offset_of("x"), 2 * GLAKE_MAX_BLOCK_BYTES + 2 * MIB);
-	drop();
 }
 END_TEST
 
@@ -104,7 +103,6 @@ START_TEST(small_tensors_are_packed)
 	ck_assert_uint_eq(offset_of("d"), 768);
 	ck_assert_uint_eq(plan.blocks[0].content_bytes, 768 + 2 * MIB - 1);
 	ck_assert_uint_eq(plan.span_bytes, 4 * MIB);
-	drop();
 }
 END_TEST
 
@@ -125,7 +123,6 @@ START_TEST(packed_tensors_stay_whole)
 	ck_assert_uint_eq(offset_of("t000"), 6 * MIB);
 	ck_assert_uint_eq(offset_of("t063"), 6 * MIB + 63 * 2 * MIB);
 	ck_assert_uint_eq(offset_of("t064"), 6 * MIB + 128 * MIB);
-	drop();
 }
 END_TEST
 
@@ -139,7 +136,6 @@ START_TEST(neighbours_are_read_together)
 	make();
 	ck_assert_uint_eq(plan.n_pieces, 3);
 	ck_assert_uint_eq(plan.pieces[0].bytes, 868);
-	drop();
 }
 END_TEST
 
@@ -173,6 +169,5 @@ START_TEST(too_many_blocks_are_refused)
 	ck_assert_int_eq(catalog_finish(&catalog, files, &fault), 0);
 	ck_assert_int_eq(plan_make(&plan, &catalog, &fault), MOVER_E_FAULT);
 	ck_assert_str_eq(fault.text, "the model needs more than 1000000 blocks");
-	drop();
 }
 END_TEST

@@ -402,7 +402,7 @@ static void expect_refused(const struct want *want, enum status status)
 	ck_assert_int_eq(want->status, status);
 }
 
-static void begin(uint64_t wait_ms)
+static void begin(void)
 {
 	const struct pressure_clock clock = {.now_ms = clock_now, .wake = clock_wake};
 	char error[256];
@@ -425,7 +425,6 @@ static void begin(uint64_t wait_ms)
 	now = 1000000;
 	books = (struct chunk_books){.max_fds = MAX_FDS, .stats = &stats};
 	ck_assert_int_eq(pressure_init(&pressure, N_PLACES, &books, cache, &stats, &clock), 0);
-	pressure.wait_ms = wait_ms;
 	for (int round = 0; round < N_PRESSURE_ROUNDS; round++) {
 		sources[round].name = "kpu"[round];
 		pressure.sources[round] = (struct pressure_source){
@@ -471,11 +470,13 @@ static void end(void)
 	tenant_table_free(tables[1]);
 }
 
+BEGIN_EACH(begin)
+END_EACH(end)
+
 /* ---- at once ---------------------------------------------------------------------------------- */
 
 START_TEST(what_fits_is_granted_and_costs_nobody)
 {
-	begin(0);
 	cache_in(PRESSURE_UNUSED, 10 * MIB);
 	enter(0, 0, 10 * MIB);
 	struct want *whole = want_new(0, 0, 80 * MIB);
@@ -484,7 +485,6 @@ START_TEST(what_fits_is_granted_and_costs_nobody)
 	run_maker();
 	expect_state(whole, PRESSURE_GRANTED);
 	expect_heard("");
-	end();
 }
 END_TEST
 
@@ -502,7 +502,7 @@ START_TEST_WITH(what_can_never_fit_costs_nobody, .n = 8)
 		{10 * MIB, 11, PRESSURE_FDS_SMALL, STATUS_NO_FDS},
 		{10 * MIB, MAX_FDS + 1, PRESSURE_FDS_MUST, STATUS_NO_FDS},
 	};
-	begin(_i % 2 ? 1000 : 0);
+	pressure.wait_ms = _i % 2 ? 1000 : 0;
 	cache_in(PRESSURE_MADE_AHEAD, 10 * MIB);
 	cache_in(PRESSURE_UNUSED, 20 * MIB);
 	enter(0, 0, 50 * MIB);
@@ -518,31 +518,30 @@ START_TEST_WITH(what_can_never_fit_costs_nobody, .n = 8)
 	expect_heard("");
 	ck_assert_uint_eq(wake_at, 0);
 	ck_assert_uint_eq(stats.memory_refusals + stats.quota_refusals + stats.fd_refusals, 1);
-	end();
 }
 END_TEST
 
 START_TEST(a_failing_maker_ends_the_request)
 {
-	begin(1000);
+	pressure.wait_ms = 1000;
 	driver.is_broken = true;
 	expect_refused(want(10 * MIB), STATUS_INTERNAL);
 	expect_heard("");
-	end();
 }
 END_TEST
 
 /* ---- the tenant's bytes ----------------------------------------------------------------------- */
 
-static void begin_with_quota(uint64_t wait_ms)
+/* The first tenant may have 60 MiB, and requests wait so long. */
+static void set_quota_and_wait(uint64_t wait_ms)
 {
-	begin(wait_ms);
+	pressure.wait_ms = wait_ms;
 	tenant_set_quota(tenants[0], 0, 60 * MIB);
 }
 
 START_TEST(only_the_tenants_clients_are_asked_over_its_quota)
 {
-	begin_with_quota(0);
+	set_quota_and_wait(0);
 	cache_in(PRESSURE_UNUSED, 10 * MIB);
 	struct client *own = enter(0, 0, 40 * MIB);
 	enter(1, 1, 20 * MIB);
@@ -555,7 +554,6 @@ START_TEST(only_the_tenants_clients_are_asked_over_its_quota)
 	expect_state(waits, PRESSURE_GRANTED);
 	expect_heard("");
 	ck_assert_uint_eq(stats.quota_waits, 1);
-	end();
 }
 END_TEST
 
@@ -563,7 +561,7 @@ END_TEST
 START_TEST(nobody_is_asked_for_what_would_not_help)
 {
 	struct thing used = {0};
-	begin_with_quota(0);
+	set_quota_and_wait(0);
 	give_to(&used, tenants[0], &places[0], CHUNK_BLOCK, 35 * MIB);
 	enter(0, 0, 20 * MIB);
 	/* Memory of another tenant's client helps nobody. */
@@ -573,7 +571,6 @@ START_TEST(nobody_is_asked_for_what_would_not_help)
 	expect_state(want(24 * MIB), PRESSURE_IN_LINE);
 	expect_heard("0");
 	drop(&used);
-	end();
 }
 END_TEST
 
@@ -583,7 +580,7 @@ START_TEST_WITH(clients_that_give_nothing_end_the_wait, .n = 5)
 	enum { LIES, MUTE, DEAF, DIES, UNREAD };
 	static const uint64_t waits_ms[] = {PRESSURE_AFTER_MS, PRESSURE_LATE_MS, 0, 0,
 	                                    PRESSURE_LATE_MS};
-	begin_with_quota(0);
+	set_quota_and_wait(0);
 	struct client *client = enter(0, 0, 60 * MIB);
 	client->is_deaf = _i == DEAF;
 	client->dies = _i == DIES;
@@ -613,13 +610,12 @@ START_TEST_WITH(clients_that_give_nothing_end_the_wait, .n = 5)
 		client->has_unread = true;
 		expect_state(want(30 * MIB), PRESSURE_IN_LINE);
 	}
-	end();
 }
 END_TEST
 
 START_TEST(a_client_that_leaves_is_not_awaited)
 {
-	begin_with_quota(0);
+	set_quota_and_wait(0);
 	struct client *client = enter(0, 0, 60 * MIB);
 	struct want *waits = want(30 * MIB);
 	expect_state(waits, PRESSURE_IN_LINE);
@@ -627,14 +623,13 @@ START_TEST(a_client_that_leaves_is_not_awaited)
 	pressure_client_leave(&client->base);
 	pass(20);
 	expect_refused(waits, STATUS_OVER_QUOTA);
-	end();
 }
 END_TEST
 
 /* Answers to what was never asked, and twice the same, are none. */
 START_TEST(wrong_answers_are_ignored)
 {
-	begin_with_quota(0);
+	set_quota_and_wait(0);
 	struct client *client = enter(0, 0, 60 * MIB);
 	struct want *waits = want(30 * MIB);
 	pass(500);
@@ -647,14 +642,13 @@ START_TEST(wrong_answers_are_ignored)
 	answer(client, false);
 	pass(20);
 	expect_refused(waits, STATUS_OVER_QUOTA);
-	end();
 }
 END_TEST
 
 /* Its answer came, and what streams were done with comes behind it. */
 START_TEST(what_follows_an_answer_is_in_time)
 {
-	begin_with_quota(0);
+	set_quota_and_wait(0);
 	struct client *client = enter(0, 0, 60 * MIB);
 	struct want *waits = want(30 * MIB);
 	pass(900);
@@ -664,13 +658,12 @@ START_TEST(what_follows_an_answer_is_in_time)
 	drop(&client->thing);
 	pass(11);
 	expect_state(waits, PRESSURE_GRANTED);
-	end();
 }
 END_TEST
 
 START_TEST(a_line_is_served_in_order)
 {
-	begin_with_quota(10000);
+	set_quota_and_wait(10000);
 	struct want *first = want(24 * MIB);
 	struct want *second = want(30 * MIB);
 	struct want *big = want(40 * MIB);
@@ -689,13 +682,12 @@ START_TEST(a_line_is_served_in_order)
 	expect_state(big, PRESSURE_GRANTED);
 	expect_state(small, PRESSURE_GRANTED);
 	ck_assert_uint_eq(stats.quota_waits, 2);
-	end();
 }
 END_TEST
 
 START_TEST(a_small_one_behind_a_big_one_gets_its_turn)
 {
-	begin_with_quota(1000);
+	set_quota_and_wait(1000);
 	want(40 * MIB);
 	struct want *big = want(50 * MIB);
 	pass(500);
@@ -706,20 +698,18 @@ START_TEST(a_small_one_behind_a_big_one_gets_its_turn)
 	pass(40);
 	expect_refused(big, STATUS_OVER_QUOTA);
 	expect_state(small, PRESSURE_GRANTED);
-	end();
 }
 END_TEST
 
 /* The quota was lowered below what stands in line. */
 START_TEST(what_became_too_big_does_not_wait)
 {
-	begin_with_quota(100000);
+	set_quota_and_wait(100000);
 	want(40 * MIB);
 	struct want *waits = want(40 * MIB);
 	tenant_set_quota(tenants[0], 0, 30 * MIB);
 	pass(20);
 	expect_refused(waits, STATUS_OVER_QUOTA);
-	end();
 }
 END_TEST
 
@@ -727,7 +717,6 @@ END_TEST
 
 START_TEST(rounds_come_in_order_and_end_when_there_is_enough)
 {
-	begin(0);
 	cache_in(PRESSURE_KEPT, 10 * MIB);
 	cache_in(PRESSURE_MADE_AHEAD, 20 * MIB);
 	cache_in(PRESSURE_UNUSED, 30 * MIB);
@@ -747,9 +736,16 @@ START_TEST(rounds_come_in_order_and_end_when_there_is_enough)
 	answer(client, true);
 	pass(1);
 	expect_state(third, PRESSURE_GRANTED);
-	end();
 }
 END_TEST
+
+/* With so much in use, of programs that can be put to sleep. */
+static void have_sleepers(uint64_t wait_ms, uint64_t bytes)
+{
+	pressure.wait_ms = wait_ms;
+	give_to(&sleepers.thing, tenants[1], &places[0], CHUNK_PRIVATE, bytes);
+	sleepers.is_coming = true;
+}
 
 static struct want *spare_want(uint64_t bytes)
 {
@@ -763,12 +759,10 @@ static struct want *spare_want(uint64_t bytes)
 /* Whatever the patience is. */
 START_TEST_WITH(a_spare_request_has_what_is_free_and_nothing_else, .n = 2)
 {
-	begin(_i * 1000);
+	have_sleepers(_i * 1000, 10 * MIB);
 	cache_in(PRESSURE_MADE_AHEAD, 10 * MIB);
 	cache_in(PRESSURE_UNUSED, 20 * MIB);
 	enter(0, 1, 50 * MIB);
-	give_to(&sleepers.thing, tenants[1], &places[0], CHUNK_PRIVATE, 10 * MIB);
-	sleepers.is_coming = true;
 	uint64_t n_refused = stats.memory_refusals;
 	expect_state(spare_want(8 * MIB), PRESSURE_GRANTED);
 	expect_refused(spare_want(4 * MIB), STATUS_NO_DEVICE_MEMORY);
@@ -779,7 +773,6 @@ START_TEST_WITH(a_spare_request_has_what_is_free_and_nothing_else, .n = 2)
 	driver.is_full = true;
 	expect_refused(spare_want(0), STATUS_NO_DEVICE_MEMORY);
 	expect_heard("");
-	end();
 }
 END_TEST
 
@@ -795,12 +788,10 @@ static struct want *hurried_want(uint64_t bytes)
 /* Whatever the patience is; its refusal is one like any other. */
 START_TEST_WITH(a_request_that_does_not_wait_has_what_can_be_taken_back_at_once, .n = 2)
 {
-	begin(_i * 1000);
+	have_sleepers(_i * 1000, 10 * MIB);
 	cache_in(PRESSURE_MADE_AHEAD, 10 * MIB);
 	cache_in(PRESSURE_UNUSED, 20 * MIB);
 	enter(0, 1, 50 * MIB);
-	give_to(&sleepers.thing, tenants[1], &places[0], CHUNK_PRIVATE, 10 * MIB);
-	sleepers.is_coming = true;
 	uint64_t n_refused = stats.memory_refusals;
 	expect_state(hurried_want(30 * MIB), PRESSURE_GRANTED);
 	expect_heard("kpu");
@@ -811,13 +802,12 @@ START_TEST_WITH(a_request_that_does_not_wait_has_what_can_be_taken_back_at_once,
 	driver.is_full = true;
 	expect_refused(hurried_want(2 * MIB), STATUS_NO_DEVICE_MEMORY);
 	ck_assert_uint_eq(stats.memory_waits, 0);
-	end();
 }
 END_TEST
 
 START_TEST(a_request_that_does_not_wait_does_not_stand_in_line)
 {
-	begin_with_quota(1000);
+	set_quota_and_wait(1000);
 	enter(0, 0, 20 * MIB);
 	want(40 * MIB);
 	uint64_t n_refused = stats.quota_refusals;
@@ -825,13 +815,12 @@ START_TEST(a_request_that_does_not_wait_does_not_stand_in_line)
 	expect_heard("");
 	ck_assert_uint_eq(stats.quota_refusals, n_refused + 1);
 	ck_assert_uint_eq(stats.quota_waits, 0);
-	end();
 }
 END_TEST
 
 START_TEST(a_spare_request_does_not_stand_in_line)
 {
-	begin_with_quota(1000);
+	set_quota_and_wait(1000);
 	uint64_t n_refused = stats.quota_refusals;
 	want(40 * MIB);
 	expect_refused(spare_want(30 * MIB), STATUS_OVER_QUOTA);
@@ -841,25 +830,22 @@ START_TEST(a_spare_request_does_not_stand_in_line)
 	expect_refused(spare_want(2 * MIB), STATUS_OVER_QUOTA);
 	expect_refused(spare_want(62 * MIB), STATUS_OVER_QUOTA);
 	ck_assert_uint_eq(stats.quota_refusals, n_refused);
-	end();
 }
 END_TEST
 
 START_TEST(a_spare_request_leaves_the_room_to_who_waits)
 {
-	begin(1000);
+	pressure.wait_ms = 1000;
 	want(50 * MIB);
 	struct want *waits = want(60 * MIB);
 	expect_state(waits, PRESSURE_SHORT);
 	expect_refused(spare_want(10 * MIB), STATUS_NO_DEVICE_MEMORY);
 	expect_state(want(10 * MIB), PRESSURE_GRANTED);
-	end();
 }
 END_TEST
 
 START_TEST(lying_sources_end)
 {
-	begin(0);
 	cache_in(PRESSURE_MADE_AHEAD, 20 * MIB);
 	cache_in(PRESSURE_UNUSED, 70 * MIB);
 	sources[PRESSURE_MADE_AHEAD].is_lying = true;
@@ -867,14 +853,13 @@ START_TEST(lying_sources_end)
 	expect_refused(want(50 * MIB), STATUS_NO_DEVICE_MEMORY);
 	expect_heard("kpus");
 	ck_assert_uint_eq(stats.memory_refusals, 1);
-	end();
 }
 END_TEST
 
 START_TEST_WITH(nothing_goes_for_what_blocks_in_use_are_in_the_way_of, .n = 2)
 {
 	struct thing used = {0};
-	begin(_i == 0 ? 0 : 1000);
+	pressure.wait_ms = _i == 0 ? 0 : 1000;
 	give_to(&used, tenants[1], &places[0], CHUNK_BLOCK, 50 * MIB);
 	cache_in(PRESSURE_UNUSED, 30 * MIB);
 	enter(0, 0, 20 * MIB);
@@ -892,14 +877,12 @@ START_TEST_WITH(nothing_goes_for_what_blocks_in_use_are_in_the_way_of, .n = 2)
 		expect_state(waits, PRESSURE_GRANTED);
 		expect_heard("kpu");
 	}
-	end();
 }
 END_TEST
 
 /* By the books there is room; a process that is about to end has it still. */
 START_TEST_WITH(memory_that_is_late_is_waited_for, .n = 2)
 {
-	begin(0);
 	driver.is_full = true;
 	struct want *waits = want(60 * MIB);
 	pass(500);
@@ -914,7 +897,6 @@ START_TEST_WITH(memory_that_is_late_is_waited_for, .n = 2)
 		pass(20);
 		expect_refused(waits, STATUS_NO_DEVICE_MEMORY);
 	}
-	end();
 }
 END_TEST
 
@@ -930,7 +912,6 @@ static void expect_asked_once(char who)
 
 START_TEST(what_the_books_do_not_know_is_asked_for_in_the_end)
 {
-	begin(0);
 	struct client *client = enter(0, 1, 70 * MIB);
 	driver.other_bytes = 20 * MIB;
 	struct want *waits = want(40 * MIB);
@@ -957,13 +938,11 @@ START_TEST(what_the_books_do_not_know_is_asked_for_in_the_end)
 	expect_refused(waits, STATUS_NO_DEVICE_MEMORY);
 	driver.is_full = false;
 	driver.other_bytes = 0;
-	end();
 }
 END_TEST
 
 START_TEST(room_that_comes_while_the_maker_says_no_is_enough)
 {
-	begin(0);
 	struct client *client = enter(0, 1, 70 * MIB);
 	struct want *waits = want(40 * MIB);
 	expect_asked_once('0');
@@ -976,23 +955,14 @@ START_TEST(room_that_comes_while_the_maker_says_no_is_enough)
 	pass(0);
 	expect_state(waits, PRESSURE_GRANTED);
 	ck_assert_str_eq(heard, "");
-	end();
 }
 END_TEST
 
 /* ---- programs that fall asleep ------------------------------------------------------------------ */
 
-/* With so much in use, of programs that can be put to sleep. */
-static void begin_with_sleepers(uint64_t wait_ms, uint64_t bytes, bool is_coming)
-{
-	begin(wait_ms);
-	give_to(&sleepers.thing, tenants[1], &places[0], CHUNK_PRIVATE, bytes);
-	sleepers.is_coming = is_coming;
-}
-
 START_TEST(programs_are_put_to_sleep_when_warm_memory_is_not_enough)
 {
-	begin_with_sleepers(0, 60 * MIB, true);
+	have_sleepers(0, 60 * MIB);
 	cache_in(PRESSURE_UNUSED, 10 * MIB);
 	struct client *client = enter(0, 1, 20 * MIB);
 	struct want *waits = want(50 * MIB);
@@ -1007,14 +977,13 @@ START_TEST(programs_are_put_to_sleep_when_warm_memory_is_not_enough)
 	drop(&sleepers.thing);
 	pass(20);
 	expect_state(waits, PRESSURE_GRANTED);
-	end();
 }
 END_TEST
 
 /* Whatever its patience is. And the driver may need a moment until it has what fell asleep. */
 START_TEST(it_is_not_refused_while_they_fall_asleep)
 {
-	begin_with_sleepers(0, 60 * MIB, true);
+	have_sleepers(0, 60 * MIB);
 	struct want *waits = want(50 * MIB);
 	pass(60000);
 	expect_state(waits, PRESSURE_SHORT);
@@ -1025,13 +994,12 @@ START_TEST(it_is_not_refused_while_they_fall_asleep)
 	driver.is_full = false;
 	pass(20);
 	expect_state(waits, PRESSURE_GRANTED);
-	end();
 }
 END_TEST
 
 START_TEST_WITH(it_is_refused_when_nobody_falls_asleep_any_more, .n = 2)
 {
-	begin_with_sleepers(_i ? 1000 : 0, 60 * MIB, true);
+	have_sleepers(_i ? 1000 : 0, 60 * MIB);
 	struct want *waits = want(50 * MIB);
 	pass(500);
 	expect_state(waits, PRESSURE_SHORT);
@@ -1042,19 +1010,17 @@ START_TEST_WITH(it_is_refused_when_nobody_falls_asleep_any_more, .n = 2)
 		pass(300);
 	}
 	expect_refused(waits, STATUS_NO_DEVICE_MEMORY);
-	end();
 }
 END_TEST
 
 START_TEST(nobody_is_put_to_sleep_for_what_blocks_in_use_are_in_the_way_of)
 {
 	struct thing used = {0};
-	begin_with_sleepers(0, 20 * MIB, true);
+	have_sleepers(0, 20 * MIB);
 	give_to(&used, tenants[1], &places[0], CHUNK_BLOCK, 60 * MIB);
 	expect_refused(want(50 * MIB), STATUS_NO_DEVICE_MEMORY);
 	expect_heard("");
 	drop(&used);
-	end();
 }
 END_TEST
 
@@ -1072,7 +1038,7 @@ static struct want *wake_on(unsigned t, uint64_t bytes)
 
 START_TEST(small_requests_do_not_starve_a_program_that_wakes)
 {
-	begin(10000);
+	pressure.wait_ms = 10000;
 	struct want *first = want_on(1, 0, 50 * MIB);
 	struct want *second = want_on(1, 0, 40 * MIB);
 	struct want *before = want(20 * MIB);
@@ -1094,13 +1060,12 @@ START_TEST(small_requests_do_not_starve_a_program_that_wakes)
 	expect_state(wake, PRESSURE_GRANTED);
 	expect_state(small, PRESSURE_GRANTED);
 	expect_state(other, PRESSURE_GRANTED);
-	end();
 }
 END_TEST
 
 START_TEST(what_fits_beside_it_is_served)
 {
-	begin(10000);
+	pressure.wait_ms = 10000;
 	struct want *held = want_on(1, 0, 70 * MIB);
 	struct want *wake = wake_on(0, 40 * MIB);
 	expect_state(want(5 * MIB), PRESSURE_SHORT);
@@ -1108,13 +1073,11 @@ START_TEST(what_fits_beside_it_is_served)
 	expect_state(want(55 * MIB), PRESSURE_GRANTED);
 	pass(20);
 	expect_state(wake, PRESSURE_GRANTED);
-	end();
 }
 END_TEST
 
 START_TEST(higher_priorities_are_served_all_the_same)
 {
-	begin(0);
 	want_on(1, 0, 70 * MIB);
 	tenants[0]->priority = 3;
 	struct want *wake = wake_on(0, 60 * MIB);
@@ -1127,7 +1090,6 @@ START_TEST(higher_priorities_are_served_all_the_same)
 	tenants[1]->priority = 2;
 	pass(PRESSURE_LATE_MS + 20);
 	expect_refused(lower, STATUS_NO_DEVICE_MEMORY);
-	end();
 }
 END_TEST
 
@@ -1135,7 +1097,6 @@ END_TEST
 START_TEST(a_program_that_cannot_wake_now_keeps_nobody_waiting)
 {
 	struct thing used = {0};
-	begin(0);
 	give_to(&used, tenants[1], &places[0], CHUNK_BLOCK, 50 * MIB);
 	struct want *wake = wake_on(0, 60 * MIB);
 	expect_state(wake, PRESSURE_SHORT);
@@ -1144,13 +1105,11 @@ START_TEST(a_program_that_cannot_wake_now_keeps_nobody_waiting)
 	expect_state(want(20 * MIB), PRESSURE_GRANTED);
 	pass(20);
 	expect_state(wake, PRESSURE_GRANTED);
-	end();
 }
 END_TEST
 
 START_TEST(a_program_that_gives_up_keeps_nobody_waiting)
 {
-	begin(0);
 	want_on(1, 0, 70 * MIB);
 	struct want *wake = wake_on(0, 60 * MIB);
 	struct want *small = want(2 * MIB);
@@ -1158,11 +1117,9 @@ START_TEST(a_program_that_gives_up_keeps_nobody_waiting)
 	cancel(wake);
 	pass(20);
 	expect_state(small, PRESSURE_GRANTED);
-	end();
 }
 END_TEST
 
-/* After the charge, what fits is served. */
 /* ---- requests of programs that sleep ------------------------------------------------------------ */
 
 static struct want *hold_back(uint64_t bytes, const bool *is_held_back)
@@ -1177,7 +1134,7 @@ static struct want *hold_back(uint64_t bytes, const bool *is_held_back)
 START_TEST(what_a_sleeper_waits_for_is_left_to_others_until_it_is_awake)
 {
 	bool is_asleep = true;
-	begin(10000);
+	pressure.wait_ms = 10000;
 	struct want *held = want_on(1, 0, 70 * MIB);
 	struct want *sleepers_own = hold_back(40 * MIB, &is_asleep);
 	expect_state(sleepers_own, PRESSURE_SHORT);
@@ -1192,14 +1149,13 @@ START_TEST(what_a_sleeper_waits_for_is_left_to_others_until_it_is_awake)
 	is_asleep = false;
 	pass(20);
 	expect_state(sleepers_own, PRESSURE_GRANTED);
-	end();
 }
 END_TEST
 
 START_TEST(what_a_sleeper_waits_for_is_refused_when_its_patience_is_over)
 {
 	const bool is_asleep = true;
-	begin(500);
+	pressure.wait_ms = 500;
 	struct want *held = want_on(1, 0, 70 * MIB);
 	struct want *sleepers_own = hold_back(40 * MIB, &is_asleep);
 	release(held);
@@ -1207,13 +1163,12 @@ START_TEST(what_a_sleeper_waits_for_is_refused_when_its_patience_is_over)
 	expect_state(sleepers_own, PRESSURE_SHORT);
 	pass(100);
 	expect_refused(sleepers_own, STATUS_NO_DEVICE_MEMORY);
-	end();
 }
 END_TEST
 
 START_TEST(what_fits_a_full_device_first_is_served_first)
 {
-	begin(10000);
+	pressure.wait_ms = 10000;
 	struct want *held = want_on(1, 0, 90 * MIB);
 	struct want *big = want(60 * MIB);
 	expect_state(big, PRESSURE_SHORT);
@@ -1221,7 +1176,6 @@ START_TEST(what_fits_a_full_device_first_is_served_first)
 	release(held);
 	pass(20);
 	expect_state(big, PRESSURE_GRANTED);
-	end();
 }
 END_TEST
 
@@ -1233,7 +1187,7 @@ START_TEST_WITH(patience_is_what_the_config_says_in_all, .n = 8)
 	static const uint64_t left_ms[] = {1000, 700, 0, 0};
 	bool is_short = _i % 2;
 	uint64_t left = left_ms[_i / 2];
-	begin_with_quota(1000);
+	set_quota_and_wait(1000);
 	want_on(is_short, 0, 60 * MIB);
 	if (is_short) {
 		tenant_set_quota(tenants[0], 0, 0);
@@ -1248,14 +1202,13 @@ START_TEST_WITH(patience_is_what_the_config_says_in_all, .n = 8)
 		pass(20);
 	}
 	expect_refused(waits, is_short ? STATUS_NO_DEVICE_MEMORY : STATUS_OVER_QUOTA);
-	end();
 }
 END_TEST
 
 /* Also for who has no patience left: it is not the client's fault that others are late. */
 START_TEST(answers_are_waited_for_in_any_case)
 {
-	begin_with_quota(1000);
+	set_quota_and_wait(1000);
 	struct client *client = enter(0, 0, 60 * MIB);
 	struct want *waits = want_new(0, 0, 50 * MIB);
 	waits->request.waited_ms = 1000;
@@ -1264,13 +1217,12 @@ START_TEST(answers_are_waited_for_in_any_case)
 	answer(client, true);
 	pass(1);
 	expect_state(waits, PRESSURE_GRANTED);
-	end();
 }
 END_TEST
 
 START_TEST(clients_are_asked_again_while_somebody_waits)
 {
-	begin_with_quota(10000);
+	set_quota_and_wait(10000);
 	struct client *client = enter(0, 0, 60 * MIB);
 	struct want *waits = want(30 * MIB);
 	struct want *behind = want(20 * MIB);
@@ -1284,7 +1236,6 @@ START_TEST(clients_are_asked_again_while_somebody_waits)
 	pass(1);
 	expect_state(waits, PRESSURE_GRANTED);
 	expect_state(behind, PRESSURE_GRANTED);
-	end();
 }
 END_TEST
 
@@ -1300,7 +1251,6 @@ START_TEST_WITH(fds_are_taken_from_what_nobody_uses, .n = 7)
 	static const char *const heards[] = {"", "", "", "KP", "KP", "", "KPU"};
 	static const bool has_fds[] = {true, false, true, true, true, false, true};
 	struct thing held = {0};
-	begin(0);
 	put(&held, &places[1], CHUNK_BLOCK, 2 * MIB, n_held[_i] - (_i > 2 ? 2 : 0));
 	if (_i > 2) {
 		cache_in(PRESSURE_MADE_AHEAD, 2 * MIB);
@@ -1315,14 +1265,13 @@ START_TEST_WITH(fds_are_taken_from_what_nobody_uses, .n = 7)
 	expect_state(waits, PRESSURE_GRANTED);
 	ck_assert(waits->request.has_fds == has_fds[_i]);
 	drop(&held);
-	end();
 }
 END_TEST
 
 START_TEST(nothing_goes_for_too_few_fds)
 {
 	struct thing held = {0};
-	begin(1000);
+	pressure.wait_ms = 1000;
 	put(&held, &places[1], CHUNK_BLOCK, 2 * MIB, MAX_FDS - 2);
 	cache_in(PRESSURE_MADE_AHEAD, 2 * MIB);
 	cache_in(PRESSURE_UNUSED, 2 * MIB);
@@ -1340,7 +1289,6 @@ START_TEST(nothing_goes_for_too_few_fds)
 	ck_assert(!big->request.has_fds);
 	expect_heard("");
 	drop(&held);
-	end();
 }
 END_TEST
 
@@ -1350,7 +1298,7 @@ START_TEST_WITH(a_request_is_cancelled_wherever_it_is, .n = 8)
 {
 	enum { MADE, FAILED, IN_VAIN, IN_LINE, SHORT, NEWS, NEWS_OF_NOTHING, NEWS_OF_FDS };
 	struct thing held = {0};
-	begin(1000);
+	pressure.wait_ms = 1000;
 	struct want *want = want_new(0, 0, 50 * MIB);
 	if (_i == IN_LINE) {
 		tenant_set_quota(tenants[0], 0, 60 * MIB);
@@ -1391,13 +1339,11 @@ START_TEST_WITH(a_request_is_cancelled_wherever_it_is, .n = 8)
 		expect_state(want_on(0, 0, 40 * MIB), PRESSURE_GRANTED);
 	}
 	drop(&held);
-	end();
 }
 END_TEST
 
 START_TEST_WITH(what_is_over_cannot_be_cancelled, .signal = SIGABRT)
 {
-	begin(0);
 	struct want *granted = want(10 * MIB);
 	expect_state(granted, PRESSURE_GRANTED);
 	pressure_cancel(&granted->request);
@@ -1542,7 +1488,7 @@ START_TEST_WITH(the_books_are_level_whatever_happens, .n = 10)
 {
 	enum { STEPS = 20000 / TEST_ONE_IN };
 	seed = (unsigned)_i;
-	begin(_i % 2 ? 200 : 0);
+	pressure.wait_ms = _i % 2 ? 200 : 0;
 	for (unsigned i = 0; i < STEPS; i++) {
 		do_anything();
 		heard[0] = 0;
@@ -1559,6 +1505,5 @@ START_TEST_WITH(the_books_are_level_whatever_happens, .n = 10)
 		ck_assert(!wants[i].is_started || wants[i].is_over);
 	}
 	ck_assert(list_is_empty(&pressure.waiting));
-	end();
 }
 END_TEST

@@ -11,11 +11,21 @@
 #include "tests/harness/churn.h"
 #include "tests/unit/ranges.h"
 
+static void begin_two(void)
+{
+	begin_with("2x1GiB", NULL);
+}
+
+static void begin_nothing(void)
+{
+}
+
+BEGIN_EACH(begin_one)
+
 /* ---- the window ------------------------------------------------------------------------------- */
 
-START_TEST(the_window_is_sixteen_times_the_devices)
+START_TEST_WITH(the_window_is_sixteen_times_the_devices, .begin = begin_two)
 {
-	begin("2x1GiB");
 	ck_assert_uint_eq(glake__pages.n_bytes, 32ull << 30);
 	ck_assert_uint_eq(glake__page_of(glake__pages.base - 1), 0);
 	ck_assert_uint_eq(glake__page_of(glake__pages.base + glake__pages.n_bytes), 0);
@@ -24,9 +34,8 @@ START_TEST(the_window_is_sixteen_times_the_devices)
 END_TEST
 
 /* Where no small number, no multiple of 256 and no pointer of the host is the upper half of an address. */
-START_TEST(the_window_lies_where_integers_do_not_point)
+START_TEST_WITH(the_window_lies_where_integers_do_not_point, .begin = begin_two)
 {
-	begin("2x1GiB");
 #ifdef __SANITIZE_THREAD__
 	/* ThreadSanitizer has those addresses for itself. */
 	return;
@@ -39,7 +48,7 @@ START_TEST(the_window_lies_where_integers_do_not_point)
 }
 END_TEST
 
-START_TEST(a_window_too_large_is_halved)
+START_TEST_WITH(a_window_too_large_is_halved, .begin = begin_nothing)
 {
 	begin_with("1GiB", "cuMemAddressReserve:1:fail=2\ncuMemAddressReserve:2:fail=2\n");
 	ck_assert_uint_eq(glake__pages.n_bytes, 4ull << 30);
@@ -48,7 +57,6 @@ END_TEST
 
 START_TEST(addresses_that_come_back_are_one_piece_again)
 {
-	begin("1GiB");
 	struct glake__range *ranges[64];
 	for (size_t i = 0; i < 64; i++) {
 		ranges[i] = reserve_range(2 + i % 5 * 2);
@@ -67,7 +75,6 @@ END_TEST
 
 START_TEST(alignment_and_hints_are_kept)
 {
-	begin("1GiB");
 	struct glake__range *odd = reserve_range(2);
 	struct glake__range *range;
 	ck_assert_int_eq(
@@ -109,12 +116,12 @@ static void *look_up(void *user)
 	return NULL;
 }
 
-START_TEST(words_are_looked_up_while_the_window_opens)
+START_TEST_WITH(words_are_looked_up_while_the_window_opens, .begin = begin_nothing)
 {
 	pthread_t thread;
 	void *why = NULL;
 	ck_assert_int_eq(pthread_create(&thread, NULL, look_up, &drv), 0);
-	begin("1GiB");
+	begin_one();
 	is_window_open = true;
 	pthread_join(thread, &why);
 	ck_assert_ptr_null(why);
@@ -124,7 +131,6 @@ END_TEST
 /* Addresses that the window has no room for are the driver's, and in the map all the same. */
 START_TEST(a_range_outside_of_the_window_is_found_too)
 {
-	begin("1GiB");
 	struct glake__range *range = reserve_range(17 * 1024);
 	ck_assert(range->is_outside);
 	ck_assert_uint_eq(glake__page_of(range->ptr), 0);
@@ -152,7 +158,6 @@ END_TEST
 
 START_TEST(sealed_memory_outside_of_the_window_is_found)
 {
-	begin("1GiB");
 	struct glake__range *range = reserve_range(17 * 1024);
 	struct glake__part part = make_part(4);
 	ck_assert(range->is_outside);
@@ -191,7 +196,6 @@ static void settle(struct glake__mapping *mapping)
 START_TEST(a_chunk_is_mapped_at_a_hundred_thousand_places)
 {
 	enum { N = 100000 };
-	begin("1GiB");
 	glake_ptr ptr;
 	struct glake__mapping *mapping;
 	ck_assert_int_eq(glake__program_reserve(N * 2 * MIB, 0, 0, &ptr), 0);
@@ -214,9 +218,8 @@ START_TEST(a_chunk_is_mapped_at_a_hundred_thousand_places)
 }
 END_TEST
 
-START_TEST(the_page_map_tells_kinds)
+START_TEST_WITH(the_page_map_tells_kinds, .begin = begin_two)
 {
-	begin("2x1GiB");
 	struct glake__range *range = reserve_range(8);
 	struct glake__part part = make_part(4);
 	part.chunk->kind = GLAKE__PAGE_BLOCK;
@@ -239,7 +242,6 @@ END_TEST
 
 START_TEST(a_pin_has_a_reason_and_keeps_the_memory_in_its_place)
 {
-	begin("1GiB");
 	struct glake__range *range = reserve_range(2);
 	struct glake__part part = make_part(2);
 	struct glake__part other = make_part(2);
@@ -263,7 +265,6 @@ END_TEST
 /* As often as it was given: by the driver's calls that make, import and retain one. */
 START_TEST(a_handle_pins_memory_as_long_as_the_program_has_it)
 {
-	begin("1GiB");
 	const unsigned long long handle = chunk_new(2 * MIB);
 	struct glake__chunk *chunk = glake__program_made(handle, 2 * MIB, 0, NULL, NULL);
 	struct glake__mapping *mapping = NULL;
@@ -295,7 +296,6 @@ END_TEST
 
 START_TEST(memory_that_others_have_made_is_pinned)
 {
-	begin("1GiB");
 	const unsigned long long handle = chunk_new(2 * MIB);
 	struct glake__mapping *mapping = NULL;
 	glake_ptr ptr = 0;
@@ -336,7 +336,6 @@ static void open_gate(void *user)
 
 START_TEST(the_gate_is_closed_when_access_goes_and_only_then)
 {
-	begin("1GiB");
 	glake__space.gate = (struct glake__gate){
 		.close = close_gate, .open = open_gate, .user = &drv};
 	struct glake__range *range = reserve_range(4);
@@ -365,7 +364,6 @@ END_TEST
 
 START_TEST(changes_under_one_closing_of_the_gate_close_it_once)
 {
-	begin("1GiB");
 	glake__space.gate = (struct glake__gate){
 		.close = close_gate, .open = open_gate, .user = &drv};
 	struct glake__range *range = reserve_range(4);
@@ -398,7 +396,6 @@ static int close_gate_once(void *user, uint64_t patience_ns)
 /* After a while the program has a pause. If it cannot be held back again, the rest does not happen. */
 START_TEST(what_finds_no_second_moment_stays_as_it_was)
 {
-	begin("1GiB");
 	struct glake__range *range = reserve_range(4);
 	struct glake__part old[] = {make_part(2), make_part(2)};
 	struct glake__part new[] = {make_part(2), make_part(2)};
@@ -437,7 +434,6 @@ END_TEST
 
 START_TEST(what_is_mapped_is_not_filled_over)
 {
-	begin("1GiB");
 	struct glake__range *range = reserve_range(4);
 	struct glake__part parts[] = {make_part(2), make_part(2)};
 	ck_assert_int_eq(glake__range_fill(range, 2 * MIB, &parts[0], 1), 0);
@@ -464,7 +460,6 @@ START_TEST(a_step_that_fails_is_undone)
 		"cuMemMap",
 		"cuMemSetAccess",
 	};
-	begin("1GiB");
 	struct glake__range *range = reserve_range(8);
 	struct glake__part old[] = {make_part(2), make_part(4), hole(2)};
 	struct glake__part new[] = {make_part(4), hole(2), make_part(2)};
@@ -509,7 +504,6 @@ END_TEST
 /* The driver maps nothing any more, neither the new nor the old. */
 START_TEST(what_cannot_be_put_back_is_a_hole_and_said_to_be_lost)
 {
-	begin("1GiB");
 	struct glake__range *range = reserve_range(4);
 	struct glake__part old[] = {make_part(2), make_part(2)};
 	struct glake__part new = make_part(2);
@@ -533,7 +527,6 @@ END_TEST
 
 START_TEST(what_the_driver_does_not_unmap_stays)
 {
-	begin("1GiB");
 	struct glake__range *range = reserve_range(4);
 	struct glake__part parts[] = {make_part(2), make_part(2)};
 	ck_assert_int_eq(glake__range_fill(range, 0, parts, 2), 0);
@@ -558,9 +551,8 @@ static CUresult access_of(glake_ptr ptr, int device, unsigned long long *flags_o
 	return cu.MemGetAccess(flags_out, &location, ptr);
 }
 
-START_TEST(a_new_reader_reads_what_there_is_and_what_comes)
+START_TEST_WITH(a_new_reader_reads_what_there_is_and_what_comes, .begin = begin_two)
 {
-	begin("2x1GiB");
 	unsigned long long flags = 0;
 	struct glake__range *ranges[3];
 	struct glake__part parts[] = {make_part(2), make_part(2), make_part(2)};
@@ -623,9 +615,9 @@ static struct glake__range *private_range(struct glake__part *part)
 }
 
 /* 0: access, 1: reback, 2 and 3: the same, refused. */
-START_TEST_WITH(a_reader_that_comes_during_a_change_reads_what_is_there_then, .n = 4)
+START_TEST_WITH(a_reader_that_comes_during_a_change_reads_what_is_there_then, .n = 4,
+                .begin = begin_two)
 {
-	begin("2x1GiB");
 	bool is_refused = _i >= 2;
 	unsigned long long flags = 0;
 	struct glake__part old;
@@ -785,7 +777,6 @@ static void compare(const struct plain *plain, bool is_thorough)
 
 START_TEST_WITH(the_map_does_what_a_plain_table_does, .n = 3)
 {
-	begin("1GiB");
 	seed = (unsigned)_i + 1;
 	for (size_t i = 0; i < N_RANGES; i++) {
 		plains[i].range = reserve_range(N_PAGES * 2);
@@ -852,7 +843,6 @@ static void reback_on_and_off(struct glake__range *range)
 
 START_TEST(pages_are_read_while_they_change)
 {
-	begin("1GiB");
 	pthread_t threads[2];
 	void *why = NULL;
 	struct glake__range *range = reserve_range(16);
@@ -911,7 +901,6 @@ static void *pin_it(void *user)
 /* To look at what is there, and replace it by what is equal. */
 START_TEST(memory_that_is_held_is_changed_by_the_holder_only)
 {
-	begin("1GiB");
 	pthread_t thread;
 	struct glake__hold hold;
 	struct glake__hold other;
@@ -953,7 +942,6 @@ END_TEST
 
 START_TEST(holes_are_not_held)
 {
-	begin("1GiB");
 	struct glake__hold hold;
 	struct glake__range *range = reserve_range(6);
 	struct glake__part part = make_part(2);
@@ -1012,7 +1000,6 @@ static int wait_for_end(void *user, uint64_t patience_ns)
 
 START_TEST(work_that_leaves_no_moment_between_is_held_back_in_the_end)
 {
-	begin("1GiB");
 	glake__space.gate = (struct glake__gate){
 		.close = close_in_15_ms, .open = open_nothing, .wait = wait_for_end};
 	ck_assert_int_eq(glake__gate_close_soon(1), 0);
@@ -1027,7 +1014,6 @@ END_TEST
 /* A model of hundreds of blocks is unsealed while graphs run: that no moment is left need not be found out each time. */
 START_TEST(many_changes_in_a_hurry_look_for_a_moment_once)
 {
-	begin("1GiB");
 	glake__space.gate = (struct glake__gate){.close = close_in_15_ms, .open = open_nothing};
 	ck_assert_int_eq(glake__gate_close_in_a_hurry(1), 0);
 	glake__gate_open();
@@ -1053,7 +1039,6 @@ END_TEST
 /* A program frees what somebody is just about to seal or to move. */
 START_TEST(the_end_of_a_range_waits_for_a_change_of_it)
 {
-	begin("1GiB");
 	pthread_t threads[2];
 	struct glake__range *range = reserve_range(2);
 	struct glake__part part = make_part(2);
@@ -1097,7 +1082,7 @@ static void *change_cancelled(void *user)
 }
 
 /* The driver's call may be where it is cancelled: others wait for the end of the change. */
-START_TEST(who_changes_a_range_is_cancelled_later)
+START_TEST_WITH(who_changes_a_range_is_cancelled_later, .begin = begin_nothing)
 {
 	begin_with("1GiB", "cuMemMap:*:slow=10,cuMemUnmap:*:slow=10");
 	struct glake__part part = make_part(2);

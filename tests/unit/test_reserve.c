@@ -6,6 +6,8 @@
 
 #include "tests/unit/made_store.h"
 
+END_EACH(store_end)
+
 #define BLOCK GLAKE_MAX_BLOCK_BYTES
 
 static struct location *at;
@@ -41,7 +43,6 @@ START_TEST(it_is_a_part_but_one_block_at_least)
 	reserve_set_part(at, 1);
 	ck_assert_uint_eq(reserve_wanted_bytes(at), at->saved_alone_bytes);
 	reserve_note_saved(at, at->saved_alone_bytes, 0);
-	store_end();
 }
 END_TEST
 
@@ -66,7 +67,6 @@ START_TEST(it_grows_by_what_is_set_free)
 	reserve_note_saved(at, 4 * BLOCK, BLOCK);
 	ck_assert_uint_eq(at->unsealing_bytes, BLOCK);
 	reserve_note_saved(at, BLOCK, 0);
-	store_end();
 }
 END_TEST
 
@@ -134,7 +134,6 @@ START_TEST(what_is_saved_is_what_unsealing_would_take)
 		}
 	}
 	ck_assert_uint_eq(at->saved_alone_bytes, 0);
-	store_end();
 }
 END_TEST
 
@@ -157,6 +156,5 @@ START_TEST(the_last_one_takes_the_block_with_him)
 	block->is_published = false;
 	ck_assert_uint_eq(store_leave_block(&store, block, 0), 2 * MIB);
 	ck_assert_uint_eq(store.n_blocks, 0);
-	store_end();
 }
 END_TEST

@@ -20,6 +20,8 @@ static void end(void)
 	glake__runs_deinit(&runs);
 }
 
+END_EACH(end)
+
 /* Memory for the first @n_units, nobody's. */
 static void grow(uint64_t n_units)
 {
@@ -57,7 +59,6 @@ START_TEST(what_is_tied_is_nobodys_when_all_frees_were_passed)
 	ck_assert_ptr_nonnull(glake__runs_find(&runs, line, 3 * PAGE));
 	glake__runs_unite(&runs);
 	ck_assert_ptr_nonnull(glake__runs_find(&runs, line, 4 * PAGE));
-	end();
 }
 END_TEST
 
@@ -84,7 +85,6 @@ START_TEST(the_best_fit_is_taken_and_neighbours_merge)
 	glake__runs_free(&runs, d, line, 5);
 	ck_assert_uint_eq(runs.first->n_units, 4 * PAGE);
 	ck_assert_uint_eq(runs.first->number, 5);
-	end();
 }
 END_TEST
 
@@ -109,7 +109,6 @@ START_TEST(a_line_does_not_cut_its_own_where_nobodys_fits_better)
 	glake__runs_free(&runs, own, line, 1);
 	glake__runs_free(&runs, between, line, 1);
 	glake__runs_free(&runs, behind, line, 1);
-	end();
 }
 END_TEST
 
@@ -128,7 +127,6 @@ START_TEST(a_line_that_comes_again_has_passed_what_it_had)
 	}
 	ck_assert_ptr_null(glake__ptr_table_get(&runs.by_stream, 6));
 	ck_assert_uint_ge(glake__runs_line(&runs, 5)->n_passed, number);
-	end();
 }
 END_TEST
 
@@ -159,7 +157,6 @@ START_TEST(who_follows_a_line_has_what_was_freed_before)
 	glake__line_pass(one, 1);
 	glake__runs_give_back(&runs, borrowed);
 	ck_assert_ptr_eq(glake__runs_at(&runs, 0)->line, &runs.nobody);
-	end();
 }
 END_TEST
 
@@ -181,7 +178,6 @@ START_TEST(a_line_follows_several)
 	for (unsigned i = 0; i <= RUN_FOLLOWED; i++) {
 		ck_assert(glake__run_serves(glake__runs_at(&runs, i * PAGE), line) == (i > 0));
 	}
-	end();
 }
 END_TEST
 
@@ -199,7 +195,6 @@ START_TEST(other_lines_wait_until_it_has_been_passed)
 	glake__line_pass(one, 1);
 	ck_assert_ptr_nonnull(glake__runs_find(&runs, two, PAGE));
 	ck_assert_ptr_nonnull(glake__runs_find(&runs, &runs.nobody, PAGE));
-	end();
 }
 END_TEST
 
@@ -215,7 +210,6 @@ START_TEST(a_number_that_was_passed_stays_so)
 	ck_assert_uint_eq(line->n_passed, 2);
 	glake__line_pass(line, 3);
 	ck_assert_uint_eq(line->n_passed, 3);
-	end();
 }
 END_TEST
 
@@ -230,7 +224,6 @@ START_TEST(many_streams_come_and_go)
 	}
 	ck_assert_uint_lt(runs.n_lines, 100);
 	ck_assert_ptr_eq(glake__runs_line(&runs, 1000), kept);
-	end();
 }
 END_TEST
 
@@ -296,6 +289,5 @@ START_TEST(random_splits_and_merges_keep_every_unit)
 			ck_assert(glake__runs_are_valid(&runs));
 		}
 	}
-	end();
 }
 END_TEST

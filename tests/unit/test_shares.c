@@ -11,6 +11,14 @@
 #define UID "11111111-2222-3333-4444-5555555555"
 
 static struct snapshot snapshot;
+static struct shares shares;
+
+static void end(void)
+{
+	shares_deinit(&shares);
+}
+
+END_EACH(end)
 
 static void *add(struct rows *rows, const void *row, size_t n_bytes)
 {
@@ -54,20 +62,19 @@ static struct glake_session_row *add_session(uint64_t id, uint32_t pid, const ch
 	return add(&snapshot.sessions, &session, sizeof(session));
 }
 
-static const struct share *share_at(const struct shares *shares, size_t i)
+static const struct share *share_at(size_t i)
 {
-	return rows_at(&shares->list, i);
+	return rows_at(&shares.list, i);
 }
 
 /* The invariant: every byte of a device's chunks is in one row. */
-static void assert_sum(const struct shares *shares, size_t device)
+static void assert_sum(size_t device)
 {
 	const struct glake_device_status *status = rows_at(&snapshot.devices, device);
-	const struct share_rest *rest = rows_at(&shares->rest, device);
+	const struct share_rest *rest = rows_at(&shares.rest, device);
 	uint64_t sum = rest->cache_bytes + rest->other_bytes;
-	for (size_t i = 0; i < shares->list.n; i++) {
-		sum += share_at(shares, i)->at[device].private_bytes +
-		       share_at(shares, i)->at[device].shared_bytes;
+	for (size_t i = 0; i < shares.list.n; i++) {
+		sum += share_at(i)->at[device].private_bytes + share_at(i)->at[device].shared_bytes;
 	}
 	ck_assert_uint_eq(sum, status->physical_bytes);
 }
@@ -78,7 +85,6 @@ START_TEST(shares_add_up_to_the_byte)
 	const struct glake_session_device seventh = {
 		.device = 1, .reserved_bytes = 2 * MIB, .part_bytes = 2 * MIB / 7.0};
 	char uids[7][40];
-	struct shares shares;
 	add_device(0, 0, 0, 0, 6 * MIB);
 	add_device(1, 14 * MIB, 2 * MIB, 4 * MIB, 32 * MIB);
 	add_tenant("default");
@@ -88,32 +94,29 @@ START_TEST(shares_add_up_to_the_byte)
 	}
 	ck_assert_int_eq(shares_of(&snapshot, &shares), 0);
 	ck_assert_uint_eq(shares.list.n, 8);
-	assert_sum(&shares, 0);
-	assert_sum(&shares, 1);
+	assert_sum(0);
+	assert_sum(1);
 	const struct share_rest *rest = rows_at(&shares.rest, 1);
 	ck_assert_uint_eq(rest->cache_bytes, 36 * MIB);
 	ck_assert_uint_eq(rest->other_bytes, 0);
 	for (size_t i = 1; i < 8; i++) {
-		uint64_t bytes = share_at(&shares, i)->at[1].shared_bytes;
+		uint64_t bytes = share_at(i)->at[1].shared_bytes;
 		ck_assert(bytes == 2 * MIB / 7 || bytes == 2 * MIB / 7 + 1);
-		ck_assert_str_eq(share_at(&shares, i)->pod, uids[i - 1]);
+		ck_assert_str_eq(share_at(i)->pod, uids[i - 1]);
 	}
-	shares_deinit(&shares);
 }
 END_TEST
 
 START_TEST(what_one_may_not_see_is_others)
 {
 	const struct glake_session_device own = {.device = 0, .reserved_bytes = 2 * MIB};
-	struct shares shares;
 	add_device(0, 10 * MIB, 6 * MIB, 0, 0);
 	add_tenant("default");
 	add_session(1, 1, "default", "", &own);
 	ck_assert_int_eq(shares_of(&snapshot, &shares), 0);
 	const struct share_rest *rest = rows_at(&shares.rest, 0);
 	ck_assert_uint_eq(rest->other_bytes, 14 * MIB);
-	assert_sum(&shares, 0);
-	shares_deinit(&shares);
+	assert_sum(0);
 }
 END_TEST
 
@@ -121,7 +124,6 @@ START_TEST(sessions_of_a_process_have_its_driver_memory_once)
 {
 	const struct glake_session_device device = {.device = 0, .process_bytes = 500 * MIB};
 	const struct glake_session_device told = {.device = 0, .array_bytes = MIB};
-	struct shares shares;
 	add_device(0, 0, 0, 0, 0);
 	add_tenant("default");
 	add_session(1, 7, "default", "", &device);
@@ -131,9 +133,8 @@ START_TEST(sessions_of_a_process_have_its_driver_memory_once)
 	add_session(5, 9, "default", "", &told);
 	ck_assert_int_eq(shares_of(&snapshot, &shares), 0);
 	ck_assert_uint_eq(shares.list.n, 1);
-	ck_assert_uint_eq(share_at(&shares, 0)->n_sessions, 5);
-	ck_assert_uint_eq(share_at(&shares, 0)->at[0].driver_bytes, 1002 * MIB);
-	shares_deinit(&shares);
+	ck_assert_uint_eq(share_at(0)->n_sessions, 5);
+	ck_assert_uint_eq(share_at(0)->at[0].driver_bytes, 1002 * MIB);
 }
 END_TEST
 
@@ -142,7 +143,6 @@ START_TEST(pods_without_end_are_bounded)
 	enum { N = 3 * SHARES_MAX_PODS };
 	static char uids[N][40];
 	const struct glake_session_device device = {.device = 0, .reserved_bytes = 2 * MIB};
-	struct shares shares;
 	add_device(0, N * 2 * MIB, 0, 0, 0);
 	add_tenant("default");
 	for (uint32_t i = 0; i < N; i++) {
@@ -151,18 +151,16 @@ START_TEST(pods_without_end_are_bounded)
 	}
 	ck_assert_int_eq(shares_of(&snapshot, &shares), 0);
 	ck_assert_uint_eq(shares.list.n, 1 + SHARES_MAX_PODS + 1);
-	const struct share *other = share_at(&shares, shares.list.n - 1);
+	const struct share *other = share_at(shares.list.n - 1);
 	ck_assert_str_eq(other->pod, "other");
 	ck_assert_uint_eq(other->n_sessions, N - SHARES_MAX_PODS);
-	assert_sum(&shares, 0);
-	shares_deinit(&shares);
+	assert_sum(0);
 }
 END_TEST
 
 START_TEST(who_waits_longest_is_seen)
 {
 	const struct glake_session_device device = {.device = 0};
-	struct shares shares;
 	add_device(0, 0, 0, 0, 0);
 	add_tenant("default");
 	add_session(1, 1, "default", "", &device);
@@ -173,9 +171,8 @@ START_TEST(who_waits_longest_is_seen)
 		session->wait_ms = id == 3 ? 7000 : 1000;
 	}
 	ck_assert_int_eq(shares_of(&snapshot, &shares), 0);
-	ck_assert_uint_eq(share_at(&shares, 0)->n_waiting, 3);
-	ck_assert_uint_eq(share_at(&shares, 0)->waiting_ms, 7000);
-	shares_deinit(&shares);
+	ck_assert_uint_eq(share_at(0)->n_waiting, 3);
+	ck_assert_uint_eq(share_at(0)->waiting_ms, 7000);
 }
 END_TEST
 
@@ -184,14 +181,12 @@ START_TEST(lists_of_two_moments_do_no_harm)
 {
 	const struct glake_session_device more = {.device = 0, .reserved_bytes = 64 * MIB};
 	const struct glake_session_device unknown = {.device = 9, .reserved_bytes = 2 * MIB};
-	struct shares shares;
 	add_device(0, 2 * MIB, 0, 0, 0);
 	add_session(1, 1, "gone", "", &more);
 	add_session(2, 2, "gone", "", &unknown);
 	ck_assert_int_eq(shares_of(&snapshot, &shares), 0);
 	ck_assert_uint_eq(shares.list.n, 1);
 	ck_assert_uint_eq(((struct share_rest *)rows_at(&shares.rest, 0))->other_bytes, 0);
-	shares_deinit(&shares);
 }
 END_TEST
 
@@ -201,7 +196,6 @@ START_TEST(names_of_pods_are_found)
 	const struct glake_session_device device = {.device = 0, .reserved_bytes = 2 * MIB};
 	char folder[] = "/tmp/test_shares.XXXXXX";
 	char command[256];
-	struct shares shares;
 	ck_assert_ptr_nonnull(mkdtemp(folder));
 	snprintf(command, sizeof(command), "mkdir -p %s/pods/prod_serve-0_" UID "00", folder);
 	ck_assert_int_eq(system(command), 0);
@@ -212,10 +206,9 @@ START_TEST(names_of_pods_are_found)
 	add_session(2, 2, "default", UID "00", &device);
 	ck_assert_int_eq(shares_of(&snapshot, &shares), 0);
 	ck_assert_uint_eq(shares.list.n, 2);
-	ck_assert_str_eq(share_at(&shares, 1)->namespace, "prod");
-	ck_assert_str_eq(share_at(&shares, 1)->pod, "serve-0");
-	ck_assert_uint_eq(share_at(&shares, 1)->at[0].private_bytes, 4 * MIB);
-	shares_deinit(&shares);
+	ck_assert_str_eq(share_at(1)->namespace, "prod");
+	ck_assert_str_eq(share_at(1)->pod, "serve-0");
+	ck_assert_uint_eq(share_at(1)->at[0].private_bytes, 4 * MIB);
 	snprintf(command, sizeof(command), "rm -r %s", folder);
 	ck_assert_int_eq(system(command), 0);
 }

@@ -4,7 +4,6 @@
  * is submitted but to captured streams, the gate closes as soon as the marks are reached.
  */
 #include <errno.h>
-#include <sys/wait.h>
 
 #include "glake_shim.h"
 #include "proto/cleanup.h"
@@ -15,6 +14,8 @@
 #include "tests/check_glake.h"
 #include "tests/unit/drained.h"
 #include "tests/unit/forbid.h"
+#include "tests/unit/own_process.h"
+#include "tests/unit/submitter.h"
 
 CUresult cuMemPrefetchAsync_v2(CUdeviceptr ptr, size_t n_bytes, CUmemLocation location,
                                unsigned flags, CUstream stream);
@@ -250,39 +251,24 @@ static void *capture_there(void *argument)
 	return NULL;
 }
 
-static void *be_inside(void *argument)
-{
-	atomic_int *stage = argument;
-	struct gate_thread *me = gate_enter();
-	*stage = 1;
-	while (*stage == 1) {
-		usleep(100);
-	}
-	gate_leave(me);
-	return NULL;
-}
-
 /* Before the capture the gate is closed for a moment, with the contexts held. */
 START_TEST(who_begins_a_capture_is_not_cancelled_meanwhile)
 {
-	atomic_int stage = 0;
-	pthread_t inside;
+	struct submitter inside;
 	pthread_t thread;
 	CUgraph graph;
 	begin_sealed();
 	CUstream captured = new_stream();
-	pthread_create(&inside, NULL, be_inside, &stage);
-	while (stage == 0) {
-		usleep(100);
-	}
+	submitter_start(&inside);
+	submitter_go(&inside, 1);
 	pthread_create(&thread, NULL, capture_there, captured);
 	while (!(gate.state & GATE_CLOSED) && !capture_is_any()) {
 		usleep(10);
 	}
 	pthread_cancel(thread);
 	pthread_join(thread, NULL);
-	stage = 2;
-	pthread_join(inside, NULL);
+	submitter_go(&inside, 0);
+	submitter_end(&inside);
 	ck_assert_uint_eq(gate.state & GATE_CLOSED, 0);
 	if (capture_is_any()) {
 		cuStreamEndCapture(captured, &graph);
@@ -295,16 +281,13 @@ END_TEST
 /* No patience, and somebody is inside. */
 START_TEST(a_deadline_may_have_passed)
 {
-	atomic_int stage = 0;
-	pthread_t inside;
+	struct submitter inside;
 	begin();
-	pthread_create(&inside, NULL, be_inside, &stage);
-	while (stage == 0) {
-		usleep(100);
-	}
+	submitter_start(&inside);
+	submitter_go(&inside, 1);
 	ck_assert_int_eq(close_for(0), -EAGAIN);
-	stage = 2;
-	pthread_join(inside, NULL);
+	submitter_go(&inside, 0);
+	submitter_end(&inside);
 	expect_over();
 }
 END_TEST
@@ -318,17 +301,15 @@ START_TEST(it_closes_without_membarrier)
 }
 END_TEST
 
+static void close_in_vain(void)
+{
+	_exit(close_for(SOON_NS) == -ENOTSUP ? 0 : 1);
+}
+
 START_TEST(a_child_drains_nothing)
 {
-	int status;
 	begin();
-	pid_t child = fork();
-	ck_assert_int_ge(child, 0);
-	if (child == 0) {
-		_exit(close_for(SOON_NS) == -ENOTSUP ? 0 : 1);
-	}
-	ck_assert_int_eq(waitpid(child, &status, 0), child);
-	ck_assert_int_eq(status, 0);
+	ck_assert_int_eq(status_of(close_in_vain), 0);
 	expect_over();
 }
 END_TEST

@@ -284,6 +284,7 @@ START_TEST_WITH(who_is_cancelled_wants_nothing, .n = 2)
 	passer_end(&passer, false);
 	ck_assert(!gate_is_wanted());
 	gate_wake();
+	/* Nobody is left inside. */
 	ck_closes();
 }
 END_TEST
@@ -371,19 +372,6 @@ START_TEST(signals_let_nobody_in)
 	gate_wake();
 	passer_end(&passer, true);
 	ck_assert_int_eq(passer.error, 77);
-}
-END_TEST
-
-START_TEST(who_waits_can_be_cancelled)
-{
-	struct passer passer = {0};
-	ck_assert_int_eq(gate_sleep(LONG_NS), 0);
-	passer_start(&passer);
-	pthread_cancel(passer.thread);
-	passer_end(&passer, false);
-	gate_wake();
-	/* Nobody is left inside. */
-	ck_closes();
 }
 END_TEST
 

@@ -4,6 +4,9 @@
 
 #include "tests/unit/made_store.h"
 
+BEGIN_EACH(store_begin)
+END_EACH(store_end)
+
 static bool is_there(uint32_t device, unsigned name)
 {
 	struct digest of_name = digest(name);
@@ -17,7 +20,6 @@ START_TEST(the_lowest_priority_goes_first_and_then_the_longest_idle)
 		int32_t priority;
 	} cached[] = {{1, 5}, {2, -1}, {3, 0}, {4, 5}, {5, 0}, {6, -1}, {7, 9}};
 	static const unsigned order[] = {2, 6, 3, 5, 1, 4, 7};
-	store_begin();
 	for (size_t i = 0; i < n_elements(cached); i++) {
 		cache_block(0, cached[i].name, cached[i].priority);
 	}
@@ -27,13 +29,11 @@ START_TEST(the_lowest_priority_goes_first_and_then_the_longest_idle)
 		ck_assert(!is_there(0, order[i]));
 	}
 	ck_assert_uint_eq(store_evict(&store, &devices[0].at, 1), 0);
-	store_end();
 }
 END_TEST
 
 START_TEST(only_as_much_as_is_wanted_goes_and_only_of_the_device)
 {
-	store_begin();
 	struct block *used = add_block(0, 1);
 	for (unsigned name = 2; name <= 6; name++) {
 		cache_block(name % 2, name, 0);
@@ -46,13 +46,11 @@ START_TEST(only_as_much_as_is_wanted_goes_and_only_of_the_device)
 	ck_assert_uint_eq(stats.blocks_evicted, 3);
 	ck_assert_uint_eq(stats.evicted_bytes, 6 * MIB);
 	store_unuse_block(&store, used, 0);
-	store_end();
 }
 END_TEST
 
 START_TEST(for_fds_as_many_go_as_are_wanted_of_any_device)
 {
-	store_begin();
 	struct block *used = add_block(0, 1);
 	for (unsigned name = 2; name <= 6; name++) {
 		cache_block(name % 2, name, 0);
@@ -64,14 +62,12 @@ START_TEST(for_fds_as_many_go_as_are_wanted_of_any_device)
 	store_evict_fds(&store, 3);
 	ck_assert_uint_eq(books.n_fds, 1);
 	store_unuse_block(&store, used, 0);
-	store_end();
 }
 END_TEST
 
 /* In use or pinned it is paid for by who keeps it, else by the cache. */
 START_TEST(a_manifest_is_paid_for_by_who_keeps_the_model)
 {
-	store_begin();
 	struct tenant *cache = tenant_table_cache(tenants);
 	struct tenant *other = other_payer;
 	struct file_id file = {.inode = 1};
@@ -103,7 +99,6 @@ START_TEST(a_manifest_is_paid_for_by_who_keeps_the_model)
 	ck_assert_uint_eq(cache->manifest_bytes, bytes);
 	store_evict_model(&store, model);
 	ck_assert_uint_eq(cache->manifest_bytes, 0);
-	store_end();
 }
 END_TEST
 
@@ -111,7 +106,6 @@ END_TEST
 START_TEST(models_that_have_nothing_are_bounded_too)
 {
 	enum { N = 20000, MOST = 10000 };
-	store_begin();
 	payer->quota_manifest_bytes = 0;
 	for (uint64_t i = 1; i <= N; i++) {
 		struct file_id file = {.inode = i};
@@ -124,7 +118,6 @@ START_TEST(models_that_have_nothing_are_bounded_too)
 	store_trim(&store);
 	ck_assert_uint_gt(store.n_models, 0);
 	ck_assert_uint_lt(store.n_models, MOST);
-	store_end();
 }
 END_TEST
 
@@ -132,7 +125,6 @@ END_TEST
 START_TEST(many_tensors_are_freed_by_a_thread)
 {
 	static const uint64_t shape[] = {1};
-	store_begin();
 	for (size_t n_tensors = 10; n_tensors <= 100000; n_tensors *= 100) {
 		struct file_id file = {.inode = 1};
 		struct model *model = store_add_model(&store, realm, &devices[0],
@@ -144,7 +136,6 @@ START_TEST(many_tensors_are_freed_by_a_thread)
 		ck_assert_uint_eq(payer->manifest_bytes, 0);
 		ck_assert_uint_eq(loop.active_reqs.count, n_tensors == 100000);
 	}
-	store_end();
 }
 END_TEST
 
@@ -162,7 +153,6 @@ START_TEST(tensors_outside_the_span_are_no_plan)
 		{UINT64_MAX, 1, -EINVAL, 0}, {1, UINT64_MAX, -EINVAL, 0},
 		{UINT64_MAX, 0, 0, -EINVAL},
 	};
-	store_begin();
 	for (size_t i = 0; i < n_elements(cases); i++) {
 		struct file_id file = {.inode = 1};
 		struct model *model = store_add_model(&store, realm, &devices[0],
@@ -175,7 +165,6 @@ START_TEST(tensors_outside_the_span_are_no_plan)
 		ck_assert_int_eq(model_check_plan(model), cases[i].checked);
 		store_drop_model(&store, model);
 	}
-	store_end();
 }
 END_TEST
 
@@ -197,7 +186,6 @@ static struct model *find_key(void)
 
 START_TEST(a_draft_is_no_model_until_it_is_published)
 {
-	store_begin();
 	struct block *block = add_block(0, 1);
 	struct model *draft = new_draft(payer, block);
 	ck_assert_ptr_null(find_key());
@@ -220,14 +208,12 @@ START_TEST(a_draft_is_no_model_until_it_is_published)
 	ck_assert_uint_eq(store.n_models, 1);
 	ck_assert_uint_eq(store.n_blocks, 1);
 	store_unuse_block(&store, block, 0);
-	store_end();
 }
 END_TEST
 
 /* The pin is the key's: who cannot pay for it leaves the earlier model there. */
 START_TEST(a_refused_pin_publishes_nothing)
 {
-	store_begin();
 	struct block *first = add_block(0, 1);
 	struct block *second = add_block(0, 2);
 	struct model *earlier = new_draft(payer, first);
@@ -246,13 +232,11 @@ START_TEST(a_refused_pin_publishes_nothing)
 	ck_assert_uint_eq(other_payer->at[0].used_bytes, 2 * MIB);
 	store_unuse_block(&store, first, 0);
 	store_unuse_block(&store, second, 0);
-	store_end();
 }
 END_TEST
 
 START_TEST(a_model_that_is_evicted_is_counted_with_its_blocks)
 {
-	store_begin();
 	struct block *block = add_block(0, 1);
 	struct block *used = add_block(0, 2);
 	struct model *model = new_draft(payer, block);
@@ -264,14 +248,12 @@ START_TEST(a_model_that_is_evicted_is_counted_with_its_blocks)
 	ck_assert_uint_eq(stats.blocks_evicted, 1);
 	ck_assert_uint_eq(stats.evicted_bytes, 2 * MIB);
 	store_unuse_block(&store, used, 0);
-	store_end();
 }
 END_TEST
 
 /* Whoever pays for the manifest or a block already, or has two places of a block, pays once. */
 START_TEST(a_pin_charges_each_block_once)
 {
-	store_begin();
 	struct block *block = add_block(0, 1);
 	struct model *model = new_draft(payer, block);
 	ck_assert_int_eq(store_add_used_block(&store, model, block), 0);
@@ -289,7 +271,6 @@ START_TEST(a_pin_charges_each_block_once)
 	ck_assert_uint_eq(other_payer->at[0].used_bytes, 2 * MIB);
 	tenant_set_quota(payer, 0, 0);
 	store_unuse_block(&store, block, 0);
-	store_end();
 }
 END_TEST
 
@@ -308,7 +289,6 @@ static void on_model(void *user, const struct model *model, bool is_new)
 START_TEST(who_watches_is_told_who_pays_for_a_pin)
 {
 	static const struct store_watch watch = {.block = on_block, .model = on_model};
-	store_begin();
 	struct block *block = add_block(0, 1);
 	struct model *model = new_draft(payer, block);
 	ck_assert_int_eq(store_publish(&store, model, payer_alone(payer), false), 0);
@@ -320,7 +300,6 @@ START_TEST(who_watches_is_told_who_pays_for_a_pin)
 	store.watch = NULL;
 	store_unpin_model(&store, model);
 	store_unuse_block(&store, block, 0);
-	store_end();
 }
 END_TEST
 
@@ -328,7 +307,6 @@ START_TEST(however_many_chunks_go_at_once_all_go)
 {
 	enum { N = 600 };
 	struct chunk chunks[N];
-	store_begin();
 	for (unsigned i = 0; i < N; i++) {
 		struct charge charge;
 		ck_assert_int_eq(tenant_charge(payer, 0, 2 * MIB, 1, &charge), 0);
@@ -342,14 +320,12 @@ START_TEST(however_many_chunks_go_at_once_all_go)
 		uv_run(&loop, UV_RUN_ONCE);
 	}
 	ck_assert_uint_eq(devices[0].at.leaving_bytes, 0);
-	store_end();
 }
 END_TEST
 
 /* After a restart: who had a model that was replaced ended meanwhile, and a program had published its block. */
 START_TEST(an_adopted_block_of_a_replaced_model_is_cache_once)
 {
-	store_begin();
 	struct block *block = add_block(0, 1);
 	struct block *other = add_block(0, 2);
 	struct model *replaced = new_draft(payer, block);
@@ -369,14 +345,12 @@ START_TEST(an_adopted_block_of_a_replaced_model_is_cache_once)
 	ck_assert_uint_eq(payer->at[0].used_bytes, 2 * MIB);
 	store_unhold_model(&store, model, 0);
 	store_unuse_block(&store, other, 0);
-	store_end();
 }
 END_TEST
 
 /* Its users keep it, and nobody else finds it. */
 START_TEST(a_damaged_block_hides_published_models)
 {
-	store_begin();
 	struct block *block = add_block(0, 1);
 	struct model *replaced = new_draft(payer, block);
 	ck_assert_int_eq(store_publish(&store, replaced, payer_alone(payer), false), 0);
@@ -397,7 +371,6 @@ START_TEST(a_damaged_block_hides_published_models)
 	ck_assert_uint_eq(store.n_models, 0);
 	store_unuse_block(&store, block, 0);
 	store_unuse_block(&store, other, 0);
-	store_end();
 }
 END_TEST
 
@@ -432,7 +405,6 @@ START_TEST(a_block_is_withdrawn_in_steps)
 	unsigned n_calls = 1;
 	unsigned n_found = 0;
 	size_t n_steps = 64;
-	store_begin();
 	struct block *filler = add_block(0, 1);
 	struct block *block = add_block(0, 2);
 	for (unsigned i = 0; i < n_elements(keys); i++) {
@@ -481,6 +453,5 @@ START_TEST(a_block_is_withdrawn_in_steps)
 	}
 	store_unuse_block(&store, block, 0);
 	store_unuse_block(&store, filler, 0);
-	store_end();
 }
 END_TEST

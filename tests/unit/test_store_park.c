@@ -13,8 +13,8 @@
 static struct fdstore *fdstore;
 static int manager;
 
-/* The manager keeps @max fds. */
-static void begin(const char *max)
+/* The manager keeps one fd. */
+static void begin(void)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	int n_bytes = snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1,
@@ -27,7 +27,7 @@ static void begin(const char *max)
 	             (socklen_t)offsetof(struct sockaddr_un, sun_path) + 1 + (socklen_t)n_bytes),
 		0);
 	setenv("NOTIFY_SOCKET", name, 1);
-	setenv("FDSTORE", max, 1);
+	setenv("FDSTORE", "1", 1);
 	store_begin();
 	ck_assert_int_eq(fdstore_open(&loop, &fdstore), 0);
 	store.parking = parking_new(&loop, fdstore);
@@ -42,6 +42,9 @@ static void end(void)
 	store_end();
 	fd_close(&manager);
 }
+
+BEGIN_EACH(begin)
+END_EACH(end)
 
 /* Nobody published it: it goes with its user. */
 static struct block *seal(unsigned name)
@@ -59,7 +62,6 @@ static struct block *seal(unsigned name)
 
 START_TEST(a_block_that_goes_waits_for_no_room)
 {
-	begin("1");
 	struct block *kept = seal(1);
 	struct block *roomless = seal(2);
 	ck_assert_int_eq(kept->keeping, BLOCK_PARKING);
@@ -71,13 +73,11 @@ START_TEST(a_block_that_goes_waits_for_no_room)
 	ck_assert(list_is_empty(&store.roomless));
 	ck_assert(parking_is_full(store.parking));
 	store_unuse_block(&store, kept, 0);
-	end();
 }
 END_TEST
 
 START_TEST(a_block_that_goes_while_it_is_parked_leaves_its_room)
 {
-	begin("1");
 	struct block *first = seal(1);
 	struct block *second = seal(2);
 	ck_assert_uint_gt(store_unparked_block(first), 0);
@@ -86,7 +86,6 @@ START_TEST(a_block_that_goes_while_it_is_parked_leaves_its_room)
 	ck_assert_uint_gt(store_unparked_block(second), 0);
 	ck_assert_uint_eq(store.n_roomless, 0);
 	store_unuse_block(&store, second, 0);
-	end();
 }
 END_TEST
 
@@ -107,7 +106,6 @@ static void on_gone(void *user, const struct block *block)
 START_TEST(who_watches_is_told_of_a_block_when_it_is_parked_or_cannot_be)
 {
 	static const struct store_watch watch = {.block = on_block, .block_gone = on_gone};
-	begin("1");
 	store.watch = &watch;
 	struct block *kept = seal(1);
 	store_set_published(&store, kept, true);
@@ -121,14 +119,12 @@ START_TEST(who_watches_is_told_of_a_block_when_it_is_parked_or_cannot_be)
 	store_unuse_block(&store, roomless, 0);
 	ck_assert_uint_eq(n_gone, 1);
 	store.watch = NULL;
-	end();
 }
 END_TEST
 
 /* Who wants room waits for what is used only. */
 START_TEST(what_is_idle_goes_for_the_room_of_what_is_used)
 {
-	begin("1");
 	struct block *idle = seal(1);
 	store_set_published(&store, idle, true);
 	store_unuse_block(&store, idle, 0);
@@ -137,6 +133,5 @@ START_TEST(what_is_idle_goes_for_the_room_of_what_is_used)
 	ck_assert_uint_eq(store.n_blocks, 1);
 	ck_assert_int_eq(used->keeping, BLOCK_PARKING);
 	store_unuse_block(&store, used, 0);
-	end();
 }
 END_TEST

@@ -13,6 +13,10 @@
 #define N_DEVICES 2u
 #define GIB (1ull << 30)
 
+static struct tenant_table *table;
+static struct tenant *alice;
+static struct tenant *bob;
+
 static struct config *load(const char *text)
 {
 	char path[256];
@@ -30,16 +34,7 @@ static struct config *load(const char *text)
 	return config;
 }
 
-static struct tenant_table *table_of(const char *text)
-{
-	struct config *config = load(text);
-	struct tenant_table *table = NULL;
-	ck_assert_int_eq(tenant_table_new(config, N_DEVICES, 0, &table), 0);
-	config_free(config);
-	return table;
-}
-
-static void apply(struct tenant_table *table, const char *text)
+static void apply(const char *text)
 {
 	struct config *config = load(text);
 	ck_assert_int_eq(tenant_table_apply(table, config), 0);
@@ -52,17 +47,32 @@ static const char two_rules[] =
 	"  max_sessions = 2; max_fds = 10; manifest_bytes = \"1MiB\"; priority = 3; },"
 	"{ name = \"bob\"; uids = [1001]; } );";
 
+static void begin(void)
+{
+	struct config *config = load(two_rules);
+	ck_assert_int_eq(tenant_table_new(config, N_DEVICES, 0, &table), 0);
+	config_free(config);
+	alice = tenant_find(table, "alice");
+	bob = tenant_find(table, "bob");
+	ck_assert_ptr_nonnull(alice);
+	ck_assert_ptr_nonnull(bob);
+}
+
+static void end(void)
+{
+	tenant_table_free(table);
+}
+
+BEGIN_EACH(begin)
+END_EACH(end)
+
 START_TEST(table_has_cache_default_and_rules)
 {
-	struct tenant_table *table = table_of(two_rules);
-	struct tenant *alice = tenant_find(table, "alice");
-	ck_assert_ptr_nonnull(alice);
 	ck_assert_int_eq(alice->priority, 3);
 	ck_assert_uint_eq(alice->max_sessions, 2);
 	ck_assert_uint_eq(alice->max_fds, 10);
 	ck_assert_uint_eq(alice->at[0].quota_bytes, GIB);
 	ck_assert_uint_eq(alice->at[1].quota_bytes, 2 * GIB);
-	ck_assert_ptr_nonnull(tenant_find(table, "bob"));
 	ck_assert_ptr_nonnull(tenant_find(table, CONFIG_DEFAULT_TENANT));
 	ck_assert_ptr_eq(tenant_find(table, CONFIG_CACHE_TENANT), tenant_table_cache(table));
 	ck_assert_ptr_null(tenant_find(table, "carol"));
@@ -76,14 +86,11 @@ START_TEST(table_has_cache_default_and_rules)
 		n_tenants++;
 	}
 	ck_assert_uint_eq(n_tenants, 4);
-	tenant_table_free(table);
 }
 END_TEST
 
 START_TEST(bytes_are_charged_to_the_limit_and_no_further)
 {
-	struct tenant_table *table = table_of(two_rules);
-	struct tenant *alice = tenant_find(table, "alice");
 	struct charge first = {0}, second = {0}, third = {0};
 	ck_assert_int_eq(tenant_charge(alice, 0, GIB - 1, 1, &first), 0);
 	ck_assert_int_eq(tenant_charge(alice, 0, 2, 1, &second), TENANT_E_BYTES);
@@ -103,15 +110,12 @@ START_TEST(bytes_are_charged_to_the_limit_and_no_further)
 	ck_assert_uint_eq(alice->at[0].used_bytes, 0);
 	ck_assert_uint_eq(alice->at[0].peak_bytes, GIB);
 	ck_assert_uint_eq(alice->n_fds, 0);
-	tenant_table_free(table);
 }
 END_TEST
 
 /* By what it pays for, and by what comes back to it. */
 START_TEST(a_charge_shrinks_and_grows)
 {
-	struct tenant_table *table = table_of(two_rules);
-	struct tenant *alice = tenant_find(table, "alice");
 	struct charge first = {0}, second = {0};
 	ck_assert_int_eq(tenant_charge(alice, 0, GIB / 2, 1, &first), 0);
 	charge_shrink(&first, GIB / 4);
@@ -124,14 +128,11 @@ START_TEST(a_charge_shrinks_and_grows)
 	charge_refund(&first);
 	charge_refund(&second);
 	ck_assert_uint_eq(alice->at[0].used_bytes, 0);
-	tenant_table_free(table);
 }
 END_TEST
 
 START_TEST(fds_are_charged_to_the_limit_and_no_further)
 {
-	struct tenant_table *table = table_of(two_rules);
-	struct tenant *alice = tenant_find(table, "alice");
 	struct charge charge = {0}, other = {0};
 	ck_assert_int_eq(tenant_charge(alice, 0, 5, 11, &other), TENANT_E_FDS);
 	ck_assert_uint_eq(alice->at[0].used_bytes, 0);
@@ -142,16 +143,12 @@ START_TEST(fds_are_charged_to_the_limit_and_no_further)
 	ck_assert_int_eq(tenant_charge(alice, 1, 5, 0, &other), 0);
 	charge_refund(&charge);
 	charge_refund(&other);
-	tenant_table_free(table);
 }
 END_TEST
 
 START_TEST(manifests_are_charged_to_the_limit_and_no_further)
 {
 	enum { MIB = 1 << 20 };
-	struct tenant_table *table = table_of(two_rules);
-	struct tenant *alice = tenant_find(table, "alice");
-	struct tenant *bob = tenant_find(table, "bob");
 	struct charge first = tenant_charge_manifest(payer_alone(alice));
 	struct charge second = tenant_charge_manifest(payer_alone(bob));
 	ck_assert_int_eq(charge_grow_manifest(&first, MIB - 5), 0);
@@ -168,14 +165,11 @@ START_TEST(manifests_are_charged_to_the_limit_and_no_further)
 	ck_assert_uint_eq(tenant_table_cache(table)->quota_manifest_bytes, 0);
 	charge_refund(&second);
 	ck_assert_uint_eq(alice->manifest_bytes, 0);
-	tenant_table_free(table);
 }
 END_TEST
 
 START_TEST(counters_do_not_wrap)
 {
-	struct tenant_table *table = table_of(two_rules);
-	struct tenant *bob = tenant_find(table, "bob");
 	struct charge huge = {0}, more = {0};
 	ck_assert_int_eq(tenant_charge(bob, 0, UINT64_MAX, 0, &huge), 0);
 	ck_assert_int_eq(tenant_charge(bob, 0, 1, 0, &more), TENANT_E_BYTES);
@@ -188,14 +182,11 @@ START_TEST(counters_do_not_wrap)
 	ck_assert_int_eq(tenant_charge(bob, 1, UINT64_MAX - 2, 0, &wrapping), TENANT_E_BYTES);
 	charge_refund(&huge);
 	charge_refund(&more);
-	tenant_table_free(table);
 }
 END_TEST
 
 START_TEST(refund_is_idempotent)
 {
-	struct tenant_table *table = table_of(two_rules);
-	struct tenant *bob = tenant_find(table, "bob");
 	struct charge charge = {0}, other = {0};
 	ck_assert_int_eq(tenant_charge(bob, 0, 7, 1, &charge), 0);
 	ck_assert_int_eq(tenant_charge(bob, 0, 7, 1, &other), 0);
@@ -206,14 +197,11 @@ START_TEST(refund_is_idempotent)
 	ck_assert_uint_eq(bob->at[0].used_bytes, 7);
 	ck_assert_uint_eq(bob->n_fds, 1);
 	charge_refund(&other);
-	tenant_table_free(table);
 }
 END_TEST
 
 START_TEST(move_pays_from_the_other_pocket)
 {
-	struct tenant_table *table = table_of(two_rules);
-	struct tenant *alice = tenant_find(table, "alice");
 	struct tenant *cache = tenant_table_cache(table);
 	struct charge charge = {0};
 	ck_assert_int_eq(tenant_charge(alice, 1, GIB, 2, &charge), 0);
@@ -228,15 +216,11 @@ START_TEST(move_pays_from_the_other_pocket)
 	ck_assert_uint_eq(cache->n_fds, 2);
 	charge_refund(&charge);
 	ck_assert_uint_eq(cache->n_fds, 0);
-	tenant_table_free(table);
 }
 END_TEST
 
 START_TEST(refused_move_changes_nothing)
 {
-	struct tenant_table *table = table_of(two_rules);
-	struct tenant *alice = tenant_find(table, "alice");
-	struct tenant *bob = tenant_find(table, "bob");
 	struct charge bytes = {0}, fds = {0};
 	ck_assert_int_eq(tenant_charge(bob, 0, GIB + 1, 1, &bytes), 0);
 	ck_assert_int_eq(tenant_charge(bob, 0, 1, 11, &fds), 0);
@@ -249,14 +233,11 @@ START_TEST(refused_move_changes_nothing)
 	ck_assert_uint_eq(bob->n_fds, 12);
 	charge_refund(&bytes);
 	charge_refund(&fds);
-	tenant_table_free(table);
 }
 END_TEST
 
 START_TEST(quota_below_use_refuses_until_it_fits)
 {
-	struct tenant_table *table = table_of(two_rules);
-	struct tenant *bob = tenant_find(table, "bob");
 	struct charge large = {0}, small = {0}, none = {0};
 	ck_assert_int_eq(tenant_charge(bob, 0, 100, 0, &large), 0);
 	ck_assert_int_eq(tenant_charge(bob, 0, 10, 0, &small), 0);
@@ -269,14 +250,11 @@ START_TEST(quota_below_use_refuses_until_it_fits)
 	charge_refund(&small);
 	charge_refund(&none);
 	ck_assert_int_eq(tenant_set_quota(bob, N_DEVICES, 50), -EINVAL);
-	tenant_table_free(table);
 }
 END_TEST
 
 START_TEST(sessions_are_counted_and_limited)
 {
-	struct tenant_table *table = table_of(two_rules);
-	struct tenant *alice = tenant_find(table, "alice");
 	ck_assert_int_eq(tenant_session_enter(alice), 0);
 	ck_assert_int_eq(tenant_session_enter(alice), 0);
 	ck_assert_int_eq(tenant_session_enter(alice), TENANT_E_SESSIONS);
@@ -288,21 +266,18 @@ START_TEST(sessions_are_counted_and_limited)
 	ck_assert_int_eq(tenant_session_enter(alice), 0);
 	tenant_session_leave(alice);
 	tenant_session_leave(alice);
-	tenant_table_free(table);
 }
 END_TEST
 
 START_TEST(reload_changes_limits_and_keeps_counters)
 {
-	struct tenant_table *table = table_of(two_rules);
-	struct tenant *alice = tenant_find(table, "alice");
 	uint64_t id = alice->id;
 	struct charge charge = {0}, more = {0};
 	ck_assert_int_eq(tenant_charge(alice, 0, GIB, 4, &charge), 0);
 	ck_assert_int_eq(tenant_session_enter(alice), 0);
 	ck_assert_int_eq(tenant_set_quota(alice, 1, 5), 0);
-	apply(table, "tenants = ( { name = \"alice\"; uids = [5]; device_bytes = \"512MiB\"; },"
-	             "{ name = \"carol\"; uids = [6]; } );");
+	apply("tenants = ( { name = \"alice\"; uids = [5]; device_bytes = \"512MiB\"; },"
+	      "{ name = \"carol\"; uids = [6]; } );");
 	ck_assert_ptr_eq(tenant_find(table, "alice"), alice);
 	ck_assert_uint_eq(alice->id, id);
 	ck_assert_uint_eq(alice->at[0].used_bytes, GIB);
@@ -317,20 +292,17 @@ START_TEST(reload_changes_limits_and_keeps_counters)
 	charge_refund(&charge);
 	tenant_session_leave(alice);
 	ck_assert_ptr_eq(tenant_find(table, "alice"), alice);
-	tenant_table_free(table);
 }
 END_TEST
 
 START_TEST(vanished_tenant_stays_until_its_last_charge)
 {
-	struct tenant_table *table = table_of(two_rules);
-	struct tenant *bob = tenant_find(table, "bob");
 	struct charge charge = {0}, empty = {0};
 	ck_assert_int_eq(tenant_session_enter(bob), 0);
 	ck_assert_int_eq(tenant_charge(bob, 0, 100, 1, &charge), 0);
 	/* Even a charge of nothing points at its tenant. */
 	ck_assert_int_eq(tenant_charge(bob, 0, 0, 0, &empty), 0);
-	apply(table, "");
+	apply("");
 	ck_assert_ptr_eq(tenant_find(table, "bob"), bob);
 	ck_assert(bob->is_leaving);
 	tenant_session_leave(bob);
@@ -340,14 +312,11 @@ START_TEST(vanished_tenant_stays_until_its_last_charge)
 	charge_refund(&empty);
 	ck_assert_ptr_null(tenant_find(table, "bob"));
 	ck_assert_ptr_null(tenant_find(table, "alice"));
-	tenant_table_free(table);
 }
 END_TEST
 
 START_TEST(who_waits_stands_in_line_and_keeps_the_tenant)
 {
-	struct tenant_table *table = table_of(two_rules);
-	struct tenant *alice = tenant_find(table, "alice");
 	struct list first = LIST_INIT(first);
 	struct list second = LIST_INIT(second);
 	struct list other = LIST_INIT(other);
@@ -359,7 +328,7 @@ START_TEST(who_waits_stands_in_line_and_keeps_the_tenant)
 	tenant_queue_enter(alice, 0, &second);
 	tenant_queue_enter(alice, 1, &other);
 	ck_assert(!tenant_queue_is_next(alice, 0, &second));
-	apply(table, "");
+	apply("");
 	tenant_queue_leave(alice, &first);
 	tenant_queue_leave(alice, &first);
 	ck_assert(tenant_queue_is_next(alice, 0, &second));
@@ -367,52 +336,44 @@ START_TEST(who_waits_stands_in_line_and_keeps_the_tenant)
 	ck_assert_ptr_eq(tenant_find(table, "alice"), alice);
 	tenant_queue_leave(alice, &other);
 	ck_assert_ptr_null(tenant_find(table, "alice"));
-	tenant_table_free(table);
 }
 END_TEST
 
 START_TEST(vanished_tenant_may_come_back)
 {
-	struct tenant_table *table = table_of(two_rules);
-	struct tenant *bob = tenant_find(table, "bob");
 	struct charge charge = {0};
 	ck_assert_int_eq(tenant_charge(bob, 0, 100, 1, &charge), 0);
-	apply(table, "");
-	apply(table, two_rules);
+	apply("");
+	apply(two_rules);
 	ck_assert_ptr_eq(tenant_find(table, "bob"), bob);
 	ck_assert(!bob->is_leaving);
 	charge_refund(&charge);
 	ck_assert_ptr_eq(tenant_find(table, "bob"), bob);
-	tenant_table_free(table);
 }
 END_TEST
 
 START_TEST(cache_survives_reloads_without_limits)
 {
-	struct tenant_table *table = table_of(two_rules);
 	struct tenant *cache = tenant_table_cache(table);
-	apply(table, "tenants = ( { name = \"default\"; device_bytes = \"1GiB\"; } );");
+	apply("tenants = ( { name = \"default\"; device_bytes = \"1GiB\"; } );");
 	ck_assert_ptr_eq(tenant_table_cache(table), cache);
 	ck_assert(!cache->is_leaving);
 	ck_assert_uint_eq(cache->at[0].quota_bytes, 0);
 	ck_assert_uint_eq(tenant_find(table, CONFIG_DEFAULT_TENANT)->at[1].quota_bytes, GIB);
-	tenant_table_free(table);
 }
 END_TEST
 
 START_TEST_WITH(table_asserts_that_charges_are_back, .signal = SIGABRT)
 {
-	struct tenant_table *table = table_of(two_rules);
 	struct charge charge = {0};
-	ck_assert_int_eq(tenant_charge(tenant_find(table, "bob"), 0, 1, 0, &charge), 0);
-	tenant_table_free(table);
+	ck_assert_int_eq(tenant_charge(bob, 0, 1, 0, &charge), 0);
+	tenant_table_free(ptr_steal(table));
 }
 END_TEST
 
 START_TEST_WITH(table_asserts_that_sessions_left, .signal = SIGABRT)
 {
-	struct tenant_table *table = table_of(two_rules);
-	ck_assert_int_eq(tenant_session_enter(tenant_find(table, "bob")), 0);
-	tenant_table_free(table);
+	ck_assert_int_eq(tenant_session_enter(bob), 0);
+	tenant_table_free(ptr_steal(table));
 }
 END_TEST

@@ -68,6 +68,8 @@ static void end(void)
 	ck_assert_int_eq(uv_loop_close(&loop), 0);
 }
 
+END_EACH(end)
+
 START_TEST(who_comes_later_waits_for_one_slice)
 {
 	begin(1000);
@@ -76,7 +78,6 @@ START_TEST(who_comes_later_waits_for_one_slice)
 	ck_assert_uint_eq(other.n_served, 1);
 	/* As many steps as fit a slice: with 300 us each, some four; far fewer than there are. */
 	ck_assert_uint_lt(n_served_before, N_BUSY);
-	end();
 }
 END_TEST
 
@@ -93,7 +94,6 @@ START_TEST(who_was_left_over_goes_last)
 	uv_run(&loop, UV_RUN_NOWAIT);
 	ck_assert_uint_eq(other.n_served, 1);
 	ck_assert_uint_eq(n_served_before, n_served);
-	end();
 }
 END_TEST
 
@@ -106,7 +106,6 @@ START_TEST(what_is_left_over_is_served)
 		ck_assert_uint_eq(busy[i].n_served, 20);
 		ck_assert(!turn_is_waiting(&busy[i].turn));
 	}
-	end();
 }
 END_TEST
 
@@ -127,6 +126,5 @@ START_TEST(who_leaves_in_his_turn_is_gone)
 	uv_run(&loop, UV_RUN_DEFAULT);
 	ck_assert_uint_eq(busy[3].n_served, 0);
 	ck_assert_uint_eq(busy[4].n_served, 1);
-	end();
 }
 END_TEST

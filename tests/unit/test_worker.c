@@ -15,6 +15,7 @@ static struct {
 
 /* The gated work has begun: what is submitted from here on queues up behind it. */
 static atomic_bool is_at_gate;
+static uv_sem_t gate;
 static unsigned n_done;
 static uv_loop_t loop;
 static struct worker worker;
@@ -22,7 +23,7 @@ static struct worker worker;
 struct note {
 	struct work work;
 	int name;
-	uv_sem_t *gate; /* waited for before it is noted; may be NULL */
+	bool is_gated; /* it waits for the gate before it is noted */
 	bool catches_up;
 	int n_pieces; /* each is noted; 0 as 1 */
 };
@@ -32,9 +33,9 @@ static struct note notes[MAX_NOTES];
 static bool run_note(struct work *work)
 {
 	struct note *note = container_of(work, struct note, work);
-	if (note->gate) {
+	if (note->is_gated) {
 		atomic_store(&is_at_gate, true);
-		uv_sem_wait(note->gate);
+		uv_sem_wait(&gate);
 	}
 	while (note->catches_up && worker_catch_up(&worker)) {
 	}
@@ -69,12 +70,11 @@ static void submit_release(int name)
 	worker_submit_release(&worker, &notes[name].work, run_note, count_done);
 }
 
-/* Number 0 keeps the worker busy until @gate opens. */
-static void submit_gated(uv_sem_t *gate)
+/* Number 0 keeps the worker busy until the gate opens. */
+static void submit_gated(uint64_t user)
 {
-	uv_sem_init(gate, 0);
-	notes[0].gate = gate;
-	submit(0, false);
+	notes[0].is_gated = true;
+	submit_of(user, 0);
 	while (!atomic_load(&is_at_gate)) {
 		uv_sleep(1);
 	}
@@ -84,7 +84,16 @@ static void begin(void)
 {
 	ck_assert_int_eq(uv_loop_init(&loop), 0);
 	ck_assert_int_eq(worker_init(&worker, &loop), 0);
+	uv_sem_init(&gate, 0);
 }
+
+static void end(void)
+{
+	uv_sem_destroy(&gate);
+}
+
+BEGIN_EACH(begin)
+END_EACH(end)
 
 /* Until everything was run and told; then the loop must close clean. */
 static void finish(unsigned n_expected)
@@ -99,9 +108,17 @@ static void finish(unsigned n_expected)
 	ck_assert_int_eq(uv_loop_close(&loop), 0);
 }
 
+static void expect(const int *names, unsigned n)
+{
+	ck_assert_uint_eq(atomic_load(&ran.n), n);
+	for (unsigned i = 0; i < n; i++) {
+		ck_assert_msg(ran.names[i] == names[i], "%u: %d, not %d", i, ran.names[i],
+		              names[i]);
+	}
+}
+
 START_TEST(work_runs_in_order_and_is_told_on_the_loop)
 {
-	begin();
 	for (int i = 0; i < 100; i++) {
 		submit(i, false);
 	}
@@ -114,37 +131,21 @@ END_TEST
 
 START_TEST(lazy_work_lets_the_other_pass)
 {
-	uv_sem_t gate;
-	begin();
-	submit_gated(&gate);
+	submit_gated(WORKER_NOBODY);
 	submit(1, true);
 	submit(2, true);
 	submit(3, false);
 	uv_sem_post(&gate);
 	finish(4);
 	const int expected[] = {0, 3, 1, 2};
-	for (int i = 0; i < 4; i++) {
-		ck_assert_int_eq(ran.names[i], expected[i]);
-	}
-	uv_sem_destroy(&gate);
+	expect(expected, n_elements(expected));
 }
 END_TEST
-
-static void expect(const int *names, unsigned n)
-{
-	ck_assert_uint_eq(atomic_load(&ran.n), n);
-	for (unsigned i = 0; i < n; i++) {
-		ck_assert_msg(ran.names[i] == names[i], "%u: %d, not %d", i, ran.names[i],
-		              names[i]);
-	}
-}
 
 /* However much one has, another waits for one piece of it. */
 START_TEST(users_take_turns_piece_by_piece)
 {
-	uv_sem_t gate;
-	begin();
-	submit_gated(&gate);
+	submit_gated(WORKER_NOBODY);
 	notes[1].n_pieces = 4;
 	submit_of(1, 1);
 	submit_of(1, 2);
@@ -157,22 +158,14 @@ START_TEST(users_take_turns_piece_by_piece)
 	finish(7);
 	const int expected[] = {0, 1, 4, 5, 1, 6, 5, 1, 1, 2, 3};
 	expect(expected, n_elements(expected));
-	uv_sem_destroy(&gate);
 }
 END_TEST
 
 /* The user whose work is running stands behind those that came meanwhile. */
 START_TEST(a_new_user_is_next)
 {
-	uv_sem_t gate;
-	begin();
 	notes[0].n_pieces = 2;
-	uv_sem_init(&gate, 0);
-	notes[0].gate = &gate;
-	submit_of(1, 0);
-	while (!atomic_load(&is_at_gate)) {
-		uv_sleep(1);
-	}
+	submit_gated(1);
 	submit_of(1, 1);
 	submit_of(2, 2);
 	uv_sem_post(&gate);
@@ -180,15 +173,12 @@ START_TEST(a_new_user_is_next)
 	finish(3);
 	const int expected[] = {0, 2, 0, 1};
 	expect(expected, n_elements(expected));
-	uv_sem_destroy(&gate);
 }
 END_TEST
 
 START_TEST(releases_run_between_turns)
 {
-	uv_sem_t gate;
-	begin();
-	submit_gated(&gate);
+	submit_gated(WORKER_NOBODY);
 	notes[1].n_pieces = 2;
 	submit_release(1);
 	submit_release(2);
@@ -200,15 +190,12 @@ START_TEST(releases_run_between_turns)
 	finish(7);
 	const int expected[] = {0, 1, 3, 1, 6, 2, 4, 5};
 	expect(expected, n_elements(expected));
-	uv_sem_destroy(&gate);
 }
 END_TEST
 
 START_TEST(who_needs_it_catches_up_with_all_releases)
 {
-	uv_sem_t gate;
-	begin();
-	submit_gated(&gate);
+	submit_gated(WORKER_NOBODY);
 	notes[1].catches_up = true;
 	submit_of(1, 1);
 	notes[2].n_pieces = 3;
@@ -219,13 +206,11 @@ START_TEST(who_needs_it_catches_up_with_all_releases)
 	finish(5);
 	const int expected[] = {0, 2, 2, 2, 3, 4, 1};
 	expect(expected, n_elements(expected));
-	uv_sem_destroy(&gate);
 }
 END_TEST
 
 START_TEST(lazy_work_runs_by_itself)
 {
-	begin();
 	submit(0, true);
 	finish(1);
 }
@@ -233,9 +218,7 @@ END_TEST
 
 START_TEST(who_needs_it_catches_up)
 {
-	uv_sem_t gate;
-	begin();
-	submit_gated(&gate);
+	submit_gated(WORKER_NOBODY);
 	submit(1, true);
 	submit(2, true);
 	notes[3].catches_up = true;
@@ -243,10 +226,7 @@ START_TEST(who_needs_it_catches_up)
 	uv_sem_post(&gate);
 	finish(4);
 	const int expected[] = {0, 1, 2, 3};
-	for (int i = 0; i < 4; i++) {
-		ck_assert_int_eq(ran.names[i], expected[i]);
-	}
-	uv_sem_destroy(&gate);
+	expect(expected, n_elements(expected));
 }
 END_TEST
 
@@ -254,9 +234,7 @@ END_TEST
 START_TEST(much_lazy_work_runs_between_turns)
 {
 	enum { N_TURNS = 3, N_LAZY = WORKER_MANY_LAZY + N_TURNS - 1 };
-	uv_sem_t gate;
-	begin();
-	submit_gated(&gate);
+	submit_gated(WORKER_NOBODY);
 	for (int i = 0; i < N_TURNS; i++) {
 		submit(1 + i, false);
 	}
@@ -269,7 +247,6 @@ START_TEST(much_lazy_work_runs_between_turns)
 	for (unsigned i = 0; i < n_elements(expected); i++) {
 		ck_assert_int_eq(ran.names[i], expected[i]);
 	}
-	uv_sem_destroy(&gate);
 }
 END_TEST
 
@@ -285,10 +262,8 @@ static void note_ran(struct work *work)
 START_TEST(who_waits_for_lazy_work_is_told_when_little_is_left)
 {
 	enum { N_LAZY = WORKER_MANY_LAZY + 20 };
-	uv_sem_t gate;
-	begin();
 	ck_assert(!worker_await_lazy(&worker, &waiting, note_ran));
-	submit_gated(&gate);
+	submit_gated(WORKER_NOBODY);
 	for (int i = 1; i <= N_LAZY; i++) {
 		submit(i, true);
 	}
@@ -296,15 +271,12 @@ START_TEST(who_waits_for_lazy_work_is_told_when_little_is_left)
 	uv_sem_post(&gate);
 	finish(1 + N_LAZY + 1);
 	ck_assert_uint_ge(n_ran_before, 1 + N_LAZY - WORKER_MANY_LAZY);
-	uv_sem_destroy(&gate);
 }
 END_TEST
 
 START_TEST(lazy_work_does_not_pile_up)
 {
-	uv_sem_t gate;
-	begin();
-	submit_gated(&gate);
+	submit_gated(WORKER_NOBODY);
 	for (unsigned i = 1; i <= WORKER_MAX_LAZY + 2; i++) {
 		submit((int)i, true);
 	}
@@ -317,6 +289,5 @@ START_TEST(lazy_work_does_not_pile_up)
 	for (unsigned i = 0; i < n_elements(expected); i++) {
 		ck_assert_int_eq(ran.names[i], expected[i]);
 	}
-	uv_sem_destroy(&gate);
 }
 END_TEST
