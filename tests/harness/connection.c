@@ -96,11 +96,18 @@ Glake__Wire__Status connection_greet(int connection, uint32_t version)
 	return connection_greet_as(connection, &identity);
 }
 
-int connection_hello(const struct harness *harness)
+int connection_hello_as(const struct harness *harness, struct connection_identity *identity)
 {
 	int connection = connection_open(harness);
-	ck_assert_int_eq(connection_greet(connection, GLAKE_WIRE_VERSION), GLAKE__WIRE__STATUS__OK);
+	identity->version = GLAKE_WIRE_VERSION;
+	ck_assert_int_eq(connection_greet_as(connection, identity), GLAKE__WIRE__STATUS__OK);
 	return connection;
+}
+
+int connection_hello(const struct harness *harness)
+{
+	struct connection_identity identity = {0};
+	return connection_hello_as(harness, &identity);
 }
 
 int connection_await_hello(const struct harness *harness)
@@ -216,6 +223,14 @@ Glake__Wire__Answer *connection_receive_for(int connection, uint64_t id, struct 
 	}
 }
 
+Glake__Wire__Status connection_status_of(int connection, uint64_t id)
+{
+	Glake__Wire__Answer *answer = connection_receive_for(connection, id, NULL);
+	Glake__Wire__Status status = answer->status;
+	connection_free(answer);
+	return status;
+}
+
 Glake__Wire__Answer *connection_call(int connection, Glake__Wire__Request *request, const int *fds,
                                      size_t n_fds, struct fdlist *fds_out)
 {
@@ -226,17 +241,13 @@ Glake__Wire__Answer *connection_call(int connection, Glake__Wire__Request *reque
 Glake__Wire__Status connection_status(int connection, Glake__Wire__Request *request, const int *fds,
                                       size_t n_fds)
 {
-	Glake__Wire__Answer *answer = connection_call(connection, request, fds, n_fds, NULL);
-	Glake__Wire__Status status = answer->status;
-	connection_free(answer);
-	return status;
+	return connection_status_of(connection, connection_send(connection, request, fds, n_fds));
 }
 
 void connection_ping(int connection)
 {
-	ck_assert_int_eq(
-		connection_status(connection, CONNECTION_REQUEST(PING, Ping, ping), NULL, 0),
-		GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(connection_status(connection, REQUEST(PING, Ping, ping), NULL, 0),
+	                 GLAKE__WIRE__STATUS__OK);
 }
 
 void connection_expect_closed(int connection)
@@ -252,8 +263,8 @@ Glake__Wire__Status connection_alloc(int connection, uint32_t device, uint64_t c
 {
 	Glake__Wire__Answer *answer = connection_call(
 		connection,
-		CONNECTION_REQUEST(CHUNK_ALLOC, ChunkAlloc, chunk_alloc, .device = device,
-	                           .chunk_bytes = chunk_bytes, .n_chunks = n_chunks),
+		REQUEST(CHUNK_ALLOC, ChunkAlloc, chunk_alloc, .device = device,
+	                .chunk_bytes = chunk_bytes, .n_chunks = n_chunks),
 		NULL, 0, fds);
 	Glake__Wire__Status status = answer->status;
 	if (status == GLAKE__WIRE__STATUS__OK) {
@@ -268,11 +279,48 @@ Glake__Wire__Status connection_alloc(int connection, uint32_t device, uint64_t c
 	return status;
 }
 
+Glake__Wire__Status connection_free_chunks(int connection, uint64_t *ids, size_t n_ids)
+{
+	return connection_status(
+		connection, REQUEST(CHUNK_FREE, ChunkFree, chunk_free, .ids = ids, .n_ids = n_ids),
+		NULL, 0);
+}
+
+Glake__Wire__Status connection_share(int connection, uint64_t *ids, size_t n_ids,
+                                     uint64_t *ticket_out)
+{
+	Glake__Wire__Answer *answer = connection_call(
+		connection,
+		REQUEST(CHUNK_SHARE, ChunkShare, chunk_share, .ids = ids, .n_ids = n_ids), NULL, 0,
+		NULL);
+	Glake__Wire__Status status = answer->status;
+	if (status == GLAKE__WIRE__STATUS__OK && ticket_out) {
+		*ticket_out = answer->chunk_share->ticket;
+	}
+	connection_free(answer);
+	return status;
+}
+
+Glake__Wire__Status connection_publish(int connection, uint64_t chunk, uint64_t content_bytes)
+{
+	return connection_status(connection,
+	                         REQUEST(BLOCK_PUBLISH, BlockPublish, block_publish, .chunk = chunk,
+	                                 .content_bytes = content_bytes),
+	                         NULL, 0);
+}
+
+Glake__Wire__Status connection_release(int connection, uint64_t block)
+{
+	return connection_status(
+		connection, REQUEST(BLOCK_RELEASE, BlockRelease, block_release, .block = block),
+		NULL, 0);
+}
+
 uint64_t connection_counter(int connection, const char *name)
 {
 	uint64_t value = UINT64_MAX;
 	Glake__Wire__Answer *answer = connection_call(
-		connection, CONNECTION_REQUEST(STATS_GET, StatsGet, stats_get), NULL, 0, NULL);
+		connection, REQUEST(STATS_GET, StatsGet, stats_get), NULL, 0, NULL);
 	ck_assert_int_eq(answer->body_case, GLAKE__WIRE__ANSWER__BODY_STATS_GET);
 	for (size_t i = 0; i < answer->stats_get->n_metrics; i++) {
 		if (strcmp(answer->stats_get->metrics[i]->name, name) == 0) {
@@ -287,7 +335,7 @@ uint64_t connection_counter(int connection, const char *name)
 uint64_t connection_private_bytes(int connection)
 {
 	Glake__Wire__Answer *answer = connection_call(
-		connection, CONNECTION_REQUEST(STATUS_GET, StatusGet, status_get), NULL, 0, NULL);
+		connection, REQUEST(STATUS_GET, StatusGet, status_get), NULL, 0, NULL);
 	ck_assert_int_eq(answer->body_case, GLAKE__WIRE__ANSWER__BODY_STATUS_GET);
 	uint64_t n_bytes = 0;
 	for (size_t i = 0; i < answer->status_get->n_devices; i++) {

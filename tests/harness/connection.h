@@ -14,8 +14,6 @@
 #include "proto/request.h"
 #include "tests/harness/harness.h"
 
-#define CONNECTION_REQUEST REQUEST
-
 /* Connect a socket, close-on-exec, for the caller to close; connection_close_all() closes it after each world. */
 int connection_open(const struct harness *harness);
 
@@ -77,6 +75,9 @@ Glake__Wire__Answer *connection_receive(int connection, struct fdlist *fds);
 /* Receive the answer to request @id; notices are skipped. Fails when the connection is closed. */
 Glake__Wire__Answer *connection_receive_for(int connection, uint64_t id, struct fdlist *fds);
 
+/* The status of the answer to request @id, whose fds are closed. */
+Glake__Wire__Status connection_status_of(int connection, uint64_t id);
+
 void connection_free(Glake__Wire__Answer *answer);
 
 /* Send and wait for the answer. */
@@ -93,11 +94,14 @@ void connection_ping(int connection);
 /* glaked must close the connection, after at most some answers that were under way. */
 void connection_expect_closed(int connection);
 
-/* Request @n_chunks chunks on @device. Ids go to @ids_out, fds (owned by the caller) to @fds. */
+/* Request @n_chunks chunks on @device. Ids go to @ids_out, fds (owned by the caller) to @fds; with NULL they are closed. */
 Glake__Wire__Status connection_alloc(int connection, uint32_t device, uint64_t chunk_bytes,
                                      uint32_t n_chunks, uint64_t *ids_out, struct fdlist *fds);
 
-/* Free chunks, or name them for other sessions: the ticket goes to @ticket_out, unless that is NULL. Both return the answer's status. */
+/*
+ * Free chunks, or name them for other sessions: the ticket goes to @ticket_out, unless that is NULL. Both return
+ * the answer's status.
+ */
 Glake__Wire__Status connection_free_chunks(int connection, uint64_t *ids, size_t n_ids);
 Glake__Wire__Status connection_share(int connection, uint64_t *ids, size_t n_ids,
                                      uint64_t *ticket_out);

@@ -36,6 +36,18 @@ const char *run_in_build(const char *name);
 /* Start a program under the shim. @extra: "NAME=value" or NULL; then the arguments, ended by NULL. */
 void run_start(struct run *run, const char *extra, ...);
 
+/* Start a program as run_start() does, and wait until it is ready; or until it has ended well. */
+#define run_until_ready(run, ...) \
+	do { \
+		run_start(run, __VA_ARGS__); \
+		run_read(run, "ready"); \
+	} while (0)
+#define run_whole(run, ...) \
+	do { \
+		run_start(run, __VA_ARGS__); \
+		run_end_well(run); \
+	} while (0)
+
 /* Read until @want has come, or with NULL until the end. */
 void run_read(struct run *run, const char *want);
 

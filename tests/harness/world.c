@@ -164,6 +164,34 @@ uint64_t world_n_chunks(void)
 	return world_metric("chunks_created") - world_metric("chunks_released");
 }
 
+static int copy_status(void *user, const struct glake_status *status)
+{
+	*(struct glake_status *)user = *status;
+	return 0;
+}
+
+struct glake_status world_status(void)
+{
+	struct glake_status status = {.pid = 0};
+	assert_ok(glake_get_status(eye, copy_status, &status));
+	return status;
+}
+
+static int copy_device(void *user, const struct glake_status *status)
+{
+	struct glake_device_status *device = user;
+	ck_assert_uint_lt(device->index, status->n_devices);
+	*device = status->devices[device->index];
+	return 0;
+}
+
+struct glake_device_status world_device(uint32_t index)
+{
+	struct glake_device_status device = {.index = index};
+	assert_ok(glake_get_status(eye, copy_device, &device));
+	return device;
+}
+
 static int copy_host(void *user, const struct glake_status *status)
 {
 	if (status->n_hosts > 0) {

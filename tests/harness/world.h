@@ -171,6 +171,10 @@ extern struct books books_before;
 
 struct books world_books(void);
 
+/* The numbers of glaked, and of one of its devices; their strings and lists are gone when this returns. */
+struct glake_status world_status(void);
+struct glake_device_status world_device(uint32_t index);
+
 /* The first NUMA node; all 0 if there is none. */
 struct glake_host_status world_host(void);
 /* The host memory of the first NUMA node that has copies. */

@@ -82,12 +82,11 @@ static struct glake_device_status wait_foreign(uint64_t n_bytes)
 
 static void report(int connection, Glake__Wire__DriverMemory *driver)
 {
-	ck_assert_int_eq(
-		connection_status(connection,
-	                          CONNECTION_REQUEST(USAGE_REPORT, UsageReport, usage_report,
-	                                             .driver = &driver, .n_driver = 1),
-	                          NULL, 0),
-		GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(connection_status(connection,
+	                                   REQUEST(USAGE_REPORT, UsageReport, usage_report,
+	                                           .driver = &driver, .n_driver = 1),
+	                                   NULL, 0),
+	                 GLAKE__WIRE__STATUS__OK);
 }
 
 static int report_new(uint64_t managed, uint64_t arrays, uint64_t graphs, uint64_t other)

@@ -18,10 +18,8 @@ static int connect_with_chunks(void)
 
 static void send_free(int client, uint64_t *id)
 {
-	connection_send(
-		client,
-		CONNECTION_REQUEST(CHUNK_FREE, ChunkFree, chunk_free, .ids = id, .n_ids = 1), NULL,
-		0);
+	connection_send(client, REQUEST(CHUNK_FREE, ChunkFree, chunk_free, .ids = id, .n_ids = 1),
+	                NULL, 0);
 }
 
 /* The next answer is OK, whichever request it is to. */

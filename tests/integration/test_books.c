@@ -227,13 +227,13 @@ START_TEST(a_model_without_one_of_its_fds_is_given_back)
 }
 END_TEST
 
-/* As the header has it. */
-static off_t records_end(void)
+/* Bytes of records, as journal.c has it in the header. */
+static uint64_t records_end(void)
 {
 	uint64_t end = 0;
 	cleanup_fd int fd = open(state_path(), O_RDONLY | O_CLOEXEC);
 	ck_assert_int_eq(pread(fd, &end, sizeof(end), 72), sizeof(end));
-	return (off_t)end;
+	return end;
 }
 
 /* Records that are missing at the end may have taken something back. The whole file, at last, is believed. */
@@ -244,7 +244,7 @@ START_TEST(books_that_are_cut_are_not_believed)
 	for (int i = 0; i <= N_CUTS; i++) {
 		load("model", 5);
 		harness_kill(&harness);
-		ck_assert_int_eq(truncate(state_path(), records_end() * i / N_CUTS), 0);
+		ck_assert_int_eq(truncate(state_path(), (off_t)records_end() * i / N_CUTS), 0);
 		harness_restart(&harness);
 		world_look_again();
 		ck_assert_uint_eq(world_books().n_models, i == N_CUTS);
@@ -318,9 +318,8 @@ static int publish_while_stopped(uint64_t *publish_out)
 	int connection = connection_hello(&harness);
 	ck_assert_int_eq(connection_alloc(connection, 0, CHUNK_BYTES, 1, &chunk, &fds), 0);
 	*publish_out = connection_send(connection,
-	                               CONNECTION_REQUEST(BLOCK_PUBLISH, BlockPublish,
-	                                                  block_publish, .chunk = chunk,
-	                                                  .content_bytes = 5),
+	                               REQUEST(BLOCK_PUBLISH, BlockPublish, block_publish,
+	                                       .chunk = chunk, .content_bytes = 5),
 	                               NULL, 0);
 	connection_ping(connection);
 	return connection;
@@ -357,9 +356,7 @@ START_TEST(books_that_cannot_be_written_are_begun_as_soon_as_they_can)
 	ck_assert_int_eq(mount("none", room, "tmpfs", MS_REMOUNT, "size=64m"), 0);
 	harness_wait_log(&harness, "the books of glaked are whole again");
 	kill(world_running_mover(), SIGCONT);
-	Glake__Wire__Answer *answer = connection_receive_for(connection, publish, NULL);
-	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__OK);
-	connection_free(answer);
+	ck_assert_int_eq(connection_status_of(connection, publish), GLAKE__WIRE__STATUS__OK);
 	connection_close(&connection);
 	/* The books have what was before, and what comes. */
 	load("two", 6);
@@ -433,15 +430,6 @@ START_TEST(books_that_users_have_filled_do_not_end)
 }
 END_TEST
 
-/* Bytes of records, as journal.c has it in the header. */
-static uint64_t books_end(void)
-{
-	uint64_t end = 0;
-	cleanup_fd int fd = open(state_path(), O_RDONLY | O_CLOEXEC);
-	ck_assert_int_eq(pread(fd, &end, sizeof(end), 72), sizeof(end));
-	return end;
-}
-
 /* A request of a few bytes, and the record of a session has a thousand. */
 START_TEST(what_is_written_already_is_not_written_again)
 {
@@ -450,14 +438,13 @@ START_TEST(what_is_written_already_is_not_written_again)
 	uint64_t ends[2];
 	for (unsigned i = 0; i < n_elements(ends); i++) {
 		for (unsigned j = 0; j < 50; j++) {
-			uint64_t id = connection_send(connection,
-			                              CONNECTION_REQUEST(SEAL_PROGRESS,
-			                                                 SealProgress,
-			                                                 seal_progress, .seal = 0),
-			                              NULL, 0);
+			uint64_t id = connection_send(
+				connection,
+				REQUEST(SEAL_PROGRESS, SealProgress, seal_progress, .seal = 0),
+				NULL, 0);
 			connection_free(connection_receive_for(connection, id, NULL));
 		}
-		ends[i] = books_end();
+		ends[i] = records_end();
 	}
 	ck_assert_uint_gt(ends[0], 0);
 	ck_assert_uint_eq(ends[0], ends[1]);

@@ -67,9 +67,7 @@ START_TEST(devices_are_found_by_uuid)
 		execl("/proc/self/exe", "test_client", "--renumbered", (char *)NULL);
 		_exit(127);
 	}
-	int status;
-	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
-	ck_assert_int_eq(status, 0);
+	world_join(pid);
 }
 END_TEST
 
@@ -591,9 +589,7 @@ START_TEST(a_forked_child_is_told_so)
 		world_disconnect(session);
 		_exit(good ? 0 : 1);
 	}
-	int status;
-	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
-	ck_assert_int_eq(status, 0);
+	world_join(pid);
 	assert_ok(glake_ping(session));
 	ck_assert(world_is_all(session, ptr, 6, 2 * MIB));
 	assert_ok(glake_free(session, ptr));
@@ -631,9 +627,7 @@ START_TEST(a_forked_child_waits_for_no_lock_of_its_parent)
 	glake__unlock();
 	pthread_mutex_unlock(&session->link.lock);
 	pthread_mutex_unlock(&session->link.send_lock);
-	int status;
-	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
-	ck_assert_int_eq(status, 0);
+	world_join(pid);
 	assert_ok(glake_free(session, ptr));
 }
 END_TEST
@@ -671,9 +665,7 @@ START_TEST(a_child_connects_while_its_parent_does)
 		if (pid == 0) {
 			_exit(connect_too_far() == -ENAMETOOLONG ? 0 : 1);
 		}
-		int status;
-		ck_assert_int_eq(waitpid(pid, &status, 0), pid);
-		ck_assert_int_eq(status, 0);
+		world_join(pid);
 	}
 	is_over = true;
 	for (unsigned i = 0; i < N_THREADS; i++) {
@@ -702,8 +694,7 @@ START_TEST(a_session_ends_though_a_child_holds_the_socket)
 		r = glake_list_sessions(watcher, world_find_row, &row);
 	}
 	ck_assert_int_eq(r, 0);
-	kill(pid, SIGKILL);
-	waitpid(pid, NULL, 0);
+	world_kill(pid);
 }
 END_TEST
 

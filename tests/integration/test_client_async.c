@@ -43,24 +43,17 @@ static void queue_write(CUstream stream, glake_ptr ptr, uint64_t n_bytes)
 	ck_assert_int_eq(drv.cuMemsetD8Async(ptr, 7, n_bytes, stream), CUDA_SUCCESS);
 }
 
-static struct glake_usage usage(void)
-{
-	struct glake_usage usage = {.size = sizeof(usage)};
-	assert_ok(glake_usage(session, &usage));
-	return usage;
-}
-
 START_TEST(a_stream_has_its_memory_again_at_once)
 {
 	CUstream stream = stream_new();
 	glake_ptr first = alloc_on(stream, 8 * MIB);
 	queue_write(stream, first, 8 * MIB);
 	assert_ok(glake_free_async(session, stream, first, 0));
-	ck_assert_uint_eq(usage().live_bytes, 0);
+	ck_assert_uint_eq(world_usage(session).live_bytes, 0);
 	glake_ptr second = alloc_on(stream, 8 * MIB);
 	ck_assert_uint_eq(second, first);
-	ck_assert_uint_eq(usage().live_bytes, 8 * MIB);
-	ck_assert_uint_eq(usage().n_cold_allocs, 1);
+	ck_assert_uint_eq(world_usage(session).live_bytes, 8 * MIB);
+	ck_assert_uint_eq(world_usage(session).n_cold_allocs, 1);
 	assert_ok(glake_free(session, second));
 }
 END_TEST
@@ -74,7 +67,7 @@ START_TEST(others_have_it_when_the_stream_got_there)
 	assert_ok(glake_free_async(session, stream, first, 0));
 	glake_ptr second = alloc_on(other, 8 * MIB);
 	ck_assert_uint_ne(second, first);
-	ck_assert_uint_eq(usage().warm_bytes, 0);
+	ck_assert_uint_eq(world_usage(session).warm_bytes, 0);
 	gate_open();
 	ck_assert_int_eq(drv.cuStreamSynchronize(stream), CUDA_SUCCESS);
 	ck_assert_uint_eq(alloc_on(other, 8 * MIB), first);
@@ -89,7 +82,7 @@ START_TEST(memory_goes_between_the_two_ways)
 	assert_ok(glake_free_async(session, stream, ptr, 0));
 	ck_assert_uint_eq(alloc_on(stream, 4 * MIB), ptr);
 	assert_ok(glake_free(session, ptr));
-	ck_assert_uint_eq(usage().warm_bytes, 4 * MIB);
+	ck_assert_uint_eq(world_usage(session).warm_bytes, 4 * MIB);
 	ck_assert_uint_eq(alloc_on(stream, 4 * MIB), ptr);
 }
 END_TEST
@@ -105,8 +98,8 @@ START_TEST(named_memory_is_not_had_again)
 	ck_assert_uint_ne(alloc_on(stream, 4 * MIB), ptr);
 	ck_assert_int_eq(drv.cuStreamSynchronize(stream), CUDA_SUCCESS);
 	assert_ok(glake_trim(session, 0, 4 * MIB));
-	ck_assert_uint_eq(usage().warm_bytes, 0);
-	ck_assert_uint_eq(usage().reserved_bytes, 4 * MIB);
+	ck_assert_uint_eq(world_usage(session).warm_bytes, 0);
+	ck_assert_uint_eq(world_usage(session).reserved_bytes, 4 * MIB);
 }
 END_TEST
 
@@ -120,7 +113,7 @@ START_TEST(what_would_fail_waits_for_streams)
 	/* 256 MiB is all there is: the first has to go, and its stream to be waited for. */
 	glake_ptr second = alloc_on(other, 100 * MIB);
 	ck_assert_uint_ne(second, 0);
-	ck_assert_uint_eq(usage().reserved_bytes, 100 * MIB);
+	ck_assert_uint_eq(world_usage(session).reserved_bytes, 100 * MIB);
 	assert_ok(glake_free_async(session, other, second, 0));
 	glake_ptr third;
 	assert_ok(glake_alloc(session, 0, 200 * MIB, 0, &third));
@@ -134,11 +127,11 @@ START_TEST(trim_takes_what_streams_are_done_with)
 	gate_close(stream);
 	assert_ok(glake_free_async(session, stream, ptr, 0));
 	assert_ok(glake_trim(session, 0, 0));
-	ck_assert_uint_eq(usage().reserved_bytes, 8 * MIB);
+	ck_assert_uint_eq(world_usage(session).reserved_bytes, 8 * MIB);
 	gate_open();
 	ck_assert_int_eq(drv.cuStreamSynchronize(stream), CUDA_SUCCESS);
 	assert_ok(glake_trim(session, 0, 0));
-	ck_assert_uint_eq(usage().reserved_bytes, 0);
+	ck_assert_uint_eq(world_usage(session).reserved_bytes, 0);
 }
 END_TEST
 
@@ -167,24 +160,34 @@ START_TEST(bad_requests_change_nothing)
 	ck_assert_int_eq(glake_free_async(session, stream, 0x1000, 0), -EINVAL);
 	ck_assert_int_eq(glake_free_async(session, stream, 0, 0), 0);
 	ck_assert_uint_eq(ptr, 1);
-	ck_assert_uint_eq(usage().reserved_bytes, 0);
+	ck_assert_uint_eq(world_usage(session).reserved_bytes, 0);
 }
 END_TEST
+
+static void capture(CUstream stream, CUstreamCaptureMode mode)
+{
+	__typeof__(cuStreamBeginCapture) *begins = (__typeof__(cuStreamBeginCapture) *)dlsym(
+		drv.library, "cuStreamBeginCapture_v2");
+	ck_assert_int_eq(begins(stream, mode), CUDA_SUCCESS);
+}
+
+static void end_capture(CUstream stream)
+{
+	__typeof__(cuStreamEndCapture) *ends = (__typeof__(cuStreamEndCapture) *)dlsym(
+		drv.library, "cuStreamEndCapture");
+	CUgraph graph;
+	ck_assert_int_eq(ends(stream, &graph), CUDA_SUCCESS);
+}
 
 START_TEST(a_captured_stream_is_busy)
 {
 	CUstream stream = stream_new();
-	CUgraph graph;
-	__typeof__(cuStreamBeginCapture) *capture = (__typeof__(cuStreamBeginCapture) *)dlsym(
-		drv.library, "cuStreamBeginCapture_v2");
-	__typeof__(cuStreamEndCapture) *end = (__typeof__(cuStreamEndCapture) *)dlsym(
-		drv.library, "cuStreamEndCapture");
 	glake_ptr ptr = alloc_on(stream, 4 * MIB);
 	glake_ptr other;
-	ck_assert_int_eq(capture(stream, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+	capture(stream, CU_STREAM_CAPTURE_MODE_RELAXED);
 	ck_assert_int_eq(glake_alloc_async(session, stream, MIB, 0, &other), -EBUSY);
 	ck_assert_int_eq(glake_free_async(session, stream, ptr, 0), -EBUSY);
-	ck_assert_int_eq(end(stream, &graph), CUDA_SUCCESS);
+	end_capture(stream);
 	assert_ok(glake_free_async(session, stream, ptr, 0));
 }
 END_TEST
@@ -194,16 +197,11 @@ START_TEST(captures_go_on)
 {
 	CUstream stream = stream_new();
 	CUstream other = stream_new();
-	CUgraph graph;
-	__typeof__(cuStreamBeginCapture) *capture = (__typeof__(cuStreamBeginCapture) *)dlsym(
-		drv.library, "cuStreamBeginCapture_v2");
-	__typeof__(cuStreamEndCapture) *end = (__typeof__(cuStreamEndCapture) *)dlsym(
-		drv.library, "cuStreamEndCapture");
 	glake_ptr ptrs[20];
 	for (size_t i = 0; i < 20; i++) {
 		ptrs[i] = alloc_on(other, 4 * MIB);
 	}
-	ck_assert_int_eq(capture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+	capture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
 	for (size_t i = 0; i < 20; i++) {
 		queue_write(other, ptrs[i], 4 * MIB);
 		assert_ok(glake_free_async(session, other, ptrs[i], 0));
@@ -213,7 +211,7 @@ START_TEST(captures_go_on)
 	assert_ok(glake_free_async(session, other, ptr, 0));
 	assert_ok(glake_alloc(session, 0, 220 * MIB, 0, &ptr));
 	assert_ok(glake_trim(session, 0, 0));
-	ck_assert_int_eq(end(stream, &graph), CUDA_SUCCESS);
+	end_capture(stream);
 }
 END_TEST
 
@@ -256,9 +254,7 @@ START_TEST(a_child_frees_host_memory_only)
 		world_disconnect(session);
 		_exit(r == GLAKE_E_FORKED ? 0 : 1);
 	}
-	int status;
-	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
-	ck_assert_int_eq(status, 0);
+	world_join(pid);
 	ck_assert_uint_eq(alloc_on(stream, 8 * MIB), ptr);
 }
 END_TEST
@@ -272,20 +268,27 @@ static void count_release(void *user, void *allocation)
 	n_released++;
 }
 
-START_TEST(an_order_gives_up_with_its_context)
+/* An order that counts what it releases. */
+static struct glake_order *order_new(void)
 {
 	const struct glake_order_options options = {
 		.size = sizeof(options),
 		.release = count_release,
 	};
 	struct glake_order *order;
+	assert_ok(glake_order_new(&options, &order));
+	return order;
+}
+
+START_TEST(an_order_gives_up_with_its_context)
+{
 	struct glake_stream known;
 	struct glake_stream later;
 	CUstream stream = stream_new();
 	CUstream next = stream_new();
 	int first;
 	int second;
-	assert_ok(glake_order_new(&options, &order));
+	struct glake_order *order = order_new();
 	assert_ok(glake_order_stream(order, stream, 0, &known));
 	ck_assert_ptr_eq(known.context, context);
 	ck_assert_int_eq(known.ordinal, 0);
@@ -342,36 +345,26 @@ static unsigned count_marks(const struct glake_order *order)
 /* The first and some of the next have events; who wants all has the rest marked. */
 START_TEST(frees_of_a_stream_share_events)
 {
-	const struct glake_order_options options = {
-		.size = sizeof(options),
-		.release = count_release,
-	};
-	__typeof__(cuStreamBeginCapture) *capture = (__typeof__(cuStreamBeginCapture) *)dlsym(
-		drv.library, "cuStreamBeginCapture_v2");
-	__typeof__(cuStreamEndCapture) *end = (__typeof__(cuStreamEndCapture) *)dlsym(
-		drv.library, "cuStreamEndCapture");
-	struct glake_order *order;
 	struct glake_stream known;
-	CUgraph graph;
 	CUstream stream = stream_new();
 	char allocations[40];
 	glake_ptr ptr = alloc_on(stream, 2 * MIB);
 	queue_write(stream, ptr, 2 * MIB);
 	n_released = 0;
-	assert_ok(glake_order_new(&options, &order));
+	struct glake_order *order = order_new();
 	assert_ok(glake_order_stream(order, stream, 0, &known));
 	for (unsigned i = 0; i < 40; i++) {
 		assert_ok(glake_order_park(order, stream, 0, &known, &allocations[i], 0, 1024));
 	}
 	ck_assert_int_eq(drv.cuStreamSynchronize(stream), CUDA_SUCCESS);
 	/* While the stream is captured nobody may mark it: those with an event are released. */
-	ck_assert_int_eq(capture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+	capture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
 	glake_order_collect(order, context,
 	                    0); /* a slow free among many has released them already */
 	ck_assert_uint_gt(n_released, 0);
 	/* Nor waits for it. */
 	glake_order_collect(order, context, 1);
-	ck_assert_int_eq(end(stream, &graph), CUDA_SUCCESS);
+	end_capture(stream);
 	/* From then on each free has one, which covers those before it. */
 	assert_ok(glake_order_park(order, stream, 0, &known, &allocations[0], 0, 1024));
 	ck_assert_int_eq(drv.cuStreamSynchronize(stream), CUDA_SUCCESS);
@@ -390,16 +383,11 @@ END_TEST
 
 START_TEST(a_stream_follows_what_another_one_has_freed)
 {
-	const struct glake_order_options options = {
-		.size = sizeof(options),
-		.release = count_release,
-	};
-	struct glake_order *order;
 	struct glake_stream known;
 	CUstream stream = stream_new();
 	CUstream other = stream_new();
 	int allocation;
-	assert_ok(glake_order_new(&options, &order));
+	struct glake_order *order = order_new();
 	assert_ok(glake_order_stream(order, stream, 0, &known));
 	assert_fails(-ENOENT, "nothing is parked", glake_order_follow(order, other, 0, known.id));
 	glake_ptr ptr = alloc_on(stream, 2 * MIB);
@@ -437,11 +425,6 @@ static void park_unmarked(struct glake_order *order, CUstream stream,
 /* Another thread may be at cuCtxDestroy(). */
 START_TEST(a_context_that_may_be_ending_gets_no_marks)
 {
-	const struct glake_order_options options = {
-		.size = sizeof(options),
-		.release = count_release,
-	};
-	struct glake_order *order;
 	struct glake_stream known;
 	struct glake_stream known_there;
 	CUcontext there;
@@ -450,7 +433,7 @@ START_TEST(a_context_that_may_be_ending_gets_no_marks)
 	ck_assert_int_eq(drv.cuDevicePrimaryCtxRetain(&there, 1), CUDA_SUCCESS);
 	ck_assert_int_eq(drv.cuCtxSetCurrent(there), CUDA_SUCCESS);
 	CUstream other = stream_new();
-	assert_ok(glake_order_new(&options, &order));
+	struct glake_order *order = order_new();
 	assert_ok(glake_order_stream(order, other, 0, &known_there));
 	ck_assert_ptr_eq(known_there.context, there);
 	park_unmarked(order, other, &known_there);
@@ -531,15 +514,11 @@ static void *collect_always(void *user)
 /* Other threads mark what was freed on it until the call returns, and not after it. */
 START_TEST(a_stream_may_end_while_it_is_marked)
 {
-	const struct glake_order_options options = {
-		.size = sizeof(options),
-		.release = count_release,
-	};
 	struct collector collector = {.is_over = false};
 	pthread_t thread;
 	char allocations[3];
 	n_released = 0;
-	assert_ok(glake_order_new(&options, &collector.order));
+	collector.order = order_new();
 	ck_assert_int_eq(pthread_create(&thread, NULL, collect_always, &collector), 0);
 	for (unsigned i = 0; i < N_ENDING; i++) {
 		struct glake_stream known;
@@ -564,19 +543,12 @@ END_TEST
 /* One that is captured cannot be marked, nor asked for its id: what it freed stays until its context ends. */
 START_TEST(a_captured_stream_that_ends_is_left_alone)
 {
-	const struct glake_order_options options = {
-		.size = sizeof(options),
-		.release = count_release,
-	};
-	__typeof__(cuStreamBeginCapture) *capture = (__typeof__(cuStreamBeginCapture) *)dlsym(
-		drv.library, "cuStreamBeginCapture_v2");
-	struct glake_order *order;
 	struct glake_stream known;
 	CUstream stream = stream_new();
-	assert_ok(glake_order_new(&options, &order));
+	struct glake_order *order = order_new();
 	assert_ok(glake_order_stream(order, stream, 0, &known));
 	park_unmarked(order, stream, &known);
-	ck_assert_int_eq(capture(stream, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+	capture(stream, CU_STREAM_CAPTURE_MODE_RELAXED);
 	glake__order_handle_ends(order, stream);
 	ck_assert_int_eq(drv.cuStreamDestroy(stream), CUDA_SUCCESS);
 	glake_order_collect(order, context, 1);
@@ -587,11 +559,6 @@ END_TEST
 
 START_TEST(an_order_waits_for_one_device)
 {
-	const struct glake_order_options options = {
-		.size = sizeof(options),
-		.release = count_release,
-	};
-	struct glake_order *order;
 	struct glake_stream here;
 	struct glake_stream there;
 	CUcontext second;
@@ -599,7 +566,7 @@ START_TEST(an_order_waits_for_one_device)
 	ck_assert_int_eq(drv.cuDevicePrimaryCtxRetain(&second, 1), CUDA_SUCCESS);
 	ck_assert_int_eq(drv.cuCtxSetCurrent(second), CUDA_SUCCESS);
 	CUstream other = stream_new();
-	assert_ok(glake_order_new(&options, &order));
+	struct glake_order *order = order_new();
 	assert_ok(glake_order_stream(order, stream, 0, &here));
 	assert_ok(glake_order_stream(order, other, 0, &there));
 	gate_close(stream);

@@ -94,13 +94,6 @@ static void check_bytes(struct glake_session *session, struct glake_model *model
 	}
 }
 
-static struct glake_model_info info_of(const struct glake_model *model)
-{
-	struct glake_model_info info = {.size = sizeof(info)};
-	assert_ok(glake_model_info(model, &info));
-	return info;
-}
-
 static void begin(void)
 {
 	world_begin(.config = CONFIG, .devices = "2x16GiB");
@@ -119,15 +112,15 @@ START_TEST_WITH(every_process_gets_the_same_bytes, .timeout_s = TEST_TIMEOUT_S *
 	struct glake_model *second;
 	assert_ok(glake_model_open(one, world_path("m.safetensors"), NULL, &first));
 	assert_ok(glake_model_open(two, world_path("m.safetensors"), NULL, &second));
-	ck_assert_int_eq(info_of(first).was_loaded, 0);
-	ck_assert_int_eq(info_of(second).was_loaded, 1);
-	ck_assert_str_eq(info_of(first).name, world_path("m.safetensors"));
-	ck_assert_uint_eq(info_of(first).n_tensors, N_SMALL);
-	ck_assert_uint_eq(info_of(first).content_bytes, 256 + 6 + 8 + 3145729 + 25);
+	ck_assert_int_eq(world_info(first).was_loaded, 0);
+	ck_assert_int_eq(world_info(second).was_loaded, 1);
+	ck_assert_str_eq(world_info(first).name, world_path("m.safetensors"));
+	ck_assert_uint_eq(world_info(first).n_tensors, N_SMALL);
+	ck_assert_uint_eq(world_info(first).content_bytes, 256 + 6 + 8 + 3145729 + 25);
 	check_bytes(one, first, small_model, N_SMALL);
 	check_bytes(two, second, small_model, N_SMALL);
-	ck_assert_uint_eq(world_row(one).shared_bytes, info_of(first).mapped_bytes);
-	ck_assert_uint_eq(world_usage(one).shared_bytes, info_of(first).mapped_bytes);
+	ck_assert_uint_eq(world_row(one).shared_bytes, world_info(first).mapped_bytes);
+	ck_assert_uint_eq(world_usage(one).shared_bytes, world_info(first).mapped_bytes);
 
 	struct glake_tensor tensor = {.size = sizeof(tensor)};
 	static const char *const in_order[] = {"a.bias", "big",    "empty",
@@ -173,8 +166,8 @@ START_TEST_WITH(long_lists_come_in_pages, .timeout_s = TEST_TIMEOUT_S * 10)
 	size_t n_fds = world_own_n_fds();
 	struct glake_model *model;
 	assert_ok(glake_model_open(session, world_path("many.safetensors"), NULL, &model));
-	ck_assert_uint_ge(info_of(model).n_blocks, N_MANY);
-	ck_assert_uint_eq(info_of(model).n_tensors, 2 * N_MANY);
+	ck_assert_uint_ge(world_info(model).n_blocks, N_MANY);
+	ck_assert_uint_eq(world_info(model).n_tensors, 2 * N_MANY);
 	check_bytes(session, model, entries, 2 * N_MANY);
 	struct glake_tensor tensor = {.size = sizeof(tensor)};
 	const char *previous = "";
@@ -266,12 +259,12 @@ START_TEST_WITH(a_folder_is_its_index_or_its_one_file, .timeout_s = TEST_TIMEOUT
 	                 "\"empty\": \"two.safetensors\", \"scalar\": \"two.safetensors\","
 	                 "\"big\": \"two.safetensors\", \"fp8\": \"two.safetensors\"}}");
 	assert_ok(glake_model_open(session, harness.folder, NULL, &model));
-	ck_assert_uint_eq(info_of(model).n_tensors, N_SMALL);
+	ck_assert_uint_eq(world_info(model).n_tensors, N_SMALL);
 	check_bytes(session, model, small_model, N_SMALL);
 	glake_model_close(model);
 	assert_ok(glake_model_open(session, world_path("model.safetensors.index.json"), NULL,
 	                           &model));
-	ck_assert_uint_eq(info_of(model).n_tensors, N_SMALL);
+	ck_assert_uint_eq(world_info(model).n_tensors, N_SMALL);
 	glake_model_close(model);
 
 	const char *shards[] = {world_path("one.safetensors"), world_path("two.safetensors")};
@@ -354,7 +347,7 @@ START_TEST_WITH(a_load_tells_its_progress, .timeout_s = TEST_TIMEOUT_S * 10)
 	struct glake_model *model;
 	assert_ok(glake_model_open(session, world_path("m.safetensors"), &options, &model));
 	ck_assert_uint_gt(progress.n_calls, 0);
-	ck_assert_str_eq(info_of(model).name, "a name");
+	ck_assert_str_eq(world_info(model).name, "a name");
 }
 END_TEST
 
@@ -363,8 +356,8 @@ START_TEST_WITH(a_model_can_be_loaded_without_mapping, .timeout_s = TEST_TIMEOUT
 	write_model("m.safetensors", small_model, N_SMALL);
 	struct glake_model *model;
 	assert_ok(world_open_unmapped(world_connect_blind(), world_path("m.safetensors"), &model));
-	ck_assert_uint_eq(info_of(model).base, 0);
-	ck_assert_uint_eq(info_of(model).mapped_bytes, 0);
+	ck_assert_uint_eq(world_info(model).base, 0);
+	ck_assert_uint_eq(world_info(model).mapped_bytes, 0);
 	struct glake_tensor tensor = {.size = sizeof(tensor)};
 	assert_ok(glake_model_tensor(model, "big", &tensor));
 	ck_assert_uint_eq(tensor.ptr, 0);

@@ -25,8 +25,8 @@ static const struct harness_options quiet = {
 static uint64_t send_alloc(int connection, uint32_t n_chunks)
 {
 	return connection_send(connection,
-	                       CONNECTION_REQUEST(CHUNK_ALLOC, ChunkAlloc, chunk_alloc,
-	                                          .chunk_bytes = CHUNK_BYTES, .n_chunks = n_chunks),
+	                       REQUEST(CHUNK_ALLOC, ChunkAlloc, chunk_alloc,
+	                               .chunk_bytes = CHUNK_BYTES, .n_chunks = n_chunks),
 	                       NULL, 0);
 }
 
@@ -189,14 +189,11 @@ END_TEST
 
 static void work_until_killed(void)
 {
-	struct fdlist fds;
 	uint64_t ids[16];
-	fdlist_init(&fds);
 	for (;;) {
 		int connection = connection_hello(&harness);
 		for (unsigned i = 0; i < 4; i++) {
-			connection_alloc(connection, i % 2, CHUNK_BYTES, 8, ids, &fds);
-			fdlist_deinit(&fds);
+			connection_alloc(connection, i % 2, CHUNK_BYTES, 8, ids, NULL);
 		}
 		connection_close(&connection);
 	}

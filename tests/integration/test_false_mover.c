@@ -34,10 +34,17 @@ static void say(uint64_t job, report_t *report)
 	}
 }
 
+/* A pointer to a report with that body, until the end of the block. */
+#define REPORT(CASE, Type, member, ...) \
+	(&(report_t){ \
+		.base = PROTOBUF_C_MESSAGE_INIT(&glake__mover__report__descriptor), \
+		.body_case = GLAKE__MOVER__REPORT__BODY_##CASE, \
+		.member = &(Glake__Mover__##Type){ \
+			.base = PROTOBUF_C_MESSAGE_INIT(&glake__mover__##member##__descriptor), \
+			##__VA_ARGS__}})
+
 static void say_tensor(uint64_t job, uint64_t offset, uint64_t n_bytes)
 {
-	report_t report = GLAKE__MOVER__REPORT__INIT;
-	Glake__Mover__PlanTensors page = GLAKE__MOVER__PLAN_TENSORS__INIT;
 	Glake__Mover__PlanTensor tensor = GLAKE__MOVER__PLAN_TENSOR__INIT;
 	Glake__Mover__PlanTensor *list[] = {&tensor};
 	tensor.name = (char *)"w";
@@ -46,75 +53,42 @@ static void say_tensor(uint64_t job, uint64_t offset, uint64_t n_bytes)
 	tensor.n_shape = 1;
 	tensor.offset = offset;
 	tensor.bytes = n_bytes;
-	page.tensors = list;
-	page.n_tensors = 1;
-	report.body_case = GLAKE__MOVER__REPORT__BODY_PLAN_TENSORS;
-	report.plan_tensors = &page;
-	say(job, &report);
+	say(job, REPORT(PLAN_TENSORS, PlanTensors, plan_tensors, .tensors = list, .n_tensors = 1));
 }
 
 static void say_block(uint64_t job, uint64_t n_bytes)
 {
-	report_t report = GLAKE__MOVER__REPORT__INIT;
-	Glake__Mover__PlanBlocks page = GLAKE__MOVER__PLAN_BLOCKS__INIT;
-	page.content_bytes = &n_bytes;
-	page.n_content_bytes = 1;
-	report.body_case = GLAKE__MOVER__REPORT__BODY_PLAN_BLOCKS;
-	report.plan_blocks = &page;
-	say(job, &report);
+	say(job, REPORT(PLAN_BLOCKS, PlanBlocks, plan_blocks, .content_bytes = &n_bytes,
+	                .n_content_bytes = 1));
 }
 
 static void say_plan_end(uint64_t job)
 {
-	report_t report = GLAKE__MOVER__REPORT__INIT;
-	Glake__Mover__PlanEnd end = GLAKE__MOVER__PLAN_END__INIT;
-	report.body_case = GLAKE__MOVER__REPORT__BODY_PLAN_END;
-	report.plan_end = &end;
-	say(job, &report);
+	say(job, REPORT(PLAN_END, PlanEnd, plan_end));
 }
 
 /* Every block has the same digest, whatever is in it. */
 static void say_loaded(uint64_t job, uint64_t block, size_t n_digest_bytes)
 {
 	static uint8_t digest[16] = "sixteen letters";
-	report_t report = GLAKE__MOVER__REPORT__INIT;
-	Glake__Mover__BlockLoaded loaded = GLAKE__MOVER__BLOCK_LOADED__INIT;
-	loaded.block = block;
-	loaded.digest.data = digest;
-	loaded.digest.len = n_digest_bytes;
-	report.body_case = GLAKE__MOVER__REPORT__BODY_BLOCK_LOADED;
-	report.block_loaded = &loaded;
-	say(job, &report);
+	say(job, REPORT(BLOCK_LOADED, BlockLoaded, block_loaded, .block = block,
+	                .digest = {n_digest_bytes, digest}));
 }
 
 static void say_done(uint64_t job)
 {
-	report_t report = GLAKE__MOVER__REPORT__INIT;
-	Glake__Mover__LoadDone done = GLAKE__MOVER__LOAD_DONE__INIT;
-	report.body_case = GLAKE__MOVER__REPORT__BODY_LOAD_DONE;
-	report.load_done = &done;
-	say(job, &report);
+	say(job, REPORT(LOAD_DONE, LoadDone, load_done));
 }
 
 static void say_failed(uint64_t job, uint32_t status)
 {
-	report_t report = GLAKE__MOVER__REPORT__INIT;
-	Glake__Mover__Failed failed = GLAKE__MOVER__FAILED__INIT;
-	failed.status = status;
-	failed.error = (char *)"for no reason";
-	report.body_case = GLAKE__MOVER__REPORT__BODY_FAILED;
-	report.failed = &failed;
-	say(job, &report);
+	say(job,
+	    REPORT(FAILED, Failed, failed, .status = status, .error = (char *)"for no reason"));
 }
 
 static void say_compared(uint64_t job, bool equal)
 {
-	report_t report = GLAKE__MOVER__REPORT__INIT;
-	Glake__Mover__Compared compared = GLAKE__MOVER__COMPARED__INIT;
-	compared.equal = equal;
-	report.body_case = GLAKE__MOVER__REPORT__BODY_COMPARED;
-	report.compared = &compared;
-	say(job, &report);
+	say(job, REPORT(COMPARED, Compared, compared, .equal = equal));
 }
 
 static void on_load_start(uint64_t job)
@@ -272,8 +246,8 @@ END_TEST
 static uint64_t send_publish(int connection, uint64_t chunk)
 {
 	return connection_send(connection,
-	                       CONNECTION_REQUEST(BLOCK_PUBLISH, BlockPublish, block_publish,
-	                                          .chunk = chunk, .content_bytes = 1000),
+	                       REQUEST(BLOCK_PUBLISH, BlockPublish, block_publish, .chunk = chunk,
+	                               .content_bytes = 1000),
 	                       NULL, 0);
 }
 
@@ -296,10 +270,7 @@ START_TEST(what_the_mover_digests_is_paid_for)
 	ck_assert_uint_eq(world_books().charged_fds, books.charged_fds);
 	ck_assert_uint_eq(world_books().physical_bytes, books.physical_bytes);
 	ck_assert_uint_eq(world_books().private_bytes, 0);
-	while (world_mover() == 0) {
-		harness_sleep_ms(1);
-	}
-	ck_assert_int_eq(kill(world_mover(), SIGKILL), 0);
+	ck_assert_int_eq(kill(world_running_mover(), SIGKILL), 0);
 	world_wait_books(&books_before);
 }
 END_TEST
@@ -307,11 +278,10 @@ END_TEST
 /* A lost connection takes the answer along, and neither the chunk nor who pays for it. */
 START_TEST(what_the_mover_digests_of_a_lost_session_is_its_process_own)
 {
-	struct connection_identity identity = {.version = GLAKE_WIRE_VERSION};
+	struct connection_identity identity = {0};
 	uint64_t chunk;
 	begin("takes its time");
-	int connection = connection_open(&harness);
-	ck_assert_int_eq(connection_greet_as(connection, &identity), GLAKE__WIRE__STATUS__OK);
+	int connection = connection_hello_as(&harness, &identity);
 	ck_assert_int_eq(connection_alloc(connection, 0, 2 * MIB, 1, &chunk, NULL),
 	                 GLAKE__WIRE__STATUS__OK);
 	struct books books = world_books();
@@ -322,21 +292,15 @@ START_TEST(what_the_mover_digests_of_a_lost_session_is_its_process_own)
 	/* For the record of the block to be. */
 	books.charged_manifest_bytes += 256;
 	ck_assert_mem_eq(&now, &books, sizeof(now));
-	connection = connection_open(&harness);
-	ck_assert_int_eq(connection_greet_as(connection, &identity), GLAKE__WIRE__STATUS__OK);
+	connection = connection_hello_as(&harness, &identity);
 	/* Its answer is waited for again, once. */
 	uint64_t again = send_publish(connection, chunk);
 	uint64_t once_more = send_publish(connection, chunk);
-	Glake__Wire__Answer *answer = connection_receive_for(connection, once_more, NULL);
-	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__BAD_REQUEST);
-	connection_free(answer);
-	while (world_mover() == 0) {
-		harness_sleep_ms(1);
-	}
-	ck_assert_int_eq(kill(world_mover(), SIGKILL), 0);
-	answer = connection_receive_for(connection, again, NULL);
-	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__MOVER_FAILED);
-	connection_free(answer);
+	ck_assert_int_eq(connection_status_of(connection, once_more),
+	                 GLAKE__WIRE__STATUS__BAD_REQUEST);
+	ck_assert_int_eq(kill(world_running_mover(), SIGKILL), 0);
+	ck_assert_int_eq(connection_status_of(connection, again),
+	                 GLAKE__WIRE__STATUS__MOVER_FAILED);
 	books.charged_manifest_bytes -= 256;
 	now = world_books();
 	ck_assert_mem_eq(&now, &books, sizeof(now));
@@ -401,8 +365,7 @@ static uint64_t send_load(int connection, const char *folder, unsigned i)
 	ck_assert_int_ge(fd, 0);
 	uint64_t id = connection_send(
 		connection,
-		CONNECTION_REQUEST(MODEL_OPEN, ModelOpen, model_open, .files = names, .n_files = 1),
-		&fd, 1);
+		REQUEST(MODEL_OPEN, ModelOpen, model_open, .files = names, .n_files = 1), &fd, 1);
 	close(fd);
 	return id;
 }

@@ -26,14 +26,6 @@ static const struct harness_options quota = {
 	.has_witness = true,
 };
 
-static int hello_as(struct connection_identity *identity)
-{
-	int connection = connection_open(&harness);
-	identity->version = GLAKE_WIRE_VERSION;
-	ck_assert_int_eq(connection_greet_as(connection, identity), GLAKE__WIRE__STATUS__OK);
-	return connection;
-}
-
 static void refused_as(struct connection_identity *identity, Glake__Wire__Status status)
 {
 	int connection = connection_open(&harness);
@@ -45,25 +37,14 @@ static void refused_as(struct connection_identity *identity, Glake__Wire__Status
 
 static uint64_t alloc(int connection, uint32_t n_chunks, uint64_t *ids_out)
 {
-	cleanup_fdlist struct fdlist fds;
-	fdlist_init(&fds);
-	return connection_alloc(connection, 0, CHUNK_BYTES, n_chunks, ids_out, &fds);
-}
-
-static Glake__Wire__Status free_chunk(int connection, uint64_t id)
-{
-	return connection_status(
-		connection,
-		CONNECTION_REQUEST(CHUNK_FREE, ChunkFree, chunk_free, .ids = &id, .n_ids = 1), NULL,
-		0);
+	return connection_alloc(connection, 0, CHUNK_BYTES, n_chunks, ids_out, NULL);
 }
 
 /* Whether it is listed as detached; the test fails if it is not listed. */
 static bool is_detached(uint64_t session)
 {
 	Glake__Wire__Answer *answer = connection_call(
-		witness, CONNECTION_REQUEST(SESSION_LIST, SessionList, session_list), NULL, 0,
-		NULL);
+		witness, REQUEST(SESSION_LIST, SessionList, session_list), NULL, 0, NULL);
 	int detached = -1;
 	for (size_t i = 0; i < answer->session_list->n_sessions; i++) {
 		if (answer->session_list->sessions[i]->session == session) {
@@ -91,7 +72,7 @@ START_TEST(lost_connection_keeps_what_the_process_has)
 	struct connection_identity identity = {0};
 	uint64_t ids[3];
 	world_begin_as(&quota);
-	int connection = hello_as(&identity);
+	int connection = connection_hello_as(&harness, &identity);
 	uint64_t session = identity.session;
 	ck_assert_uint_eq(alloc(connection, 2, ids), GLAKE__WIRE__STATUS__OK);
 	ck_assert(!is_detached(session));
@@ -103,12 +84,12 @@ START_TEST(lost_connection_keeps_what_the_process_has)
 	/* The memory is still charged: of 8 MiB, 4 are left. */
 	ck_assert_uint_eq(alloc(witness, 3, ids + 2), GLAKE__WIRE__STATUS__OVER_QUOTA);
 
-	connection = hello_as(&identity);
+	connection = connection_hello_as(&harness, &identity);
 	ck_assert_uint_eq(identity.session, session);
 	ck_assert(!is_detached(session));
 	ck_assert_uint_eq(alloc(connection, 1, &ids[2]), GLAKE__WIRE__STATUS__OK);
 	ck_assert_uint_eq(connection_private_bytes(witness), 3 * CHUNK_BYTES);
-	ck_assert_int_eq(free_chunk(connection, ids[0]), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(connection_free_chunks(connection, &ids[0], 1), GLAKE__WIRE__STATUS__OK);
 	ck_assert_uint_eq(connection_private_bytes(witness), 2 * CHUNK_BYTES);
 }
 END_TEST
@@ -118,12 +99,12 @@ START_TEST(half_closed_connection_is_a_lost_one)
 	struct connection_identity identity = {0};
 	uint64_t id;
 	world_begin_as(&quiet);
-	int connection = hello_as(&identity);
+	int connection = connection_hello_as(&harness, &identity);
 	ck_assert_uint_eq(alloc(connection, 1, &id), GLAKE__WIRE__STATUS__OK);
 	shutdown(connection, SHUT_RDWR);
 	await_lost(1);
-	int second = hello_as(&identity);
-	ck_assert_int_eq(free_chunk(second, id), GLAKE__WIRE__STATUS__OK);
+	int second = connection_hello_as(&harness, &identity);
+	ck_assert_int_eq(connection_free_chunks(second, &id, 1), GLAKE__WIRE__STATUS__OK);
 	connection_drop(&connection);
 }
 END_TEST
@@ -133,13 +114,13 @@ START_TEST(second_connection_takes_over)
 	struct connection_identity identity = {0};
 	uint64_t id;
 	world_begin_as(&quiet);
-	int first = hello_as(&identity);
+	int first = connection_hello_as(&harness, &identity);
 	ck_assert_uint_eq(alloc(first, 1, &id), GLAKE__WIRE__STATUS__OK);
-	int second = hello_as(&identity);
+	int second = connection_hello_as(&harness, &identity);
 	connection_expect_closed(first);
 	connection_drop(&first);
 	connection_ping(second);
-	ck_assert_int_eq(free_chunk(second, id), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(connection_free_chunks(second, &id, 1), GLAKE__WIRE__STATUS__OK);
 	ck_assert_uint_eq(connection_counter(witness, "sessions_lost"), 0);
 	connection_close(&second);
 	refused_as(&identity, GLAKE__WIRE__STATUS__NOT_FOUND);
@@ -152,22 +133,21 @@ START_TEST(unanswered_requests_give_back)
 	struct connection_identity identity = {0};
 	uint64_t id;
 	world_begin_as(&quiet);
-	int connection = hello_as(&identity);
+	int connection = connection_hello_as(&harness, &identity);
 	ck_assert_uint_eq(alloc(connection, 1, &id), GLAKE__WIRE__STATUS__OK);
-	uint64_t unanswered = connection_send(
-		connection,
-		CONNECTION_REQUEST(CHUNK_ALLOC, ChunkAlloc, chunk_alloc, .chunk_bytes = CHUNK_BYTES,
-	                           .n_chunks = 5),
-		NULL, 0);
+	uint64_t unanswered = connection_send(connection,
+	                                      REQUEST(CHUNK_ALLOC, ChunkAlloc, chunk_alloc,
+	                                              .chunk_bytes = CHUNK_BYTES, .n_chunks = 5),
+	                                      NULL, 0);
 	connection_await_private(witness, 6 * CHUNK_BYTES);
 	connection_drop(&connection);
 	await_lost(1);
 	ck_assert_uint_eq(connection_private_bytes(witness), 6 * CHUNK_BYTES);
 	identity.unanswered = &unanswered;
 	identity.n_unanswered = 1;
-	connection = hello_as(&identity);
+	connection = connection_hello_as(&harness, &identity);
 	ck_assert_uint_eq(connection_private_bytes(witness), CHUNK_BYTES);
-	ck_assert_int_eq(free_chunk(connection, id), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(connection_free_chunks(connection, &id, 1), GLAKE__WIRE__STATUS__OK);
 }
 END_TEST
 
@@ -207,7 +187,7 @@ START_TEST_WITH(lost_publication_is_not_lost, .n = 2)
 	uint64_t chunks[2];
 	harness_start(&harness, &quiet);
 	witness = connection_hello(&harness);
-	int connection = hello_as(&identity);
+	int connection = connection_hello_as(&harness, &identity);
 	ck_assert_uint_eq(alloc(connection, 2, chunks), GLAKE__WIRE__STATUS__OK);
 	for (unsigned i = 0; i < 2; i++) {
 		uint64_t unanswered = connection_send(connection, publish_request(chunks[i]), NULL,
@@ -219,14 +199,14 @@ START_TEST_WITH(lost_publication_is_not_lost, .n = 2)
 		await_lost(i + 1);
 		identity.unanswered = &unanswered;
 		identity.n_unanswered = 1;
-		connection = hello_as(&identity);
+		connection = connection_hello_as(&harness, &identity);
 		publish_again(connection, chunks[i], i > 0);
 		/* As often as one likes. */
 		publish_again(connection, chunks[i], i > 0);
 		connection_await_private(witness, (1 - i) * CHUNK_BYTES);
 		ck_assert_uint_eq(connection_counter(witness, "blocks_sealed"), 1);
 		/* What was published is no chunk any more. */
-		ck_assert_int_eq(free_chunk(connection, chunks[i]),
+		ck_assert_int_eq(connection_free_chunks(connection, &chunks[i], 1),
 		                 GLAKE__WIRE__STATUS__BAD_REQUEST);
 	}
 	connection_close(&connection);
@@ -240,15 +220,15 @@ START_TEST(thousand_losses_leave_nothing)
 	struct connection_identity identity = {0};
 	uint64_t id;
 	world_begin_as(&quiet);
-	int connection = hello_as(&identity);
+	int connection = connection_hello_as(&harness, &identity);
 	ck_assert_uint_eq(alloc(connection, 1, &id), GLAKE__WIRE__STATUS__OK);
 	for (unsigned i = 0; i < 1000; i++) {
 		connection_drop(&connection);
-		connection = hello_as(&identity);
+		connection = connection_hello_as(&harness, &identity);
 	}
 	ck_assert_uint_eq(connection_private_bytes(witness), CHUNK_BYTES);
 	ck_assert_uint_eq(connection_counter(witness, "sessions_resumed"), 1000);
-	ck_assert_int_eq(free_chunk(connection, id), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(connection_free_chunks(connection, &id, 1), GLAKE__WIRE__STATUS__OK);
 }
 END_TEST
 
@@ -264,7 +244,7 @@ START_TEST(only_the_process_and_its_key_resume)
 	struct connection_identity identity = {0};
 	uint64_t id;
 	world_begin_as(&quiet);
-	int connection = hello_as(&identity);
+	int connection = connection_hello_as(&harness, &identity);
 	ck_assert_uint_eq(alloc(connection, 1, &id), GLAKE__WIRE__STATUS__OK);
 	for (int is_lost = 0; is_lost < 2; is_lost++) {
 		struct connection_identity wrong = identity;
@@ -279,8 +259,8 @@ START_TEST(only_the_process_and_its_key_resume)
 			await_lost(1);
 		}
 	}
-	connection = hello_as(&identity);
-	ck_assert_int_eq(free_chunk(connection, id), GLAKE__WIRE__STATUS__OK);
+	connection = connection_hello_as(&harness, &identity);
+	ck_assert_int_eq(connection_free_chunks(connection, &id, 1), GLAKE__WIRE__STATUS__OK);
 }
 END_TEST
 
@@ -312,7 +292,7 @@ END_TEST
 
 static Glake__Wire__Status ping_of(int connection)
 {
-	return connection_status(connection, CONNECTION_REQUEST(PING, Ping, ping), NULL, 0);
+	return connection_status(connection, REQUEST(PING, Ping, ping), NULL, 0);
 }
 
 /* Requests that a session calls unanswered are looked for among its own, however many it names. */
@@ -324,8 +304,8 @@ START_TEST(reports_of_a_resumed_session_take_nothing_of_another)
 	struct connection_identity other = {0};
 	uint64_t ids[2];
 	world_begin_as(&quiet);
-	int connection = hello_as(&identity);
-	int untouched = hello_as(&other);
+	int connection = connection_hello_as(&harness, &identity);
+	int untouched = connection_hello_as(&harness, &other);
 	ck_assert_uint_eq(alloc(connection, 1, &ids[0]), GLAKE__WIRE__STATUS__OK);
 	ck_assert_uint_eq(alloc(untouched, 1, &ids[1]), GLAKE__WIRE__STATUS__OK);
 	/* The ids of both, and the numbers of all requests: connection.c begins behind 1000. */
@@ -343,9 +323,10 @@ START_TEST(reports_of_a_resumed_session_take_nothing_of_another)
 
 	identity.n_unanswered = GLAKE_MAX_UNANSWERED;
 	connection_drop(&connection);
-	connection = hello_as(&identity);
-	ck_assert_int_eq(free_chunk(untouched, ids[1]), GLAKE__WIRE__STATUS__OK);
-	ck_assert_int_eq(free_chunk(connection, ids[0]), GLAKE__WIRE__STATUS__BAD_REQUEST);
+	connection = connection_hello_as(&harness, &identity);
+	ck_assert_int_eq(connection_free_chunks(untouched, &ids[1], 1), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(connection_free_chunks(connection, &ids[0], 1),
+	                 GLAKE__WIRE__STATUS__BAD_REQUEST);
 }
 END_TEST
 
@@ -407,13 +388,13 @@ START_TEST(another_program_in_the_process_ends_it)
 	struct connection_identity after = {.image = 2};
 	uint64_t id;
 	world_begin_as(&quiet);
-	int connection = hello_as(&before);
+	int connection = connection_hello_as(&harness, &before);
 	ck_assert_uint_eq(alloc(connection, 1, &id), GLAKE__WIRE__STATUS__OK);
 	connection_drop(&connection);
 	await_lost(1);
-	int second = hello_as(&same);
+	int second = connection_hello_as(&harness, &same);
 	ck_assert_uint_eq(connection_private_bytes(witness), CHUNK_BYTES);
-	hello_as(&after);
+	connection_hello_as(&harness, &after);
 	connection_await_private(witness, 0);
 	connection_ping(second);
 }
@@ -425,7 +406,7 @@ START_TEST(drain_ends_who_is_detached)
 	uint64_t id;
 	world_start(&quiet);
 	witness = connection_hello(&harness);
-	int connection = hello_as(&identity);
+	int connection = connection_hello_as(&harness, &identity);
 	ck_assert_uint_eq(alloc(connection, 1, &id), GLAKE__WIRE__STATUS__OK);
 	connection_drop(&connection);
 	await_lost(1);
@@ -447,7 +428,7 @@ START_TEST(detached_ones_count_as_sessions)
 	struct connection_identity identities[2] = {{0}, {0}};
 	world_begin_as(&few);
 	for (unsigned i = 0; i < 2; i++) {
-		int connection = hello_as(&identities[i]);
+		int connection = connection_hello_as(&harness, &identities[i]);
 		connection_drop(&connection);
 	}
 	await_lost(2);
@@ -455,7 +436,7 @@ START_TEST(detached_ones_count_as_sessions)
 	refused_as(&third, GLAKE__WIRE__STATUS__OVER_QUOTA);
 	/* Whoever has a place comes in again. */
 	for (unsigned i = 0; i < 2; i++) {
-		int connection = hello_as(&identities[i]);
+		int connection = connection_hello_as(&harness, &identities[i]);
 		connection_close(&connection);
 	}
 }

@@ -28,7 +28,7 @@
 static Glake__Wire__Answer *status_of(int connection)
 {
 	Glake__Wire__Answer *answer = connection_call(
-		connection, CONNECTION_REQUEST(STATUS_GET, StatusGet, status_get), NULL, 0, NULL);
+		connection, REQUEST(STATUS_GET, StatusGet, status_get), NULL, 0, NULL);
 	ck_assert_int_eq(answer->body_case, GLAKE__WIRE__ANSWER__BODY_STATUS_GET);
 	return answer;
 }
@@ -37,28 +37,19 @@ static Glake__Wire__Answer *status_of(int connection)
 START_TEST(a_name_too_long_for_a_listing_is_refused)
 {
 	static char program[GLAKE_MAX_NAME_BYTES + 2];
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__Hello hello = GLAKE__WIRE__HELLO__INIT;
 	memset(program, 'x', sizeof(program) - 1);
-	hello.version = GLAKE_WIRE_VERSION;
-	hello.program = program;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_HELLO;
-	request.hello = &hello;
 	world_begin(.has_witness = true);
 	int connection = connection_open(&harness);
-	Glake__Wire__Answer *answer = connection_call(connection, &request, NULL, 0, NULL);
-	bool is_refused = answer->status == GLAKE__WIRE__STATUS__BAD_REQUEST;
-	connection_free(answer);
-
-	Glake__Wire__Request list = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__SessionList body = GLAKE__WIRE__SESSION_LIST__INIT;
-	list.body_case = GLAKE__WIRE__REQUEST__BODY_SESSION_LIST;
-	list.session_list = &body;
-	answer = connection_call(witness, &list, NULL, 0, NULL);
+	Glake__Wire__Status status = connection_status(
+		connection,
+		REQUEST(HELLO, Hello, hello, .version = GLAKE_WIRE_VERSION, .program = program),
+		NULL, 0);
+	Glake__Wire__Answer *answer = connection_call(
+		witness, REQUEST(SESSION_LIST, SessionList, session_list), NULL, 0, NULL);
 	/* The witness and the eye. */
 	ck_assert_uint_eq(answer->session_list->n_sessions, 2);
 	connection_free(answer);
-	ck_assert(is_refused);
+	ck_assert_int_eq(status, GLAKE__WIRE__STATUS__BAD_REQUEST);
 	connection_expect_closed(connection);
 }
 END_TEST
@@ -68,13 +59,10 @@ static unsigned pour(int connection, unsigned n_requests, uint64_t chunk_bytes, 
 {
 	unsigned n_granted = 0;
 	for (unsigned i = 0; i < n_requests; i++) {
-		Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-		Glake__Wire__ChunkAlloc alloc = GLAKE__WIRE__CHUNK_ALLOC__INIT;
-		alloc.chunk_bytes = chunk_bytes;
-		alloc.n_chunks = n_chunks;
-		request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC;
-		request.chunk_alloc = &alloc;
-		connection_send(connection, &request, NULL, 0);
+		connection_send(connection,
+		                REQUEST(CHUNK_ALLOC, ChunkAlloc, chunk_alloc,
+		                        .chunk_bytes = chunk_bytes, .n_chunks = n_chunks),
+		                NULL, 0);
 	}
 	for (unsigned n_answers = 0; n_answers < n_requests;) {
 		Glake__Wire__Answer *answer = connection_receive(connection, NULL);
@@ -129,8 +117,7 @@ static uint64_t send_open_fd(int connection, int fd)
 	char *files[] = {(char *)"a.safetensors"};
 	return connection_send(
 		connection,
-		CONNECTION_REQUEST(MODEL_OPEN, ModelOpen, model_open, .files = files, .n_files = 1),
-		&fd, 1);
+		REQUEST(MODEL_OPEN, ModelOpen, model_open, .files = files, .n_files = 1), &fd, 1);
 }
 
 static uint64_t send_open(int connection, const char *path)
@@ -144,10 +131,7 @@ static uint64_t send_open(int connection, const char *path)
 static Glake__Wire__Status load(int connection, const char *path)
 {
 	uint64_t id = send_open(connection, path);
-	Glake__Wire__Answer *answer = connection_receive_for(connection, id, NULL);
-	Glake__Wire__Status status = answer->status;
-	connection_free(answer);
-	return status;
+	return connection_status_of(connection, id);
 }
 
 /* A client that hands in a file whose close() never ends: neither its own, nor anybody's. */
@@ -281,10 +265,10 @@ static void send_open_fds(int connection, const int *fds, size_t n_fds)
 	for (size_t i = 0; i < n_fds; i++) {
 		names[i] = (char *)"a.safetensors";
 	}
-	connection_send(connection,
-	                CONNECTION_REQUEST(MODEL_OPEN, ModelOpen, model_open, .files = names,
-	                                   .n_files = n_fds),
-	                fds, n_fds);
+	connection_send(
+		connection,
+		REQUEST(MODEL_OPEN, ModelOpen, model_open, .files = names, .n_files = n_fds), fds,
+		n_fds);
 }
 
 /* Has @n_files files loaded, all of them @path but the last. */
@@ -627,21 +611,21 @@ END_TEST
 
 static void load_and_evict(int connection, const char *path)
 {
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__ModelClose close = GLAKE__WIRE__MODEL_CLOSE__INIT;
-	Glake__Wire__Evict evict = GLAKE__WIRE__EVICT__INIT;
 	Glake__Wire__Answer *answer = connection_receive_for(connection,
 	                                                     send_open(connection, path), NULL);
 	ck_assert_int_eq(answer->body_case, GLAKE__WIRE__ANSWER__BODY_MODEL_OPEN);
-	close.model = answer->model_open->model;
+	uint64_t model = answer->model_open->model;
 	connection_free(answer);
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_MODEL_CLOSE;
-	request.model_close = &close;
-	ck_assert_int_eq(connection_status(connection, &request, NULL, 0), GLAKE__WIRE__STATUS__OK);
-	evict.name = (char *)"a.safetensors";
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_EVICT;
-	request.evict = &evict;
-	ck_assert_int_eq(connection_status(connection, &request, NULL, 0), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(
+		connection_status(connection,
+	                          REQUEST(MODEL_CLOSE, ModelClose, model_close, .model = model),
+	                          NULL, 0),
+		GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(
+		connection_status(connection,
+	                          REQUEST(EVICT, Evict, evict, .name = (char *)"a.safetensors"),
+	                          NULL, 0),
+		GLAKE__WIRE__STATUS__OK);
 }
 
 /* Enough lines for the models of a node, and no more, however often they come and go. */

@@ -221,27 +221,6 @@ static void restart(void)
 	harness_restart(&harness);
 }
 
-struct kept {
-	uint64_t n_fds;
-	uint64_t max_fds;
-	uint64_t n_waiting; /* blocks */
-	uint64_t unparked_bytes;
-};
-
-static int take_kept(void *user, const struct glake_status *status)
-{
-	*(struct kept *)user = (struct kept){status->kept_fds, status->max_kept_fds,
-	                                     status->unkept_blocks, status->unparked_bytes};
-	return 0;
-}
-
-static struct kept see_kept(void)
-{
-	struct kept kept;
-	assert_ok(glake_get_status(eye, take_kept, &kept));
-	return kept;
-}
-
 static void load(const char *name, uint64_t seed)
 {
 	const char *path = world_write_model(name, MODEL_BYTES, seed);
@@ -255,7 +234,7 @@ static bool begin_small(void)
 	            .max_kept = MAX_KEPT);
 	load("first", 4);
 	assert_ok(glake_evict(eye, NULL, NULL, NULL));
-	if (see_kept().n_fds != N_OWN) {
+	if (world_status().kept_fds != N_OWN) {
 		printf("SKIP: file systems are not watched here\n");
 		return false;
 	}
@@ -270,12 +249,12 @@ START_TEST(what_is_idle_goes_for_what_has_no_room)
 	load("one", 5);
 	load("two", 6);
 	ck_assert_uint_eq(world_books().n_models, 1);
-	ck_assert_uint_eq(see_kept().n_waiting, 0);
+	ck_assert_uint_eq(world_status().unkept_blocks, 0);
 	restart();
 	ck_assert_uint_eq(world_books().n_models, 1);
 	ck_assert_uint_eq(world_books().n_blocks, N_BLOCKS);
-	ck_assert_uint_eq(see_kept().n_fds, N_OWN + N_BLOCKS);
-	ck_assert_uint_eq(see_kept().max_fds, strtoull(MAX_KEPT, NULL, 10));
+	ck_assert_uint_eq(world_status().kept_fds, N_OWN + N_BLOCKS);
+	ck_assert_uint_eq(world_status().max_kept_fds, strtoull(MAX_KEPT, NULL, 10));
 }
 END_TEST
 
@@ -312,8 +291,8 @@ static bool open_two(pid_t clients[2])
 		world_await(i + 1);
 	}
 	harness_wait_log(&harness, "the fd store is full");
-	ck_assert_uint_eq(see_kept().n_fds, N_OWN + N_BLOCKS + 1);
-	ck_assert_uint_eq(see_kept().n_waiting, N_BLOCKS - 1);
+	ck_assert_uint_eq(world_status().kept_fds, N_OWN + N_BLOCKS + 1);
+	ck_assert_uint_eq(world_status().unkept_blocks, N_BLOCKS - 1);
 	return true;
 }
 
@@ -326,8 +305,8 @@ START_TEST(what_has_no_room_gets_the_next)
 	world_reach(10);
 	world_join(clients[0]);
 	assert_ok(glake_evict(eye, NULL, NULL, NULL));
-	ck_assert_uint_eq(see_kept().n_fds, N_OWN + N_BLOCKS);
-	ck_assert_uint_eq(see_kept().n_waiting, 0);
+	ck_assert_uint_eq(world_status().kept_fds, N_OWN + N_BLOCKS);
+	ck_assert_uint_eq(world_status().unkept_blocks, 0);
 	restart();
 	ck_assert_uint_eq(harness_n_log_lines(&harness, "not adopted"), 0);
 	world_reach(20);
@@ -351,7 +330,7 @@ START_TEST(what_had_no_room_stays_its_processes)
 		ck_assert_uint_eq(after.physical_bytes, before.physical_bytes);
 		ck_assert_uint_eq(after.charged_bytes, before.charged_bytes);
 		ck_assert_uint_eq(after.n_models, 2);
-		ck_assert_uint_gt(see_kept().unparked_bytes, 0);
+		ck_assert_uint_gt(world_status().unparked_bytes, 0);
 	}
 	world_reach(10);
 	world_join(clients[0]);
@@ -364,7 +343,7 @@ START_TEST(what_had_no_room_stays_its_processes)
 	/* The model that was not adopted has gone with its process: it is of no use to anybody else. */
 	ck_assert_uint_eq(world_books().n_models, 1);
 	ck_assert_uint_eq(world_books().n_blocks, N_BLOCKS);
-	ck_assert_uint_eq(see_kept().unparked_bytes, 0);
+	ck_assert_uint_eq(world_status().unparked_bytes, 0);
 }
 END_TEST
 
@@ -390,15 +369,15 @@ START_TEST(named_memory_takes_room_and_gives_it_back)
 	}
 	pid_t client = world_client(name_memory, NULL);
 	world_await(1);
-	ck_assert_uint_eq(see_kept().n_fds, N_OWN + 1);
+	ck_assert_uint_eq(world_status().kept_fds, N_OWN + 1);
 	struct glake_model *model;
 	const char *path = world_write_model("one", 2 * MODEL_BYTES, 5);
 	assert_ok(world_open_unmapped(eye, path, &model));
-	uint64_t n_waiting = see_kept().n_waiting;
+	uint64_t n_waiting = world_status().unkept_blocks;
 	ck_assert_uint_gt(n_waiting, 0);
 	world_reach(2);
 	world_join(client);
-	ck_assert_uint_eq(see_kept().n_waiting, n_waiting - 1);
+	ck_assert_uint_eq(world_status().unkept_blocks, n_waiting - 1);
 	glake_model_close(model);
 }
 END_TEST

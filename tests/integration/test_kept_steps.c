@@ -30,28 +30,30 @@ static ProtobufCBinaryData text(const char *string)
 
 static Glake__Wire__Status take(int connection, uint32_t n)
 {
-	struct fdlist fds;
-	fdlist_init(&fds);
-	Glake__Wire__Status status = connection_alloc(connection, 0, CHUNK_BYTES, n, ids, &fds);
-	fdlist_deinit(&fds);
-	return status;
+	return connection_alloc(connection, 0, CHUNK_BYTES, n, ids, NULL);
+}
+
+static Glake__Wire__Status keep_as(int connection, const char *key, ProtobufCBinaryData record,
+                                   bool may_be_read)
+{
+	return connection_status(connection,
+	                         REQUEST(CHUNK_KEEP, ChunkKeep, chunk_keep, .ids = ids,
+	                                 .n_ids = N_LANES, .key = text(key), .record = record,
+	                                 .may_be_read = may_be_read),
+	                         NULL, 0);
 }
 
 static Glake__Wire__Status keep(int connection, const char *key, const char *record)
 {
-	return connection_status(connection,
-	                         CONNECTION_REQUEST(CHUNK_KEEP, ChunkKeep, chunk_keep, .ids = ids,
-	                                            .n_ids = N_LANES, .key = text(key),
-	                                            .record = text(record)),
-	                         NULL, 0);
+	return keep_as(connection, key, text(record), false);
 }
 
 static Glake__Wire__Status unkeep(int connection)
 {
-	return connection_status(connection,
-	                         CONNECTION_REQUEST(CHUNK_UNKEEP, ChunkUnkeep, chunk_unkeep,
-	                                            .ids = ids, .n_ids = N_LANES),
-	                         NULL, 0);
+	return connection_status(
+		connection,
+		REQUEST(CHUNK_UNKEEP, ChunkUnkeep, chunk_unkeep, .ids = ids, .n_ids = N_LANES),
+		NULL, 0);
 }
 
 static Glake__Wire__Request *ask(uint64_t chunk_bytes, uint32_t n_chunks)
@@ -89,17 +91,9 @@ static void adopt(int connection, const char *record, uint32_t n_living)
 	fdlist_deinit(&fds);
 }
 
-static int take_kept(void *user, const struct glake_status *status)
-{
-	*(uint64_t *)user = status->devices[0].kept_bytes;
-	return 0;
-}
-
 static uint64_t kept_bytes(void)
 {
-	uint64_t bytes = 0;
-	assert_ok(glake_get_status(eye, take_kept, &bytes));
-	return bytes;
+	return world_device(0).kept_bytes;
 }
 
 static void await_kept(uint64_t bytes)
@@ -141,11 +135,24 @@ static void run_and_kill(world_fn fn, const char *record)
 	world_kill(client);
 }
 
+/* One step waits for an heir when this returns. */
+static void leave_step(const char *record)
+{
+	run_and_kill(leave, record);
+	await_kept(STEP);
+}
+
+static void leave_two(const char *older, const char *younger)
+{
+	leave_step(older);
+	run_and_kill(leave, younger);
+	await_kept(2 * STEP);
+}
+
 START_TEST(the_step_of_a_killed_process_goes_to_one_heir)
 {
 	begin();
-	run_and_kill(leave, "its blocks");
-	await_kept(STEP);
+	leave_step("its blocks");
 	ck_assert_uint_eq(world_books().private_bytes, 0);
 	int heir = connection_hello(&harness);
 	int other = connection_hello(&harness);
@@ -156,11 +163,7 @@ START_TEST(the_step_of_a_killed_process_goes_to_one_heir)
 	ck_assert_uint_eq(world_metric("steps_adopted"), 1);
 	/* The step's chunks are as any chunks of the heir. */
 	ck_assert_int_eq(unkeep(heir), GLAKE__WIRE__STATUS__OK);
-	ck_assert_int_eq(connection_status(heir,
-	                                   CONNECTION_REQUEST(CHUNK_FREE, ChunkFree, chunk_free,
-	                                                      .ids = ids, .n_ids = N_LANES),
-	                                   NULL, 0),
-	                 GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(connection_free_chunks(heir, ids, N_LANES), GLAKE__WIRE__STATUS__OK);
 	adopt(other, NULL, 0);
 	connection_close(&heir);
 	connection_close(&other);
@@ -189,10 +192,7 @@ static void adopt_and_end(void *record)
 START_TEST(kept_steps_outlive_glaked)
 {
 	world_begin(.config = WORLD_CONFIG, .devices = "1x64MiB", .has_keeper = true);
-	run_and_kill(leave, "older");
-	await_kept(STEP);
-	run_and_kill(leave, "younger");
-	await_kept(2 * STEP);
+	leave_two("older", "younger");
 	for (int i = 0; i < 3; i++) {
 		kill_glaked();
 		await_kept(2 * STEP);
@@ -214,8 +214,7 @@ END_TEST
 START_TEST(what_went_does_not_come_back)
 {
 	world_begin(.config = WORLD_CONFIG, .devices = "1x64MiB", .has_keeper = true);
-	run_and_kill(leave, "x");
-	await_kept(STEP);
+	leave_step("x");
 	kill_glaked();
 	await_kept(STEP);
 	world_evict_until(&books_before);
@@ -229,10 +228,7 @@ END_TEST
 START_TEST(the_youngest_comes_first)
 {
 	begin();
-	run_and_kill(leave, "first");
-	await_kept(STEP);
-	run_and_kill(leave, "second");
-	await_kept(2 * STEP);
+	leave_two("first", "second");
 	int heir = connection_hello(&harness);
 	adopt(heir, "second", 0);
 	adopt(heir, "first", 0);
@@ -275,11 +271,7 @@ static void free_one(void *user)
 {
 	int connection = connection_hello(&harness);
 	make_will(connection, "x");
-	ck_assert_int_eq(connection_status(connection,
-	                                   CONNECTION_REQUEST(CHUNK_FREE, ChunkFree, chunk_free,
-	                                                      .ids = ids, .n_ids = 1),
-	                                   NULL, 0),
-	                 GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(connection_free_chunks(connection, ids, 1), GLAKE__WIRE__STATUS__OK);
 	wait_to_be_killed();
 }
 
@@ -287,11 +279,7 @@ static void name_one(void *user)
 {
 	int connection = connection_hello(&harness);
 	make_will(connection, "x");
-	ck_assert_int_eq(connection_status(connection,
-	                                   CONNECTION_REQUEST(CHUNK_SHARE, ChunkShare, chunk_share,
-	                                                      .ids = ids, .n_ids = 1),
-	                                   NULL, 0),
-	                 GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(connection_share(connection, ids, 1, NULL), GLAKE__WIRE__STATUS__OK);
 	/* And what is named gets none. */
 	ck_assert_int_eq(keep(connection, "layout", "x"), GLAKE__WIRE__STATUS__BAD_REQUEST);
 	wait_to_be_killed();
@@ -301,12 +289,8 @@ static void publish_one(void *user)
 {
 	int connection = connection_hello(&harness);
 	make_will(connection, "x");
-	ck_assert_int_eq(
-		connection_status(connection,
-	                          CONNECTION_REQUEST(BLOCK_PUBLISH, BlockPublish, block_publish,
-	                                             .chunk = ids[1], .content_bytes = CHUNK_BYTES),
-	                          NULL, 0),
-		GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(connection_publish(connection, ids[1], CHUNK_BYTES),
+	                 GLAKE__WIRE__STATUS__OK);
 	wait_to_be_killed();
 }
 
@@ -344,29 +328,20 @@ START_TEST(what_is_refused_changes_nothing)
 	ck_assert_int_eq(keep(connection, (char *)bytes, "x"), bad);
 	memset(bytes, 'r', sizeof(bytes));
 	ck_assert_int_eq(
-		connection_status(connection,
-	                          CONNECTION_REQUEST(CHUNK_KEEP, ChunkKeep, chunk_keep, .ids = ids,
-	                                             .n_ids = N_LANES, .key = text("layout"),
-	                                             .record = {sizeof(bytes), bytes}),
-	                          NULL, 0),
+		keep_as(connection, "layout", (ProtobufCBinaryData){sizeof(bytes), bytes}, false),
 		bad);
 	uint64_t twice[] = {ids[0], ids[0]};
 	ck_assert_int_eq(connection_status(connection,
-	                                   CONNECTION_REQUEST(CHUNK_KEEP, ChunkKeep, chunk_keep,
-	                                                      .ids = twice, .n_ids = 2,
-	                                                      .key = text("layout")),
+	                                   REQUEST(CHUNK_KEEP, ChunkKeep, chunk_keep, .ids = twice,
+	                                           .n_ids = 2, .key = text("layout")),
 	                                   NULL, 0),
 	                 bad);
 	ck_assert_int_eq(connection_status(connection, ask(CHUNK_BYTES, 0), NULL, 0), bad);
 	adopt(connection, NULL, 0);
 	/* The largest there is. */
-	ck_assert_int_eq(
-		connection_status(connection,
-	                          CONNECTION_REQUEST(CHUNK_KEEP, ChunkKeep, chunk_keep, .ids = ids,
-	                                             .n_ids = N_LANES, .key = text("layout"),
-	                                             .record = {GLAKE_MAX_RECORD_BYTES, bytes}),
-	                          NULL, 0),
-		GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(keep_as(connection, "layout",
+	                         (ProtobufCBinaryData){GLAKE_MAX_RECORD_BYTES, bytes}, false),
+	                 GLAKE__WIRE__STATUS__OK);
 	adopt(connection, NULL, 1);
 	connection_close(&connection);
 }
@@ -375,8 +350,7 @@ END_TEST
 START_TEST(others_are_no_heirs)
 {
 	begin();
-	run_and_kill(leave, "x");
-	await_kept(STEP);
+	leave_step("x");
 	int heir = connection_hello(&harness);
 	struct {
 		uint64_t chunk_bytes;
@@ -416,8 +390,7 @@ START_TEST(another_user_is_no_heir)
 	if (!harness_is_root()) {
 		return;
 	}
-	run_and_kill(leave, "x");
-	await_kept(STEP);
+	leave_step("x");
 	world_join(world_client(ask_as_another_user, NULL));
 	int heir = connection_hello(&harness);
 	adopt(heir, "x", 0);
@@ -439,11 +412,7 @@ END_TEST
 
 static Glake__Wire__Status share_as_read(int connection, const char *record)
 {
-	return connection_status(connection,
-	                         CONNECTION_REQUEST(CHUNK_KEEP, ChunkKeep, chunk_keep, .ids = ids,
-	                                            .n_ids = N_LANES, .key = text("layout"),
-	                                            .record = text(record), .may_be_read = true),
-	                         NULL, 0);
+	return keep_as(connection, "layout", text(record), true);
 }
 
 /* Into read_ids, with all fds; or nothing, if @name is of none. */
@@ -454,9 +423,8 @@ static bool read_named(int connection, const char *name)
 	fdlist_init(&fds);
 	Glake__Wire__Answer *answer = connection_call(
 		connection,
-		CONNECTION_REQUEST(CHUNK_READ, ChunkRead, chunk_read, .key = text("layout"),
-	                           .chunk_bytes = CHUNK_BYTES, .n_chunks = N_LANES,
-	                           .name = text(name)),
+		REQUEST(CHUNK_READ, ChunkRead, chunk_read, .key = text("layout"),
+	                .chunk_bytes = CHUNK_BYTES, .n_chunks = N_LANES, .name = text(name)),
 		NULL, 0, &fds);
 	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__OK);
 	const Glake__Wire__ChunkAdoptAnswer *got = answer->chunk_read;
@@ -475,10 +443,7 @@ static bool read_named(int connection, const char *name)
 
 static Glake__Wire__Status give_back(int connection, uint64_t *of)
 {
-	return connection_status(
-		connection,
-		CONNECTION_REQUEST(CHUNK_FREE, ChunkFree, chunk_free, .ids = of, .n_ids = N_LANES),
-		NULL, 0);
+	return connection_free_chunks(connection, of, N_LANES);
 }
 
 START_TEST(nobody_else_is_to_write_to_what_is_read)
@@ -495,29 +460,18 @@ START_TEST(nobody_else_is_to_write_to_what_is_read)
 	ck_assert(read_named(reader, "fir"));
 	ck_assert(!read_named(reader, ""));
 	ck_assert_int_eq(unkeep(owner), GLAKE__WIRE__STATUS__BUSY);
-	ck_assert_int_eq(connection_status(owner,
-	                                   CONNECTION_REQUEST(CHUNK_SHARE, ChunkShare, chunk_share,
-	                                                      .ids = ids, .n_ids = 1),
-	                                   NULL, 0),
-	                 GLAKE__WIRE__STATUS__BUSY);
+	ck_assert_int_eq(connection_share(owner, ids, 1, NULL), GLAKE__WIRE__STATUS__BUSY);
+	ck_assert_int_eq(connection_publish(owner, ids[1], CHUNK_BYTES),
+	                 GLAKE__WIRE__STATUS__BAD_REQUEST);
+	/* A reader has nothing that it could keep, name or copy. */
+	ck_assert_int_eq(connection_share(reader, read_ids, 1, NULL),
+	                 GLAKE__WIRE__STATUS__BAD_REQUEST);
 	ck_assert_int_eq(
-		connection_status(owner,
-	                          CONNECTION_REQUEST(BLOCK_PUBLISH, BlockPublish, block_publish,
-	                                             .chunk = ids[1], .content_bytes = CHUNK_BYTES),
+		connection_status(reader,
+	                          REQUEST(CHUNK_KEEP, ChunkKeep, chunk_keep, .ids = read_ids,
+	                                  .n_ids = N_LANES, .key = text("layout")),
 	                          NULL, 0),
 		GLAKE__WIRE__STATUS__BAD_REQUEST);
-	/* A reader has nothing that it could keep, name or copy. */
-	ck_assert_int_eq(connection_status(reader,
-	                                   CONNECTION_REQUEST(CHUNK_SHARE, ChunkShare, chunk_share,
-	                                                      .ids = read_ids, .n_ids = 1),
-	                                   NULL, 0),
-	                 GLAKE__WIRE__STATUS__BAD_REQUEST);
-	ck_assert_int_eq(connection_status(reader,
-	                                   CONNECTION_REQUEST(CHUNK_KEEP, ChunkKeep, chunk_keep,
-	                                                      .ids = read_ids, .n_ids = N_LANES,
-	                                                      .key = text("layout")),
-	                                   NULL, 0),
-	                 GLAKE__WIRE__STATUS__BAD_REQUEST);
 	ck_assert_int_eq(give_back(reader, read_ids), GLAKE__WIRE__STATUS__OK);
 	ck_assert_int_eq(give_back(reader, read_ids), GLAKE__WIRE__STATUS__BAD_REQUEST);
 	ck_assert_int_eq(unkeep(owner), GLAKE__WIRE__STATUS__OK);
@@ -527,30 +481,29 @@ START_TEST(nobody_else_is_to_write_to_what_is_read)
 }
 END_TEST
 
-static Glake__Wire__Status promise(int connection, uint64_t bytes)
+/* A session of a process that has been promised so much. */
+static int promised(uint64_t bytes)
 {
-	return connection_status(
-		connection, CONNECTION_REQUEST(PROMISE, Promise, promise, .bytes = bytes), NULL, 0);
+	int connection = connection_hello(&harness);
+	ck_assert_int_eq(connection_status(connection,
+	                                   REQUEST(PROMISE, Promise, promise, .bytes = bytes), NULL,
+	                                   0),
+	                 GLAKE__WIRE__STATUS__OK);
+	return connection;
 }
 
 /* By a process of its own: a promise is a process's. */
 static void read_as_promised(void *user)
 {
-	int reader = connection_hello(&harness);
-	ck_assert_int_eq(promise(reader, STEP + CHUNK_BYTES), GLAKE__WIRE__STATUS__OK);
+	int reader = promised(STEP + CHUNK_BYTES);
 	ck_assert_int_eq(take(reader, 2), GLAKE__WIRE__STATUS__OK);
-	ck_assert_int_eq(connection_status(reader,
-	                                   CONNECTION_REQUEST(CHUNK_READ, ChunkRead, chunk_read,
-	                                                      .key = text("layout"),
-	                                                      .chunk_bytes = CHUNK_BYTES,
-	                                                      .n_chunks = N_LANES),
-	                                   NULL, 0),
-	                 GLAKE__WIRE__STATUS__OVER_QUOTA);
-	ck_assert_int_eq(connection_status(reader,
-	                                   CONNECTION_REQUEST(CHUNK_FREE, ChunkFree, chunk_free,
-	                                                      .ids = ids, .n_ids = 2),
-	                                   NULL, 0),
-	                 GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(
+		connection_status(reader,
+	                          REQUEST(CHUNK_READ, ChunkRead, chunk_read, .key = text("layout"),
+	                                  .chunk_bytes = CHUNK_BYTES, .n_chunks = N_LANES),
+	                          NULL, 0),
+		GLAKE__WIRE__STATUS__OVER_QUOTA);
+	ck_assert_int_eq(connection_free_chunks(reader, ids, 2), GLAKE__WIRE__STATUS__OK);
 	ck_assert(read_named(reader, ""));
 	ck_assert_int_eq(take(reader, 1), GLAKE__WIRE__STATUS__OK);
 	ck_assert_int_eq(take(reader, 1), GLAKE__WIRE__STATUS__OVER_QUOTA);
@@ -587,11 +540,7 @@ START_TEST(an_owner_gives_back_a_part)
 	ck_assert(read_named(readers[0], ""));
 	memcpy(of_first, read_ids, sizeof(of_first));
 	ck_assert(read_named(readers[1], ""));
-	ck_assert_int_eq(connection_status(owner,
-	                                   CONNECTION_REQUEST(CHUNK_FREE, ChunkFree, chunk_free,
-	                                                      .ids = &ids[1], .n_ids = 1),
-	                                   NULL, 0),
-	                 GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(connection_free_chunks(owner, &ids[1], 1), GLAKE__WIRE__STATUS__OK);
 	ck_assert_uint_eq(world_n_chunks(), N_LANES);
 	/* The first has one of its own now, and gives up all of them: so the second has one. */
 	ck_assert_int_eq(give_back(readers[0], of_first), GLAKE__WIRE__STATUS__OK);
@@ -622,21 +571,15 @@ END_TEST
 START_TEST(pressure_takes_the_oldest_step_first_and_whole)
 {
 	begin();
-	run_and_kill(leave, "first");
-	await_kept(STEP);
-	run_and_kill(leave, "second");
-	await_kept(2 * STEP);
+	leave_two("first", "second");
 	int connection = connection_hello(&harness);
 	uint64_t chunks[32];
 	uint32_t n = 0;
-	struct fdlist fds;
 	/* Free memory first. */
 	while (kept_bytes() == 2 * STEP) {
-		fdlist_init(&fds);
 		ck_assert_int_eq(
-			connection_alloc(connection, 0, CHUNK_BYTES, 1, &chunks[n++], &fds),
+			connection_alloc(connection, 0, CHUNK_BYTES, 1, &chunks[n++], NULL),
 			GLAKE__WIRE__STATUS__OK);
-		fdlist_deinit(&fds);
 	}
 	ck_assert_uint_eq(kept_bytes(), STEP);
 	adopt(connection, "second", 0);
@@ -688,8 +631,7 @@ static void adopt_unkeep_and_die(void *user)
 START_TEST(an_heir_that_dies_leaves_it_to_the_next)
 {
 	begin();
-	run_and_kill(leave, "x");
-	await_kept(STEP);
+	leave_step("x");
 	run_and_kill(adopt_and_die, NULL);
 	await_kept(STEP);
 	run_and_kill(adopt_unkeep_and_die, NULL);
@@ -702,19 +644,15 @@ END_TEST
 START_TEST(an_answer_that_is_lost_loses_nothing)
 {
 	begin();
-	run_and_kill(leave, "x");
-	await_kept(STEP);
-	struct connection_identity identity = {.version = GLAKE_WIRE_VERSION};
-	int heir = connection_open(&harness);
-	ck_assert_int_eq(connection_greet_as(heir, &identity), GLAKE__WIRE__STATUS__OK);
+	leave_step("x");
+	struct connection_identity identity = {0};
+	int heir = connection_hello_as(&harness, &identity);
 	uint64_t request = connection_send(heir, ask(CHUNK_BYTES, N_LANES), NULL, 0);
 	await_kept(0);
 	connection_drop(&heir);
-	identity.has_key = true;
 	identity.unanswered = &request;
 	identity.n_unanswered = 1;
-	heir = connection_open(&harness);
-	ck_assert_int_eq(connection_greet_as(heir, &identity), GLAKE__WIRE__STATUS__OK);
+	heir = connection_hello_as(&harness, &identity);
 	ck_assert_uint_eq(kept_bytes(), STEP);
 	adopt(heir, "x", 0);
 	connection_close(&heir);
@@ -741,10 +679,7 @@ START_TEST(of_eight_who_ask_at_once_each_step_has_one)
 {
 	pid_t clients[8];
 	begin();
-	run_and_kill(leave, "x");
-	await_kept(STEP);
-	run_and_kill(leave, "y");
-	await_kept(2 * STEP);
+	leave_two("x", "y");
 	for (size_t i = 0; i < n_elements(clients); i++) {
 		int stage = *world_stage;
 		clients[i] = world_client(adopt_at_once, NULL);
@@ -763,35 +698,19 @@ END_TEST
 START_TEST(an_heir_pays)
 {
 	begin_with(WORLD_CONFIG "tenants = ({ name = \"default\"; device_bytes = \"8MiB\"; });");
-	run_and_kill(leave, "x");
-	await_kept(STEP);
+	leave_step("x");
 	int heir = connection_hello(&harness);
 	ck_assert_int_eq(take(heir, 2), GLAKE__WIRE__STATUS__OK);
 	ck_assert_int_eq(connection_status(heir, ask(CHUNK_BYTES, N_LANES), NULL, 0),
 	                 GLAKE__WIRE__STATUS__OVER_QUOTA);
 	ck_assert_uint_eq(kept_bytes(), STEP);
-	ck_assert_int_eq(connection_status(heir,
-	                                   CONNECTION_REQUEST(CHUNK_FREE, ChunkFree, chunk_free,
-	                                                      .ids = ids, .n_ids = 2),
-	                                   NULL, 0),
-	                 GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(connection_free_chunks(heir, ids, 2), GLAKE__WIRE__STATUS__OK);
 	adopt(heir, "x", 0);
 	connection_close(&heir);
 }
 END_TEST
 
 /* The other test's limit of the tenant is what was promised, so only the promise can pay. */
-static int promised(uint64_t bytes)
-{
-	int heir = connection_hello(&harness);
-	ck_assert_int_eq(
-		connection_status(heir,
-	                          CONNECTION_REQUEST(PROMISE, Promise, promise, .bytes = bytes),
-	                          NULL, 0),
-		GLAKE__WIRE__STATUS__OK);
-	return heir;
-}
-
 static void have_too_little(void *user)
 {
 	int heir = promised(2 * CHUNK_BYTES);
@@ -813,8 +732,7 @@ static void have_enough(void *user)
 START_TEST(an_heir_with_a_promise_pays_from_that)
 {
 	begin_with(WORLD_CONFIG "tenants = ({ name = \"default\"; device_bytes = \"8MiB\"; });");
-	run_and_kill(leave, "x");
-	await_kept(STEP);
+	leave_step("x");
 	world_join(world_client(have_too_little, NULL));
 	ck_assert_uint_eq(kept_bytes(), STEP);
 	world_join(world_client(have_enough, NULL));

@@ -79,12 +79,12 @@ static Glake__Wire__Answer *ask(int connection, const struct wanted *wanted, siz
 		parts[i - 1].n_chunks = wanted[i].n;
 		list[i - 1] = &parts[i - 1];
 	}
-	return connection_call(
-		connection,
-		CONNECTION_REQUEST(CHUNK_ALLOC, ChunkAlloc, chunk_alloc, .at = wanted[0].at,
-	                           .device = wanted[0].number, .chunk_bytes = wanted[0].mib * MIB,
-	                           .n_chunks = wanted[0].n, .also = list, .n_also = n - 1),
-		NULL, 0, fds);
+	return connection_call(connection,
+	                       REQUEST(CHUNK_ALLOC, ChunkAlloc, chunk_alloc, .at = wanted[0].at,
+	                               .device = wanted[0].number,
+	                               .chunk_bytes = wanted[0].mib * MIB, .n_chunks = wanted[0].n,
+	                               .also = list, .n_also = n - 1),
+	                       NULL, 0, fds);
 }
 
 /* The answer must be @status, and say @words. Returns the id of the first chunk, if any. */
@@ -372,12 +372,7 @@ START_TEST(a_chunk_in_host_memory_is_no_block)
 	begin(WORLD_CONFIG);
 	int connection = connection_hello(&harness);
 	uint64_t id = EXPECT(connection, OK, NULL, {HOST, 0, 2, 1});
-	ck_assert_int_eq(
-		connection_status(connection,
-	                          CONNECTION_REQUEST(BLOCK_PUBLISH, BlockPublish, block_publish,
-	                                             .chunk = id, .content_bytes = 1),
-	                          NULL, 0),
-		STATUS(BAD_REQUEST));
+	ck_assert_int_eq(connection_publish(connection, id, 1), STATUS(BAD_REQUEST));
 	connection_close(&connection);
 }
 END_TEST
@@ -411,13 +406,8 @@ static void take_and_give(void *first)
 		Glake__Wire__Answer *answer = ask(connection, first ? forth : back, 2, &fds);
 		ck_assert_int_eq(answer->status, STATUS(OK));
 		ck_assert_uint_eq(answer->chunk_alloc->n_ids, 2);
-		ck_assert_int_eq(
-			connection_status(connection,
-		                          CONNECTION_REQUEST(CHUNK_FREE, ChunkFree, chunk_free,
-		                                             .ids = answer->chunk_alloc->ids,
-		                                             .n_ids = 2),
-		                          NULL, 0),
-			STATUS(OK));
+		ck_assert_int_eq(connection_free_chunks(connection, answer->chunk_alloc->ids, 2),
+		                 STATUS(OK));
 		connection_free(answer);
 	}
 	connection_close(&connection);
@@ -451,9 +441,8 @@ START_TEST(a_session_that_goes_while_a_part_waits_leaves_nothing)
 	part.chunk_bytes = 60 * MIB;
 	part.n_chunks = 1;
 	connection_send(goer,
-	                CONNECTION_REQUEST(CHUNK_ALLOC, ChunkAlloc, chunk_alloc, .at = HOST,
-	                                   .chunk_bytes = 2 * MIB, .n_chunks = 3, .also = list,
-	                                   .n_also = 1),
+	                REQUEST(CHUNK_ALLOC, ChunkAlloc, chunk_alloc, .at = HOST,
+	                        .chunk_bytes = 2 * MIB, .n_chunks = 3, .also = list, .n_also = 1),
 	                NULL, 0);
 	while (see().used[0].used_bytes != 6 * MIB) {
 		harness_sleep_ms(2);
@@ -591,16 +580,15 @@ START_TEST(host_chunks_survive_a_restart)
 	set_machine("4xany");
 	world_begin(.config = WORLD_CONFIG, .devices = "1x256MiB", .is_activated = true,
 	            .keeps_fds = true);
-	struct connection_identity identity = {.version = GLAKE_WIRE_VERSION};
-	int connection = connection_open(&harness);
-	ck_assert_int_eq(connection_greet_as(connection, &identity), STATUS(OK));
+	struct connection_identity identity = {0};
+	int connection = connection_hello_as(&harness, &identity);
 	uint64_t named = EXPECT(connection, OK, NULL, {HOST, 1, 4, 1});
 	EXPECT(connection, OK, NULL, {HOST, 0, 6, 1}, {GPU, 0, 8, 1});
 	assert_ok(glake_set_host_quota(eye, "default", 1, 20 * MIB));
 	Glake__Wire__Answer *answer = connection_call(
 		connection,
-		CONNECTION_REQUEST(CHUNK_SHARE, ChunkShare, chunk_share, .ids = &named, .n_ids = 1),
-		NULL, 0, NULL);
+		REQUEST(CHUNK_SHARE, ChunkShare, chunk_share, .ids = &named, .n_ids = 1), NULL, 0,
+		NULL);
 	ck_assert_int_eq(answer->status, STATUS(OK));
 	ck_assert(!answer->chunk_share->is_unkept);
 	connection_free(answer);
@@ -613,15 +601,12 @@ START_TEST(host_chunks_survive_a_restart)
 	ck_assert_uint_eq(seen.used[0].used_bytes, 6 * MIB);
 	ck_assert_uint_eq(seen.used[1].used_bytes, 4 * MIB);
 	ck_assert_uint_eq(seen.used[1].quota_bytes, 20 * MIB);
-	connection = connection_open(&harness);
-	identity.has_key = true;
-	ck_assert_int_eq(connection_greet_as(connection, &identity), STATUS(OK));
+	connection = connection_hello_as(&harness, &identity);
 	/* What was named is there, with its fd; what was not, only its process has. */
 	cleanup_fdlist struct fdlist fds;
 	fdlist_init(&fds);
 	answer = connection_call(
-		connection,
-		CONNECTION_REQUEST(CHUNK_OPEN, ChunkOpen, chunk_open, .ids = &named, .n_ids = 1),
+		connection, REQUEST(CHUNK_OPEN, ChunkOpen, chunk_open, .ids = &named, .n_ids = 1),
 		NULL, 0, &fds);
 	ck_assert_int_eq(answer->status, STATUS(OK));
 	ck_assert_int_eq(answer->chunk_open->at, HOST);
@@ -668,25 +653,18 @@ START_TEST(host_chunks_of_a_node_that_is_gone_are_given_back)
 	set_machine("4xany");
 	world_begin(.config = WORLD_CONFIG, .devices = "1x256MiB", .is_activated = true,
 	            .keeps_fds = true);
-	struct connection_identity identity = {.version = GLAKE_WIRE_VERSION};
-	int connection = connection_open(&harness);
-	ck_assert_int_eq(connection_greet_as(connection, &identity), STATUS(OK));
+	struct connection_identity identity = {0};
+	int connection = connection_hello_as(&harness, &identity);
 	uint64_t named = EXPECT(connection, OK, NULL, {HOST, 0, 4, 1});
 	EXPECT(connection, OK, NULL, {HOST, 1, 6, 1}, {GPU, 0, 8, 1});
-	ck_assert_int_eq(connection_status(connection,
-	                                   CONNECTION_REQUEST(CHUNK_SHARE, ChunkShare, chunk_share,
-	                                                      .ids = &named, .n_ids = 1),
-	                                   NULL, 0),
-	                 STATUS(OK));
+	ck_assert_int_eq(connection_share(connection, &named, 1, NULL), STATUS(OK));
 	connection_drop(&connection);
 	restart_with(WORLD_CONFIG "host_bytes = 0;");
 	harness_wait_log(&harness, "not adopted: 2 private chunks (10485760 bytes)");
 	struct seen seen = see();
 	ck_assert_uint_eq(seen.n_hosts, 0);
 	ck_assert_uint_eq(world_books().private_bytes, 8 * MIB);
-	connection = connection_open(&harness);
-	identity.has_key = true;
-	ck_assert_int_eq(connection_greet_as(connection, &identity), STATUS(OK));
+	connection = connection_hello_as(&harness, &identity);
 	connection_close(&connection);
 }
 END_TEST

@@ -32,17 +32,10 @@ static void must_alloc(uint64_t n_bytes)
 	ck_assert_int_eq(alloc(n_bytes), GLAKE__WIRE__STATUS__OK);
 }
 
-static int take_pool(void *user, const struct glake_status *status)
-{
-	*(uint64_t *)user = status->devices[0].pool_bytes;
-	return 0;
-}
-
 /* Beside the two chunks that are always there, at most. */
 static uint64_t ahead(void)
 {
-	uint64_t pool_bytes = 0;
-	assert_ok(glake_get_status(eye, take_pool, &pool_bytes));
+	uint64_t pool_bytes = world_device(0).pool_bytes;
 	return pool_bytes > 4 * MIB ? pool_bytes - 4 * MIB : 0;
 }
 

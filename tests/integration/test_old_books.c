@@ -241,30 +241,20 @@ static void go_on(const uint8_t key[GLAKE_KEY_BYTES])
 	fdlist_init(&fds);
 	struct connection_identity identity = {.version = GLAKE_WIRE_VERSION, .has_key = true};
 	memcpy(identity.key, key, GLAKE_KEY_BYTES);
-	int connection = connection_open(&harness);
-	ck_assert_int_eq(connection_greet_as(connection, &identity), GLAKE__WIRE__STATUS__OK);
+	int connection = connection_hello_as(&harness, &identity);
 	ck_assert_uint_eq(identity.session, engine);
-	Glake__Wire__Answer *answer = connection_call(
-		connection,
-		CONNECTION_REQUEST(CHUNK_OPEN, ChunkOpen, chunk_open,
-	                           .ids = (uint64_t *)&named_chunk, .n_ids = 1),
-		NULL, 0, &fds);
+	Glake__Wire__Answer *answer = connection_call(connection,
+	                                              REQUEST(CHUNK_OPEN, ChunkOpen, chunk_open,
+	                                                      .ids = (uint64_t *)&named_chunk,
+	                                                      .n_ids = 1),
+	                                              NULL, 0, &fds);
 	ck_assert_msg(answer->status == GLAKE__WIRE__STATUS__OK, "%s", answer->error);
 	ck_assert_uint_eq(answer->chunk_open->chunk_bytes[0], 6 * MIB);
 	ck_assert_uint_eq(fds.n_fds, 1);
 	connection_free(answer);
-	ck_assert_int_eq(
-		connection_status(connection,
-	                          CONNECTION_REQUEST(CHUNK_FREE, ChunkFree, chunk_free,
-	                                             .ids = (uint64_t *)&private_chunk, .n_ids = 1),
-	                          NULL, 0),
-		GLAKE__WIRE__STATUS__OK);
-	ck_assert_int_eq(
-		connection_status(connection,
-	                          CONNECTION_REQUEST(BLOCK_RELEASE, BlockRelease, block_release,
-	                                             .block = published_block),
-	                          NULL, 0),
-		GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(connection_free_chunks(connection, (uint64_t *)&private_chunk, 1),
+	                 GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(connection_release(connection, published_block), GLAKE__WIRE__STATUS__OK);
 	fdlist_deinit(&fds);
 	fdlist_init(&fds);
 	ck_assert_int_eq(connection_alloc(connection, 0, 2 * MIB, 1, &chunk, &fds), 0);

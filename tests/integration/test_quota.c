@@ -478,29 +478,17 @@ START_TEST_WITH(memory_that_is_late_is_waited_for, .n = 2)
 	fdlist_init(&held);
 	ck_assert_int_eq(connection_alloc(one, 0, 200 * MIB, 1, &id, &held),
 	                 GLAKE__WIRE__STATUS__OK);
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__ChunkFree body = GLAKE__WIRE__CHUNK_FREE__INIT;
-	body.ids = &id;
-	body.n_ids = 1;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_FREE;
-	request.chunk_free = &body;
-	ck_assert_int_eq(connection_status(one, &request, NULL, 0), GLAKE__WIRE__STATUS__OK);
-
-	Glake__Wire__Request wanted = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__ChunkAlloc alloc = GLAKE__WIRE__CHUNK_ALLOC__INIT;
-	alloc.chunk_bytes = 200 * MIB;
-	alloc.n_chunks = 1;
-	wanted.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC;
-	wanted.chunk_alloc = &alloc;
-	uint64_t request_id = connection_send(two, &wanted, NULL, 0);
+	ck_assert_int_eq(connection_free_chunks(one, &id, 1), GLAKE__WIRE__STATUS__OK);
+	uint64_t request_id = connection_send(two,
+	                                      REQUEST(CHUNK_ALLOC, ChunkAlloc, chunk_alloc,
+	                                              .chunk_bytes = 200 * MIB, .n_chunks = 1),
+	                                      NULL, 0);
 	harness_sleep_ms(200);
 	if (_i == 0) {
 		fdlist_deinit(&held);
 	}
-	Glake__Wire__Answer *answer = connection_receive_for(two, request_id, NULL);
-	ck_assert_int_eq(answer->status,
+	ck_assert_int_eq(connection_status_of(two, request_id),
 	                 _i == 0 ? GLAKE__WIRE__STATUS__OK : GLAKE__WIRE__STATUS__NO_DEVICE_MEMORY);
-	connection_free(answer);
 	fdlist_deinit(&held);
 }
 END_TEST

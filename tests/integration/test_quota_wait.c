@@ -169,9 +169,9 @@ static uint64_t send_waited_alloc(int connection, uint32_t device, uint64_t n_by
                                   uint64_t waited_ms)
 {
 	return connection_send(connection,
-	                       CONNECTION_REQUEST(CHUNK_ALLOC, ChunkAlloc, chunk_alloc,
-	                                          .device = device, .chunk_bytes = n_bytes,
-	                                          .n_chunks = 1, .waited_ms = waited_ms),
+	                       REQUEST(CHUNK_ALLOC, ChunkAlloc, chunk_alloc, .device = device,
+	                               .chunk_bytes = n_bytes, .n_chunks = 1,
+	                               .waited_ms = waited_ms),
 	                       NULL, 0);
 }
 
@@ -182,29 +182,20 @@ static uint64_t send_alloc(int connection, uint32_t device, uint64_t n_bytes)
 
 static void expect_status(int connection, uint64_t request, Glake__Wire__Status status)
 {
-	Glake__Wire__Answer *answer = connection_receive_for(connection, request, NULL);
-	ck_assert_int_eq(answer->status, status);
-	connection_free(answer);
+	ck_assert_int_eq(connection_status_of(connection, request), status);
 }
 
 /* Chunk of @n_bytes on device 0, at once. */
 static uint64_t take(int connection, uint64_t n_bytes)
 {
-	struct fdlist fds;
 	uint64_t id;
-	fdlist_init(&fds);
-	ck_assert_int_eq(connection_alloc(connection, 0, n_bytes, 1, &id, &fds), OK);
-	fdlist_deinit(&fds);
+	ck_assert_int_eq(connection_alloc(connection, 0, n_bytes, 1, &id, NULL), OK);
 	return id;
 }
 
 static void give(int connection, uint64_t id)
 {
-	ck_assert_int_eq(connection_status(connection,
-	                                   CONNECTION_REQUEST(CHUNK_FREE, ChunkFree, chunk_free,
-	                                                      .ids = &id, .n_ids = 1),
-	                                   NULL, 0),
-	                 OK);
+	ck_assert_int_eq(connection_free_chunks(connection, &id, 1), OK);
 }
 
 /* No answer has come to what waits: one would be in the way of the Ping's. */
@@ -213,6 +204,26 @@ static void expect_waiting(int connection)
 	connection_ping(connection);
 	harness_sleep_ms(50);
 	connection_ping(connection);
+}
+
+/* Asks for a chunk on device 0, for which glaked has it wait. */
+static uint64_t send_to_wait(int connection, uint64_t n_bytes)
+{
+	uint64_t request = send_alloc(connection, 0, n_bytes);
+	expect_waiting(connection);
+	return request;
+}
+
+static int holder;
+static int asker;
+
+/* The holder has 40 MiB, the chunk of that id, and the asker nothing. */
+static uint64_t begin_held(const char *config)
+{
+	begin(config);
+	holder = connection_hello(&harness);
+	asker = connection_hello(&harness);
+	return take(holder, 40 * MIB);
 }
 
 /* The id of the next Reclaim, which is all that may come. It asks for @n_bytes, or any number with 0. */
@@ -238,8 +249,8 @@ static uint64_t expect_reclaim(int connection)
 static void report(int connection, uint64_t reclaim)
 {
 	ck_assert_int_eq(connection_status(connection,
-	                                   CONNECTION_REQUEST(USAGE_REPORT, UsageReport,
-	                                                      usage_report, .reclaim = reclaim),
+	                                   REQUEST(USAGE_REPORT, UsageReport, usage_report,
+	                                           .reclaim = reclaim),
 	                                   NULL, 0),
 	                 OK);
 }
@@ -250,10 +261,9 @@ START_TEST(what_is_owed_goes_when_it_is_freed)
 	glake_ptr ptr = 0;
 	begin(WORLD_CONFIG WAIT TENANT("256MiB"));
 	struct glake_session *session = world_connect();
-	int asker = connection_hello(&harness);
+	asker = connection_hello(&harness);
 	assert_ok(glake_alloc(session, 0, 200 * MIB, 0, &ptr));
-	uint64_t request = send_alloc(asker, 0, 100 * MIB);
-	expect_waiting(asker);
+	uint64_t request = send_to_wait(asker, 100 * MIB);
 	while (glake_dispatch(session) == 0) {
 		harness_sleep_ms(2);
 	}
@@ -272,10 +282,7 @@ END_TEST
 
 START_TEST(an_answer_ends_the_wait)
 {
-	begin(WORLD_CONFIG TENANT("64MiB"));
-	int holder = connection_hello(&harness);
-	int asker = connection_hello(&harness);
-	uint64_t held = take(holder, 40 * MIB);
+	uint64_t held = begin_held(WORLD_CONFIG TENANT("64MiB"));
 	for (int gives = 0; gives < 2; gives++) {
 		uint64_t request = send_alloc(asker, 0, 40 * MIB);
 		uint64_t id = expect_reclaim(holder);
@@ -297,7 +304,7 @@ START_TEST_WITH(nobody_is_asked_for_more_than_he_has, .n = 2)
 	begin(_i == 0 ? WORLD_CONFIG TENANT("64MiB") : WORLD_CONFIG "reserve_bytes = \"446MiB\";");
 	int small = connection_hello(&harness);
 	int big = connection_hello(&harness);
-	int asker = connection_hello(&harness);
+	asker = connection_hello(&harness);
 	take(small, 10 * MIB);
 	take(big, 40 * MIB);
 	uint64_t request = send_alloc(asker, 0, 24 * MIB);
@@ -313,16 +320,14 @@ END_TEST
 START_TEST(who_came_first_is_served_first)
 {
 	begin(WORLD_CONFIG WAIT TENANT("64MiB"));
-	int holder = connection_hello(&harness);
+	holder = connection_hello(&harness);
 	int big = connection_hello(&harness);
 	int small = connection_hello(&harness);
 	uint64_t first = take(holder, 24 * MIB);
 	uint64_t second = take(holder, 30 * MIB);
-	uint64_t big_request = send_alloc(big, 0, 40 * MIB);
-	expect_waiting(big);
+	uint64_t big_request = send_to_wait(big, 40 * MIB);
 	/* There would be room for it, and for more of it for ever. */
-	uint64_t small_request = send_alloc(small, 0, 2 * MIB);
-	expect_waiting(small);
+	uint64_t small_request = send_to_wait(small, 2 * MIB);
 	give(holder, first);
 	expect_waiting(small);
 	expect_waiting(big);
@@ -338,30 +343,24 @@ END_TEST
 START_TEST(who_dies_in_line_is_passed)
 {
 	begin(WORLD_CONFIG WAIT TENANT("64MiB"));
-	int holder = connection_hello(&harness);
+	holder = connection_hello(&harness);
 	int first = connection_hello(&harness);
 	int second = connection_hello(&harness);
 	take(holder, 40 * MIB);
 	send_alloc(first, 0, 60 * MIB);
-	send_alloc(first, 0, 50 * MIB);
-	expect_waiting(first);
-	uint64_t request = send_alloc(second, 0, 20 * MIB);
-	expect_waiting(second);
+	send_to_wait(first, 50 * MIB);
+	uint64_t request = send_to_wait(second, 20 * MIB);
 	connection_close(&first);
 	expect_status(second, request, OK);
 	/* And so does everybody, with glaked: the books are level at the end. */
-	send_alloc(second, 0, 60 * MIB);
-	expect_waiting(second);
+	send_to_wait(second, 60 * MIB);
 }
 END_TEST
 
 /* The time that an allocation has waited before it is tried again counts. */
 START_TEST(who_has_waited_does_not_wait_again)
 {
-	begin(WORLD_CONFIG WAIT TENANT("64MiB"));
-	int holder = connection_hello(&harness);
-	int asker = connection_hello(&harness);
-	uint64_t held = take(holder, 40 * MIB);
+	uint64_t held = begin_held(WORLD_CONFIG WAIT TENANT("64MiB"));
 	uint64_t request = send_waited_alloc(asker, 0, 40 * MIB, 3600000);
 	expect_status(asker, request, OVER_QUOTA);
 	request = send_waited_alloc(asker, 0, 40 * MIB, 3600);
@@ -393,22 +392,16 @@ END_TEST
 
 START_TEST(a_changed_quota_is_noticed)
 {
-	begin(WORLD_CONFIG WAIT TENANT("64MiB"));
-	int holder = connection_hello(&harness);
-	int asker = connection_hello(&harness);
-	take(holder, 40 * MIB);
-	uint64_t request = send_alloc(asker, 0, 40 * MIB);
-	expect_waiting(asker);
+	begin_held(WORLD_CONFIG WAIT TENANT("64MiB"));
+	uint64_t request = send_to_wait(asker, 40 * MIB);
 	assert_ok(glake_set_quota(eye, "default", 0, 80 * MIB));
 	expect_status(asker, request, OK);
 	/* No limit at all, and one below what is asked for. */
-	request = send_alloc(asker, 0, 20 * MIB);
-	expect_waiting(asker);
+	request = send_to_wait(asker, 20 * MIB);
 	assert_ok(glake_set_quota(eye, "default", 0, 0));
 	expect_status(asker, request, OK);
 	assert_ok(glake_set_quota(eye, "default", 0, 64 * MIB));
-	request = send_alloc(asker, 0, 40 * MIB);
-	expect_waiting(asker);
+	request = send_to_wait(asker, 40 * MIB);
 	assert_ok(glake_set_quota(eye, "default", 0, 30 * MIB));
 	expect_status(asker, request, OVER_QUOTA);
 }
@@ -417,13 +410,10 @@ END_TEST
 /* The tenant leaves the configuration while somebody stands in its line. */
 START_TEST(a_tenant_stays_for_who_waits)
 {
-	begin(WORLD_CONFIG WAIT
-	      "tenants = ({ name = \"gone\"; gids = [0]; device_bytes = \"64MiB\"; });");
-	int holder = connection_hello(&harness);
-	int asker = connection_hello(&harness);
-	uint64_t held = take(holder, 40 * MIB);
-	uint64_t request = send_alloc(asker, 0, 40 * MIB);
-	expect_waiting(asker);
+	uint64_t held = begin_held(
+		WORLD_CONFIG WAIT
+		"tenants = ({ name = \"gone\"; gids = [0]; device_bytes = \"64MiB\"; });");
+	uint64_t request = send_to_wait(asker, 40 * MIB);
 	harness_reload(&harness, WORLD_CONFIG WAIT);
 	expect_waiting(asker);
 	give(holder, held);
@@ -434,12 +424,8 @@ END_TEST
 /* Reading the configuration again lets go whoever waits. */
 START_TEST(a_shorter_wait_holds_at_once)
 {
-	begin(WORLD_CONFIG WAIT TENANT("64MiB"));
-	int holder = connection_hello(&harness);
-	int asker = connection_hello(&harness);
-	take(holder, 40 * MIB);
-	uint64_t request = send_alloc(asker, 0, 40 * MIB);
-	expect_waiting(asker);
+	begin_held(WORLD_CONFIG WAIT TENANT("64MiB"));
+	uint64_t request = send_to_wait(asker, 40 * MIB);
 	harness_reload(&harness, WORLD_CONFIG TENANT("64MiB"));
 	expect_status(asker, request, OVER_QUOTA);
 }

@@ -530,17 +530,12 @@ static int be_somebody(void)
 	ck_assert_int_eq(connection_greet_as(connection, &loot->identity), 0);
 	ck_assert_int_eq(connection_alloc(connection, 0, CHUNK_BYTES, 2, ids, &fds), 0);
 	loot->chunk = ids[0];
-	Glake__Wire__Answer *answer = connection_call(
-		connection,
-		CONNECTION_REQUEST(CHUNK_SHARE, ChunkShare, chunk_share, .ids = ids, .n_ids = 1),
-		NULL, 0, NULL);
-	ck_assert_int_eq(answer->status, 0);
-	loot->ticket = answer->chunk_share->ticket;
-	connection_free(answer);
-	answer = connection_call(connection,
-	                         CONNECTION_REQUEST(BLOCK_PUBLISH, BlockPublish, block_publish,
-	                                            .chunk = ids[1], .content_bytes = 5),
-	                         NULL, 0, NULL);
+	ck_assert_int_eq(connection_share(connection, ids, 1, &loot->ticket), 0);
+	Glake__Wire__Answer *answer = connection_call(connection,
+	                                              REQUEST(BLOCK_PUBLISH, BlockPublish,
+	                                                      block_publish, .chunk = ids[1],
+	                                                      .content_bytes = 5),
+	                                              NULL, 0, NULL);
 	ck_assert_int_eq(answer->status, 0);
 	loot->block = answer->block->block;
 	memcpy(loot->digest, answer->block->digest.data, sizeof(loot->digest));
@@ -550,19 +545,15 @@ static int be_somebody(void)
 
 static Glake__Wire__Status free_chunk(int connection)
 {
-	return connection_status(connection,
-	                         CONNECTION_REQUEST(CHUNK_FREE, ChunkFree, chunk_free,
-	                                            .ids = &loot->chunk, .n_ids = 1),
-	                         NULL, 0);
+	return connection_free_chunks(connection, &loot->chunk, 1);
 }
 
 static Glake__Wire__Status open_chunk(int connection, uint64_t ticket)
 {
 	return connection_status(connection,
-	                         CONNECTION_REQUEST(CHUNK_OPEN, ChunkOpen, chunk_open,
-	                                            .session = loot->identity.session,
-	                                            .ids = &loot->chunk, .n_ids = 1,
-	                                            .ticket = ticket),
+	                         REQUEST(CHUNK_OPEN, ChunkOpen, chunk_open,
+	                                 .session = loot->identity.session, .ids = &loot->chunk,
+	                                 .n_ids = 1, .ticket = ticket),
 	                         NULL, 0);
 }
 
@@ -576,18 +567,15 @@ static int steal_from_session(void)
 	connection = connection_open(&harness);
 	Glake__Wire__Answer *answer = connection_call(
 		connection,
-		CONNECTION_REQUEST(HELLO, Hello, hello, .version = GLAKE_WIRE_VERSION,
-	                           .new_key = {GLAKE_KEY_BYTES, loot->identity.key}),
+		REQUEST(HELLO, Hello, hello, .version = GLAKE_WIRE_VERSION,
+	                .new_key = {GLAKE_KEY_BYTES, loot->identity.key}),
 		NULL, 0, NULL);
 	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__OK);
 	ck_assert_uint_ne(answer->hello->session, loot->identity.session);
 	connection_free(answer);
 	ck_assert_int_eq(free_chunk(connection), GLAKE__WIRE__STATUS__BAD_REQUEST);
 	ck_assert_int_eq(open_chunk(connection, 0), GLAKE__WIRE__STATUS__NOT_FOUND);
-	ck_assert_int_eq(connection_status(connection,
-	                                   CONNECTION_REQUEST(BLOCK_RELEASE, BlockRelease,
-	                                                      block_release, .block = loot->block),
-	                                   NULL, 0),
+	ck_assert_int_eq(connection_release(connection, loot->block),
 	                 GLAKE__WIRE__STATUS__BAD_REQUEST);
 	return connection;
 }
@@ -597,21 +585,18 @@ static void steal(void)
 {
 	int connection = steal_from_session();
 	ck_assert_int_eq(open_chunk(connection, loot->ticket), GLAKE__WIRE__STATUS__NOT_FOUND);
-	ck_assert_int_eq(connection_status(
-				 connection,
-				 CONNECTION_REQUEST(BLOCK_LOOKUP, BlockLookup, block_lookup,
-	                                            .digest = {sizeof(loot->digest), loot->digest}),
-				 NULL, 0),
+	ck_assert_int_eq(connection_status(connection,
+	                                   REQUEST(BLOCK_LOOKUP, BlockLookup, block_lookup,
+	                                           .digest = {sizeof(loot->digest), loot->digest}),
+	                                   NULL, 0),
 	                 GLAKE__WIRE__STATUS__NOT_FOUND);
-	ck_assert_int_eq(
-		connection_status(connection,
-	                          CONNECTION_REQUEST(SESSION_SEAL, SessionSeal, session_seal,
-	                                             .session = loot->identity.session),
-	                          NULL, 0),
-		GLAKE__WIRE__STATUS__NOT_FOUND);
+	ck_assert_int_eq(connection_status(connection,
+	                                   REQUEST(SESSION_SEAL, SessionSeal, session_seal,
+	                                           .session = loot->identity.session),
+	                                   NULL, 0),
+	                 GLAKE__WIRE__STATUS__NOT_FOUND);
 	Glake__Wire__Answer *answer = connection_call(
-		connection, CONNECTION_REQUEST(SESSION_LIST, SessionList, session_list), NULL, 0,
-		NULL);
+		connection, REQUEST(SESSION_LIST, SessionList, session_list), NULL, 0, NULL);
 	ck_assert_uint_eq(answer->session_list->n_sessions, 1);
 	connection_free(answer);
 	connection_close(&connection);
@@ -638,8 +623,7 @@ static void change_users(void *user)
 	steal();
 	/* Only the uid keeps the process out. */
 	set_uid(ALICE);
-	connection = connection_open(&harness);
-	ck_assert_int_eq(connection_greet_as(connection, &loot->identity), 0);
+	connection = connection_hello_as(&harness, &loot->identity);
 	ck_assert_int_eq(free_chunk(connection), GLAKE__WIRE__STATUS__OK);
 	connection_close(&connection);
 }
@@ -866,8 +850,7 @@ static void live_on_and_off(void *user)
 	connection_drop(&connection);
 	world_reach(1);
 	world_await(2);
-	connection = connection_open(&harness);
-	ck_assert_int_eq(connection_greet_as(connection, &loot->identity), GLAKE__WIRE__STATUS__OK);
+	connection = connection_hello_as(&harness, &loot->identity);
 	ck_assert_int_eq(free_chunk(connection), GLAKE__WIRE__STATUS__OK);
 	connection_close(&connection);
 }

@@ -172,13 +172,12 @@ END_TEST
 
 static void ask(int connection, bool is_again, bool is_spare)
 {
-	ck_assert_int_eq(
-		connection_status(connection,
-	                          CONNECTION_REQUEST(CHUNK_ALLOC, ChunkAlloc, chunk_alloc,
-	                                             .chunk_bytes = 30 * MIB, .n_chunks = 1,
-	                                             .is_again = is_again, .is_spare = is_spare),
-	                          NULL, 0),
-		GLAKE__WIRE__STATUS__OVER_QUOTA);
+	ck_assert_int_eq(connection_status(connection,
+	                                   REQUEST(CHUNK_ALLOC, ChunkAlloc, chunk_alloc,
+	                                           .chunk_bytes = 30 * MIB, .n_chunks = 1,
+	                                           .is_again = is_again, .is_spare = is_spare),
+	                                   NULL, 0),
+	                 GLAKE__WIRE__STATUS__OVER_QUOTA);
 }
 
 /* A client that has made room asks for the same memory once more; and what is only taken if it is free is no demand. */

@@ -21,27 +21,20 @@ static void begin(void)
 }
 BEGIN_EACH(begin)
 
-/* Private or sealed, each copy once. */
-static uint64_t held_bytes(void)
-{
-	struct books books = world_books();
-	return books.private_bytes + books.block_bytes;
-}
-
 START_TEST(equal_memory_becomes_one_copy)
 {
 	struct glake_session *one = world_connect();
 	struct glake_session *two = world_connect();
 	glake_ptr first = words_alloc(one, 6 * MIB, 7);
 	glake_ptr second = words_alloc(two, 6 * MIB, 7);
-	ck_assert_uint_eq(held_bytes(), 12 * MIB);
+	ck_assert_uint_eq(words_device_bytes(), 12 * MIB);
 	struct glake_sealed sealed = words_seal(first, 6 * MIB);
 	ck_assert_uint_eq(sealed.sealed_bytes, 6 * MIB);
 	ck_assert_uint_eq(sealed.shared_bytes, 0);
 	sealed = words_seal(second, 6 * MIB);
 	ck_assert_uint_eq(sealed.sealed_bytes, 6 * MIB);
 	ck_assert_uint_eq(sealed.shared_bytes, 6 * MIB);
-	ck_assert_uint_eq(held_bytes(), 6 * MIB);
+	ck_assert_uint_eq(words_device_bytes(), 6 * MIB);
 	words_check(first, 6 * MIB, 7);
 	words_check(second, 6 * MIB, 7);
 	ck_assert(!words_can_write(first));
@@ -246,7 +239,7 @@ START_TEST(large_memory_is_cut_where_tensors_end)
 	}
 	words_write(first + (A + B) * MIB, (ALL - A - B) * MIB, 2);
 	words_write(second + (A + B) * MIB, (ALL - A - B) * MIB, 3);
-	ck_assert_uint_eq(held_bytes(), (A + B + 2 * (ALL - A - B)) * MIB);
+	ck_assert_uint_eq(words_device_bytes(), (A + B + 2 * (ALL - A - B)) * MIB);
 	ck_assert(glake__space_is_valid());
 	/* Only the block that is written to becomes private. */
 	assert_ok(glake_unseal(first + (A + 1) * MIB, 1));
@@ -275,11 +268,11 @@ START_TEST(tensors_are_found_across_chunks)
 	assert_ok(glake_unseal(ptr, ALL * MIB));
 	/* Now it has chunks that end at 128, 130 and 134 MiB. */
 	words_write(ptr + AT * MIB, B * MIB, 7);
-	uint64_t held = held_bytes();
+	uint64_t held = words_device_bytes();
 	struct glake_sealed sealed = words_seal(ptr + AT * MIB, B * MIB);
 	ck_assert_uint_eq(sealed.sealed_bytes, B * MIB);
 	ck_assert_uint_eq(sealed.shared_bytes, B * MIB);
-	ck_assert_uint_eq(held_bytes(), held - B * MIB);
+	ck_assert_uint_eq(words_device_bytes(), held - B * MIB);
 	words_check(ptr + AT * MIB, B * MIB, 7);
 	ck_assert(words_are(ptr, AT * MIB, 1));
 	ck_assert(words_can_write(ptr + AT * MIB - 8));
@@ -824,7 +817,7 @@ START_TEST(many_are_sealed_in_one_call)
 
 	assert_ok(glake_seal(second, N, &sealed));
 	ck_assert_uint_eq(sealed.sealed_bytes, N * 2 * MIB);
-	ck_assert_uint_eq(held_bytes(), N * 2 * MIB);
+	ck_assert_uint_eq(words_device_bytes(), N * 2 * MIB);
 	ck_assert(glake__space_is_valid());
 	for (unsigned i = 0; i < N; i++) {
 		words_check(second[i].ptr, 2 * MIB, i);

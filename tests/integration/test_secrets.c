@@ -104,14 +104,9 @@ static struct secret share(int connection, uint64_t *id_out)
 	fdlist_init(&fds);
 	ck_assert_int_eq(connection_alloc(connection, 0, CHUNK_BYTES, 1, id_out, &fds),
 	                 GLAKE__WIRE__STATUS__OK);
-	Glake__Wire__Answer *answer = connection_call(
-		connection,
-		CONNECTION_REQUEST(CHUNK_SHARE, ChunkShare, chunk_share, .ids = id_out, .n_ids = 1),
-		NULL, 0, NULL);
-	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__OK);
-	ticket.number = answer->chunk_share->ticket;
+	ck_assert_int_eq(connection_share(connection, id_out, 1, &ticket.number),
+	                 GLAKE__WIRE__STATUS__OK);
 	memcpy(ticket.bytes, &ticket.number, sizeof(ticket.number));
-	connection_free(answer);
 	return ticket;
 }
 
@@ -131,31 +126,28 @@ static void err(int connection, const struct connection_identity *identity, uint
 	struct connection_identity wrong = *identity;
 	wrong.key[GLAKE_KEY_BYTES - 1] ^= 1;
 	greet(&wrong, GLAKE__WIRE__STATUS__NOT_FOUND);
-	ck_assert_int_ne(
-		connection_status(connection,
-	                          CONNECTION_REQUEST(CHUNK_OPEN, ChunkOpen, chunk_open,
-	                                             .session = identity->session, .ids = &chunk,
-	                                             .n_ids = 1, .ticket = ticket->number ^ 1),
-	                          NULL, 0),
-		GLAKE__WIRE__STATUS__INTERNAL);
+	ck_assert_int_ne(connection_status(connection,
+	                                   REQUEST(CHUNK_OPEN, ChunkOpen, chunk_open,
+	                                           .session = identity->session, .ids = &chunk,
+	                                           .n_ids = 1, .ticket = ticket->number ^ 1),
+	                                   NULL, 0),
+	                 GLAKE__WIRE__STATUS__INTERNAL);
 	connection_send_bytes(connection, identity->key, sizeof(identity->key), NULL, 0);
 	connection_expect_closed(connection);
 }
 
 START_TEST(keys_and_tickets_are_told_to_nobody)
 {
-	struct connection_identity identity = {.version = GLAKE_WIRE_VERSION};
-	struct connection_identity other = {.version = GLAKE_WIRE_VERSION};
+	struct connection_identity identity = {0};
+	struct connection_identity other = {0};
 	struct secret key = {.n_bytes = GLAKE_KEY_BYTES};
 	struct stat stat;
 	uint64_t chunk;
 	world_begin_unseen(.config = LOUD, .has_keeper = true);
-	int connection = connection_open(&harness);
-	ck_assert_int_eq(connection_greet_as(connection, &identity), GLAKE__WIRE__STATUS__OK);
+	int connection = connection_hello_as(&harness, &identity);
 	memcpy(key.bytes, identity.key, sizeof(key.bytes));
 	struct secret ticket = share(connection, &chunk);
-	int victim = connection_open(&harness);
-	ck_assert_int_eq(connection_greet_as(victim, &other), GLAKE__WIRE__STATUS__OK);
+	int victim = connection_hello_as(&harness, &other);
 	err(victim, &other, chunk, &ticket);
 
 	harness_kill(&harness);

@@ -22,8 +22,7 @@ static void run_scenario(const char *program, const char *way, const char *scena
                          const char *argument, const char *want)
 {
 	struct run run;
-	run_start(&run, NULL, run_in_build(program), way, scenario, argument, NULL);
-	run_end_well(&run);
+	run_whole(&run, NULL, run_in_build(program), way, scenario, argument, NULL);
 	if (want) {
 		run_expect(&run, want);
 	}
@@ -57,8 +56,7 @@ START_TEST(calls_are_found)
 {
 	struct run run;
 	world_begin();
-	run_start(&run, NULL, run_in_build(PROGRAM), "proc1", "look_ups", NULL);
-	run_end_well(&run);
+	run_whole(&run, NULL, run_in_build(PROGRAM), "proc1", "look_ups", NULL);
 	run_expect(&run, "cuMemAlloc_v2 libglake-shim.so");
 	run_expect(&run, "cuGLGetDevices_v2 libglake-shim.so");
 	run_expect(&run, "cuGraphicsGLRegisterImage libglake-shim.so");
@@ -72,11 +70,9 @@ START_TEST(off_is_off)
 {
 	struct run run;
 	world_begin();
-	run_start(&run, "GLAKE_SHIM=off", run_in_build(PROGRAM), "proc2", "basic", NULL);
-	run_end_well(&run);
+	run_whole(&run, "GLAKE_SHIM=off", run_in_build(PROGRAM), "proc2", "basic", NULL);
 	run_expect(&run, "owned 0 passed 0 refused 0 connects 0 live 0");
-	run_start(&run, "GLAKE_SHIM_OWN=none", run_in_build(PROGRAM), "dlsym", "basic", NULL);
-	run_end_well(&run);
+	run_whole(&run, "GLAKE_SHIM_OWN=none", run_in_build(PROGRAM), "dlsym", "basic", NULL);
 	run_expect(&run, "owned 0 passed 0 refused 0 connects 0 live 0");
 }
 END_TEST
@@ -85,16 +81,14 @@ START_TEST(without_a_driver_there_is_no_device)
 {
 	struct run run;
 	world_begin();
-	run_start(&run, "GLAKE_LIBCUDA=/nowhere/libcuda.so.1", run_in_build(PROGRAM), "dlsym",
+	run_whole(&run, "GLAKE_LIBCUDA=/nowhere/libcuda.so.1", run_in_build(PROGRAM), "dlsym",
 	          "nothing", NULL);
-	run_end_well(&run);
 	run_expect(&run, "init 100");
 	/* Pointed at itself, it does not go round in circles. */
 	char itself[PATH_MAX];
 	snprintf(itself, sizeof(itself), "GLAKE_LIBCUDA=%s",
 	         run_in_build("lib/glake/libglake-shim.so"));
-	run_start(&run, itself, run_in_build(PROGRAM), "dlsym", "nothing", NULL);
-	run_end_well(&run);
+	run_whole(&run, itself, run_in_build(PROGRAM), "dlsym", "nothing", NULL);
 	run_expect(&run, "init 100");
 }
 END_TEST
@@ -116,16 +110,14 @@ static const struct patcher {
 static void run_patcher(const struct patcher *patcher)
 {
 	struct run with;
-	run_start(&with, "LD_PRELOAD=", run_in_build("bin/glake"), "run", run_in_build(PATCHER),
+	run_whole(&with, "LD_PRELOAD=", run_in_build("bin/glake"), "run", run_in_build(PATCHER),
 	          patcher->find, patcher->jump, patcher->when, NULL);
-	run_end_well(&with);
 	run_expect(&with, patcher->counts);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 	/* A sanitizer's calls stand first in the simulator's functions, and cannot be moved. */
 	struct run without;
-	run_start(&without, "LD_PRELOAD=", run_in_build(PATCHER), patcher->find, patcher->jump,
+	run_whole(&without, "LD_PRELOAD=", run_in_build(PATCHER), patcher->find, patcher->jump,
 	          patcher->when, NULL);
-	run_end_well(&without);
 	ck_assert_int_eq(strncmp(with.text, without.text, strlen(without.text)), 0);
 #endif
 }
@@ -195,8 +187,7 @@ START_TEST(captures_forbid_what_they_do)
 	struct run run;
 	world_begin();
 	run_scenario(PROGRAM, "dlsym", "captures", NULL, "owned all passed 0 refused 0");
-	run_start(&run, "GLAKE_SHIM=off", run_in_build(PROGRAM), "proc2", "captures", NULL);
-	run_end_well(&run);
+	run_whole(&run, "GLAKE_SHIM=off", run_in_build(PROGRAM), "proc2", "captures", NULL);
 }
 END_TEST
 
@@ -220,9 +211,8 @@ START_TEST(peers_that_fail_may_try_again)
 	struct run run;
 	world_begin();
 	/* The first call is the allocation's own. */
-	run_start(&run, "CUDASIM_FAULT=program/cuMemSetAccess:2:fail=2", run_in_build(PROGRAM),
+	run_whole(&run, "CUDASIM_FAULT=program/cuMemSetAccess:2:fail=2", run_in_build(PROGRAM),
 	          "dlsym", "peers_again", NULL);
-	run_end_well(&run);
 }
 END_TEST
 
@@ -232,8 +222,7 @@ START_TEST(a_chunk_may_be_most_of_a_gpu)
 {
 	struct run run;
 	world_begin(.devices = "1x100GiB");
-	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "vmm_large", NULL);
-	run_end_well(&run);
+	run_whole(&run, NULL, run_in_build(PROGRAM), "dlsym", "vmm_large", NULL);
 	run_expect(&run, "owned all passed 0");
 }
 END_TEST
@@ -261,8 +250,7 @@ static void run_large(void *user)
 {
 	struct run run;
 	proxy_start(refuse_large, NULL);
-	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "vmm_large", NULL);
-	run_end_well(&run);
+	run_whole(&run, NULL, run_in_build(PROGRAM), "dlsym", "vmm_large", NULL);
 	run_expect(&run, "owned 0 passed 0 refused 0");
 }
 
@@ -277,8 +265,7 @@ START_TEST(chunks_go_with_their_last_use)
 {
 	struct run run;
 	world_begin();
-	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "vmm", NULL);
-	run_read(&run, "ready");
+	run_until_ready(&run, NULL, run_in_build(PROGRAM), "dlsym", "vmm", NULL);
 	run_expect(&run, "owned all passed 0");
 	int connection = connection_hello(&harness);
 	/* All are unmapped and released but one, which is mapped. */
@@ -288,12 +275,10 @@ START_TEST(chunks_go_with_their_last_use)
 	connection_close(&connection);
 	run_finish(&run);
 	/* Without the shim it says the same. */
-	run_start(&run, "GLAKE_SHIM=off", run_in_build(PROGRAM), "dlsym", "vmm", NULL);
-	run_read(&run, "ready");
+	run_until_ready(&run, "GLAKE_SHIM=off", run_in_build(PROGRAM), "dlsym", "vmm", NULL);
 	run_go_on(&run);
 	run_finish(&run);
-	run_start(&run, "GLAKE_SOCKET=/nowhere", run_in_build(PROGRAM), "proc2", "vmm", NULL);
-	run_read(&run, "ready");
+	run_until_ready(&run, "GLAKE_SOCKET=/nowhere", run_in_build(PROGRAM), "proc2", "vmm", NULL);
 	run_expect(&run, "owned 0 passed all");
 	run_go_on(&run);
 	run_finish(&run);
@@ -322,8 +307,7 @@ START_TEST(streams_may_go)
 {
 	struct run run;
 	world_begin(.config = "warm_bytes = \"0\";", .speed = 5);
-	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "async_streams", NULL);
-	run_read(&run, "ready");
+	run_until_ready(&run, NULL, run_in_build(PROGRAM), "dlsym", "async_streams", NULL);
 	run_expect(&run, "owned all passed 0 refused 0 connects 1 live 0");
 	/* Nobody asks for more: what was parked comes back all the same, but for an empty slab. */
 	await_private_bytes(2u << 20);
@@ -336,11 +320,9 @@ START_TEST(errors_in_stream_order_are_the_drivers)
 	struct run run;
 	world_begin();
 	run_scenario(PROGRAM, "proc1", "async_errors", NULL, "owned 4 passed 0 refused 2");
-	run_start(&run, "GLAKE_SHIM=off", run_in_build(PROGRAM), "dlsym", "async_errors", NULL);
-	run_end_well(&run);
-	run_start(&run, "GLAKE_SHIM_OWN=alloc", run_in_build(PROGRAM), "dlsym", "async_errors",
+	run_whole(&run, "GLAKE_SHIM=off", run_in_build(PROGRAM), "dlsym", "async_errors", NULL);
+	run_whole(&run, "GLAKE_SHIM_OWN=alloc", run_in_build(PROGRAM), "dlsym", "async_errors",
 	          NULL);
-	run_end_well(&run);
 	run_expect(&run, "owned 2 passed 0 refused 0");
 }
 END_TEST
@@ -351,9 +333,8 @@ START_TEST(captured_streams_are_the_drivers)
 	world_begin();
 	run_scenario(PROGRAM, "dlsym", "async_captures", NULL,
 	             "owned 2 passed 0 refused 0 connects 1 live 0");
-	run_start(&run, "GLAKE_SHIM=off", run_in_build(PROGRAM), "dlsym", "async_captures", "off",
+	run_whole(&run, "GLAKE_SHIM=off", run_in_build(PROGRAM), "dlsym", "async_captures", "off",
 	          NULL);
-	run_end_well(&run);
 }
 END_TEST
 
@@ -368,8 +349,7 @@ START_TEST(pools_count_what_is_ours)
 {
 	struct run run;
 	world_begin();
-	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "async_pools", NULL);
-	run_read(&run, "ready");
+	run_until_ready(&run, NULL, run_in_build(PROGRAM), "dlsym", "async_pools", NULL);
 	run_expect(&run, "owned all passed 0");
 	await_private_bytes(0);
 	run_finish(&run);
@@ -383,9 +363,8 @@ START_TEST(free_memory_that_is_stitched_from_is_reserved)
 {
 	struct run run;
 	world_begin();
-	run_start(&run, "GLAKE_ALLOC=stitch", run_in_build(PROGRAM), "dlsym", "async_stitched",
+	run_whole(&run, "GLAKE_ALLOC=stitch", run_in_build(PROGRAM), "dlsym", "async_stitched",
 	          NULL);
-	run_end_well(&run);
 	run_expect(&run, "owned all passed 0");
 }
 END_TEST
@@ -395,9 +374,8 @@ START_TEST_WITH(a_pool_is_trimmed_at_once, .n = 2)
 {
 	struct run run;
 	world_begin();
-	run_start(&run, _i ? "GLAKE_ALLOC=stitch" : NULL, run_in_build(PROGRAM), "dlsym",
+	run_whole(&run, _i ? "GLAKE_ALLOC=stitch" : NULL, run_in_build(PROGRAM), "dlsym",
 	          "async_trimmed", NULL);
-	run_end_well(&run);
 }
 END_TEST
 
@@ -413,8 +391,7 @@ START_TEST(contexts_take_what_is_parked)
 {
 	struct run run;
 	world_begin(.config = "warm_bytes = \"0\";");
-	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "async_resets", NULL);
-	run_read(&run, "ready");
+	run_until_ready(&run, NULL, run_in_build(PROGRAM), "dlsym", "async_resets", NULL);
 	run_expect(&run, "owned all passed 0 refused 0 connects 1 live 0");
 	await_private_bytes(2u << 20);
 	run_finish(&run);
@@ -467,8 +444,8 @@ START_TEST(streams_outlive_glaked)
 	struct run run;
 	int n_left = N_STEPS;
 	world_begin(.speed = SPEED);
-	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "async_steps", N_STEPS_TEXT, NULL);
-	run_read(&run, "ready");
+	run_until_ready(&run, NULL, run_in_build(PROGRAM), "dlsym", "async_steps", N_STEPS_TEXT,
+	                NULL);
 	run_expect(&run, "owned all passed 0 refused 0 connects 1");
 	harness_kill(&harness);
 	run_go_on(&run);
@@ -497,18 +474,14 @@ START_TEST(ipc_shares_it)
 	struct run taker;
 	char handles[257];
 	world_begin();
-	run_start(&giver, NULL, run_in_build(PROGRAM), "dlsym", "ipc_give", "written", NULL);
-	run_read(&giver, "ready");
+	run_until_ready(&giver, NULL, run_in_build(PROGRAM), "dlsym", "ipc_give", "written", NULL);
 	take_handles(&giver, handles);
-	run_start(&taker, NULL, run_in_build(PROGRAM), "proc2", "ipc_take", handles, NULL);
-	run_end_well(&taker);
+	run_whole(&taker, NULL, run_in_build(PROGRAM), "proc2", "ipc_take", handles, NULL);
 	run_go_on(&giver);
 	/* Freed, the large one is nobody's to open, though its process lives; then all are. */
-	run_start(&taker, NULL, run_in_build(PROGRAM), "dlsym", "ipc_dead", handles + 128, NULL);
-	run_end_well(&taker);
+	run_whole(&taker, NULL, run_in_build(PROGRAM), "dlsym", "ipc_dead", handles + 128, NULL);
 	run_finish(&giver);
-	run_start(&taker, NULL, run_in_build(PROGRAM), "dlsym", "ipc_dead", handles, NULL);
-	run_end_well(&taker);
+	run_whole(&taker, NULL, run_in_build(PROGRAM), "dlsym", "ipc_dead", handles, NULL);
 }
 END_TEST
 
@@ -523,9 +496,9 @@ static Glake__Wire__Status open_chunk(int connection, const struct chunk_name *n
 {
 	uint64_t id = name->id;
 	return connection_status(connection,
-	                         CONNECTION_REQUEST(CHUNK_OPEN, ChunkOpen, chunk_open,
-	                                            .session = name->session, .ids = &id,
-	                                            .n_ids = 1, .ticket = name->ticket),
+	                         REQUEST(CHUNK_OPEN, ChunkOpen, chunk_open,
+	                                 .session = name->session, .ids = &id, .n_ids = 1,
+	                                 .ticket = name->ticket),
 	                         NULL, 0);
 }
 
@@ -537,35 +510,20 @@ static void take_elsewhere(struct harness *there, void *user)
 	connection_close(&connection);
 }
 
-static uint64_t share_chunk(int connection, uint64_t id)
-{
-	Glake__Wire__Answer *answer = connection_call(
-		connection,
-		CONNECTION_REQUEST(CHUNK_SHARE, ChunkShare, chunk_share, .ids = &id, .n_ids = 1),
-		NULL, 0, NULL);
-	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__OK);
-	uint64_t ticket = answer->chunk_share->ticket;
-	connection_free(answer);
-	return ticket;
-}
-
 /* What the sessions of a realm know of each other's memory is what they tell each other. */
 START_TEST(chunks_open_with_their_ticket)
 {
-	struct fdlist fds;
 	uint64_t ids[2];
 	world_begin();
-	struct connection_identity identity = {.version = GLAKE_WIRE_VERSION};
-	int connection = connection_open(&harness);
-	ck_assert_int_eq(connection_greet_as(connection, &identity), GLAKE__WIRE__STATUS__OK);
-	fdlist_init(&fds);
-	ck_assert_int_eq(connection_alloc(connection, 0, 2u << 20, 2, ids, &fds),
+	struct connection_identity identity = {0};
+	int connection = connection_hello_as(&harness, &identity);
+	ck_assert_int_eq(connection_alloc(connection, 0, 2u << 20, 2, ids, NULL),
 	                 GLAKE__WIRE__STATUS__OK);
-	fdlist_deinit(&fds);
 	struct chunk_name name = {.session = identity.session, .id = ids[0]};
 	int other = connection_hello(&harness);
 	ck_assert_int_eq(open_chunk(other, &name), GLAKE__WIRE__STATUS__NOT_FOUND);
-	name.ticket = share_chunk(connection, ids[0]);
+	ck_assert_int_eq(connection_share(connection, &ids[0], 1, &name.ticket),
+	                 GLAKE__WIRE__STATUS__OK);
 	ck_assert_uint_ne(name.ticket, 0);
 	ck_assert_int_eq(open_chunk(other, &name), GLAKE__WIRE__STATUS__OK);
 	if (harness_is_root()) {
@@ -574,7 +532,10 @@ START_TEST(chunks_open_with_their_ticket)
 	/* Its neighbour was not named, or has another ticket. */
 	const struct chunk_name neighbour = {name.session, ids[1], name.ticket};
 	ck_assert_int_eq(open_chunk(other, &neighbour), GLAKE__WIRE__STATUS__NOT_FOUND);
-	ck_assert_uint_ne(share_chunk(connection, ids[1]), name.ticket);
+	uint64_t ticket;
+	ck_assert_int_eq(connection_share(connection, &ids[1], 1, &ticket),
+	                 GLAKE__WIRE__STATUS__OK);
+	ck_assert_uint_ne(ticket, name.ticket);
 	ck_assert_int_eq(open_chunk(other, &neighbour), GLAKE__WIRE__STATUS__NOT_FOUND);
 	connection_close(&connection);
 	/* The ticket ends with the session that had the chunk. */
@@ -626,10 +587,8 @@ START_TEST(a_session_too_many_gets_nothing)
 	struct run second;
 	world_begin_unseen(.config = "tenants = ( { name = \"us\"; gids = [ 0 ]; max_sessions = 1; "
 	                             "} );");
-	run_start(&first, NULL, run_in_build(PROGRAM), "dlsym", "steps", "1", NULL);
-	run_read(&first, "ready");
-	run_start(&second, NULL, run_in_build(PROGRAM), "dlsym", "steps", "1", NULL);
-	run_read(&second, "ready");
+	run_until_ready(&first, NULL, run_in_build(PROGRAM), "dlsym", "steps", "1", NULL);
+	run_until_ready(&second, NULL, run_in_build(PROGRAM), "dlsym", "steps", "1", NULL);
 	run_expect(&first, "result 0 owned all passed 0");
 	run_expect(&second, "result 2 owned 0 passed 0 refused 1");
 	run_continue(&first);
@@ -644,8 +603,7 @@ START_TEST(warm_memory_comes_back_on_demand)
 {
 	struct run sleeper;
 	world_begin(.config = "pool = (); pressure = \"wait\"; wait_ms = 3000;", .speed = 5);
-	run_start(&sleeper, NULL, run_in_build(PROGRAM), "dlsym", "idle", "104857600", NULL);
-	run_read(&sleeper, "ready");
+	run_until_ready(&sleeper, NULL, run_in_build(PROGRAM), "dlsym", "idle", "104857600", NULL);
 	run_scenario(PROGRAM, "dlsym", "greedy", "20971520", "got 251658240 ");
 	run_finish(&sleeper);
 }
@@ -657,11 +615,9 @@ START_TEST(without_glaked_the_driver_serves)
 {
 	struct run run;
 	world_begin();
-	run_start(&run, "GLAKE_SOCKET=/nowhere", run_in_build(PROGRAM), "proc2", "basic", NULL);
-	run_end_well(&run);
+	run_whole(&run, "GLAKE_SOCKET=/nowhere", run_in_build(PROGRAM), "proc2", "basic", NULL);
 	run_expect(&run, "owned 0 passed all refused 0 connects 0");
-	run_start(&run, "GLAKE_SHIM_ABSENT=refuse", run_in_build(PROGRAM), "dlsym", "basic", NULL);
-	run_end_well(&run);
+	run_whole(&run, "GLAKE_SHIM_ABSENT=refuse", run_in_build(PROGRAM), "dlsym", "basic", NULL);
 	run_expect(&run, "owned all");
 }
 END_TEST
@@ -671,9 +627,8 @@ START_TEST(strictly_nothing_without_glaked)
 	struct run run;
 	world_begin();
 	harness_kill(&harness);
-	run_start(&run, "GLAKE_SHIM_ABSENT=refuse", run_in_build(PROGRAM), "dlsym", "steps", "1",
-	          NULL);
-	run_read(&run, "ready");
+	run_until_ready(&run, "GLAKE_SHIM_ABSENT=refuse", run_in_build(PROGRAM), "dlsym", "steps",
+	                "1", NULL);
 	run_expect(&run, "result 2 owned 0 passed 0 refused 1");
 	run_finish(&run);
 }
@@ -708,8 +663,7 @@ START_TEST(what_a_killed_program_held_comes_back)
 {
 	struct run run;
 	world_begin();
-	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "steps", "2", NULL);
-	run_read(&run, "ready");
+	run_until_ready(&run, NULL, run_in_build(PROGRAM), "dlsym", "steps", "2", NULL);
 	int connection = connection_hello(&harness);
 	ck_assert_uint_ge(connection_private_bytes(connection), 6u << 20);
 	kill(run.pid, SIGKILL);
@@ -745,17 +699,15 @@ START_TEST(glake_run_runs)
 {
 	struct run run;
 	world_begin();
-	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "--strict", "--",
+	run_whole(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "--strict", "--",
 	          run_in_build(PROGRAM), "proc2", "basic", NULL);
-	run_end_well(&run);
 	run_expect(&run, "owned all passed 0");
 	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "sh", "-c", "exit 42",
 	          NULL);
 	ck_assert_int_eq(WEXITSTATUS(run_end(&run)), 42);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-	run_start(&run, "LD_PRELOAD=libm.so.6", run_in_build("bin/glake"), "run", "sh", "-c",
+	run_whole(&run, "LD_PRELOAD=libm.so.6", run_in_build("bin/glake"), "run", "sh", "-c",
 	          "echo $LD_PRELOAD", NULL);
-	run_end_well(&run);
 	ck_assert_int_eq(strncmp(run.text, "libm.so.6:/", 11), 0);
 #endif
 }
@@ -793,10 +745,9 @@ START_TEST_WITH(glake_run_tells_pytorch, .n = n_elements(settings))
 {
 	struct run run;
 	world_begin();
-	run_start(&run, "LD_PRELOAD=", "/usr/bin/env", settings[_i].before,
+	run_whole(&run, "LD_PRELOAD=", "/usr/bin/env", settings[_i].before,
 	          run_in_build("bin/glake"), "run", settings[_i].option, "sh", "-c",
 	          "echo \"$PYTORCH_CUDA_ALLOC_CONF|$PYTORCH_ALLOC_CONF|$GLAKE_ALLOC\"", NULL);
-	run_end_well(&run);
 	ck_assert_str_eq(run.text, settings[_i].after);
 }
 END_TEST
@@ -806,51 +757,46 @@ START_TEST(glake_run_tells_pytorch_by_the_name_that_it_reads)
 {
 	struct run run;
 	world_begin();
-	run_start(&run, "PYTORCH_ALLOC_CONF=backend:native", "/usr/bin/env",
+	run_whole(&run, "PYTORCH_ALLOC_CONF=backend:native", "/usr/bin/env",
 	          "LD_PRELOAD=", "PYTORCH_CUDA_ALLOC_CONF=a:1", run_in_build("bin/glake"), "run",
 	          "--alloc=stitch", "sh", "-c",
 	          "echo \"$PYTORCH_CUDA_ALLOC_CONF|$PYTORCH_ALLOC_CONF\"", NULL);
-	run_end_well(&run);
 	ck_assert_str_eq(run.text, "a:1,backend:cudaMallocAsync|backend:native\n");
 }
 END_TEST
 #endif
+
+static const struct {
+	const char *first;
+	const char *second;
+	int status;
+	const char *why;
+} refusals[] = {
+	{"no-such-program", NULL, 127, "no-such-program: No such file or directory"},
+	{"/etc/passwd", NULL, 126, "Permission denied"},
+	{"--socket=/nowhere", "sh", 125,
+         "cannot connect to glaked at /nowhere: No such file or directory (--optional starts"},
+	{"--libcuda=/nowhere/x", "sh", 125, "/nowhere/x: no CUDA driver library"},
+	{"--libcuda=/bin/true", "sh", 125, "/bin/true: no CUDA driver library"},
+	{"--shim=/nowhere/x", "sh", 125, "/nowhere/x: not found"},
+	{"--shim=/etc/passwd", "sh", 125, "/etc/passwd: not glake's preload library"},
+	{"--own=vmm,aloc", "sh", 125, "vmm,aloc: must be a list of alloc, async and vmm, or none"},
+	{"--alloc=stich", "sh", 125, "stich: must be stitch or plain"},
+};
 
 START_TEST(glake_run_says_why_not)
 {
 	struct run run;
 	char path[HARNESS_PATH_BYTES + 16];
 	world_begin();
-	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "no-such-program", NULL);
-	run_refused(&run, 127, "no-such-program: No such file or directory");
-	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "/etc/passwd", NULL);
-	run_refused(&run, 126, "Permission denied");
-	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "--socket=/nowhere", "sh",
-	          NULL);
-	run_refused(&run, 125,
-	            "cannot connect to glaked at /nowhere: No such file or directory (--optional "
-	            "starts");
-	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "--libcuda=/nowhere/x",
-	          "sh", NULL);
-	run_refused(&run, 125, "/nowhere/x: no CUDA driver library");
-	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "--libcuda=/bin/true",
-	          "sh", NULL);
-	run_refused(&run, 125, "/bin/true: no CUDA driver library");
-	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "--shim=/nowhere/x", "sh",
-	          NULL);
-	run_refused(&run, 125, "/nowhere/x: not found");
-	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "--shim=/etc/passwd", "sh",
-	          NULL);
-	run_refused(&run, 125, "/etc/passwd: not glake's preload library");
+	for (size_t i = 0; i < n_elements(refusals); i++) {
+		run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", refusals[i].first,
+		          refusals[i].second, NULL);
+		run_refused(&run, refusals[i].status, refusals[i].why);
+	}
 	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "--nope", "sh", NULL);
 	ck_assert_int_eq(WEXITSTATUS(run_end(&run)), 125);
 	run_expect(&run, "glake: unrecognized option '--nope'\n");
-	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "--own=vmm,aloc", "sh",
-	          NULL);
-	run_refused(&run, 125, "vmm,aloc: must be a list of alloc, async and vmm, or none");
-	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "--alloc=stich", "sh",
-	          NULL);
-	run_refused(&run, 125, "stich: must be stitch or plain");
 	run_start(&run, "GLAKE_ALLOC=", run_in_build("bin/glake"), "run", "sh", NULL);
 	run_refused(&run, 125, ": must be stitch or plain");
 	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "--alloc=stitch",

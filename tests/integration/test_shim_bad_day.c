@@ -50,8 +50,7 @@ static void await_nothing_private(void)
 /* A program that has memory of every kind and work on it. */
 static void start_busy(struct run *run)
 {
-	run_start(run, NULL, run_in_build(PROGRAM), "dlsym", "busy", NULL);
-	run_read(run, "ready");
+	run_until_ready(run, NULL, run_in_build(PROGRAM), "dlsym", "busy", NULL);
 	run_expect(run, "owned all passed 0 refused 0 connects 1");
 	int connection = connection_hello(&harness);
 	ck_assert_uint_ge(connection_private_bytes(connection), 22 * MIB);
@@ -83,17 +82,15 @@ START_TEST(an_ipc_handle_of_the_killed_opens_nothing)
 	struct run taker;
 	char handles[257] = "";
 	world_begin();
-	run_start(&giver, NULL, run_in_build(PROGRAM), "dlsym", "ipc_give", NULL);
-	run_read(&giver, "ready");
+	run_until_ready(&giver, NULL, run_in_build(PROGRAM), "dlsym", "ipc_give", NULL);
 	ck_assert_int_eq(sscanf(giver.text, "%128s %128s", handles, handles + 128), 2);
 	kill(giver.pid, SIGKILL);
 	ck_assert_int_eq(WTERMSIG(run_end(&giver)), SIGKILL);
 	/* Its session ends a moment after it. */
 	await_nothing_private();
 	for (int i = 0; i < 2; i++) {
-		run_start(&taker, NULL, run_in_build(PROGRAM), "proc2", "ipc_dead",
+		run_whole(&taker, NULL, run_in_build(PROGRAM), "proc2", "ipc_dead",
 		          handles + i * 128, NULL);
-		run_end_well(&taker);
 	}
 }
 END_TEST
@@ -105,12 +102,10 @@ START_TEST(a_quota_of_next_to_nothing_is_out_of_memory)
 {
 	struct run run;
 	world_begin(.config = "tenants = ( { name = \"default\"; device_bytes = 1; } );");
-	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "greedy", "1048576", NULL);
-	run_end_well(&run);
+	run_whole(&run, NULL, run_in_build(PROGRAM), "dlsym", "greedy", "1048576", NULL);
 	run_expect(&run, "got 0 free");
 	run_expect(&run, "owned 0 passed 0 refused 1 connects 1 live 0");
-	run_start(&run, NULL, run_in_build(PROGRAM), "proc2", "steps", "1", NULL);
-	run_read(&run, "ready");
+	run_until_ready(&run, NULL, run_in_build(PROGRAM), "proc2", "steps", "1", NULL);
 	run_expect(&run, "result 2 owned 0 passed 0 refused 1");
 	run_finish(&run);
 }
@@ -151,12 +146,10 @@ START_TEST(a_glaked_of_another_version_is_no_reason_to_go_without)
 	world_begin();
 	snprintf(variable, sizeof(variable), "GLAKE_SOCKET=%s/stranger", harness.folder);
 	pid_t stranger = start_stranger(strchr(variable, '=') + 1);
-	run_start(&run, variable, run_in_build(PROGRAM), "dlsym", "steps", "1", NULL);
-	run_read(&run, "ready");
+	run_until_ready(&run, variable, run_in_build(PROGRAM), "dlsym", "steps", "1", NULL);
 	run_expect(&run, "result 2 owned 0 passed 0 refused 1 connects 0");
 	run_finish(&run);
-	kill(stranger, SIGKILL);
-	ck_assert_int_eq(waitpid(stranger, NULL, 0), stranger);
+	world_kill(stranger);
 }
 END_TEST
 
@@ -229,8 +222,8 @@ START_TEST(a_child_does_not_keep_a_glaked_that_ends)
 	world_begin_unseen(.config = "drain_ms = 3600000;");
 	snprintf(state, sizeof(state), "CUDASIM_STATE=%s", getenv("CUDASIM_STATE"));
 	harness_start(&other, &(struct harness_options){.env = (const char *const[]){state, NULL}});
-	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "moves", other.socket_path, NULL);
-	run_read(&run, "ready");
+	run_until_ready(&run, NULL, run_in_build(PROGRAM), "dlsym", "moves", other.socket_path,
+	                NULL);
 	harness_signal(&harness, SIGTERM);
 	harness_wait_log(&harness, "draining 1 sessions");
 	run_finish(&run);
@@ -249,8 +242,7 @@ START_TEST(questions_do_not_wait_for_a_stopped_glaked)
 	char path[PATH_MAX];
 	world_begin();
 	snprintf(path, sizeof(path), "%s/mute", harness.folder);
-	run_start(&run, "GLAKE_SHIM_OWN=alloc", run_in_build(PROGRAM), "dlsym", "asks", path, NULL);
-	run_end_well(&run);
+	run_whole(&run, "GLAKE_SHIM_OWN=alloc", run_in_build(PROGRAM), "dlsym", "asks", path, NULL);
 	run_expect(&run, "owned 0 passed 1 refused 0 connects 0");
 }
 END_TEST
@@ -261,13 +253,11 @@ START_TEST(a_stopped_glaked_is_done_without)
 	struct run run;
 	world_begin(.speed = 5);
 	harness_signal(&harness, SIGSTOP);
-	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "steps", "1", NULL);
-	run_read(&run, "ready");
+	run_until_ready(&run, NULL, run_in_build(PROGRAM), "dlsym", "steps", "1", NULL);
 	run_expect(&run, "result 0 owned 0 passed all refused 0 connects 0");
 	harness_signal(&harness, SIGCONT);
 	run_finish(&run);
-	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "basic", NULL);
-	run_end_well(&run);
+	run_whole(&run, NULL, run_in_build(PROGRAM), "dlsym", "basic", NULL);
 	run_expect(&run, "owned all passed 0");
 }
 END_TEST
@@ -277,8 +267,7 @@ START_TEST(a_restart_is_waited_for)
 {
 	struct run run;
 	world_begin(.is_activated = true, .keeps_fds = true);
-	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "steps", "2", NULL);
-	run_read(&run, "ready");
+	run_until_ready(&run, NULL, run_in_build(PROGRAM), "dlsym", "steps", "2", NULL);
 	run_expect(&run, "result 0 owned all passed 0 refused 0 connects 1");
 	harness_kill(&harness);
 	ck_assert_int_eq(rename(harness.socket_path, world_path("away")), 0);
@@ -298,8 +287,7 @@ START_TEST(a_slow_restart_is_no_end)
 {
 	struct run run;
 	world_begin(.devices = "1x1GiB", .is_activated = true, .keeps_fds = true, .speed = 5);
-	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "steps", "40", NULL);
-	run_read(&run, "ready");
+	run_until_ready(&run, NULL, run_in_build(PROGRAM), "dlsym", "steps", "40", NULL);
 	harness_kill(&harness);
 	run_go_on(&run);
 	run_expect(&run, "result 0 owned 1 passed 1 refused 0 connects 1");
@@ -320,8 +308,7 @@ START_TEST(a_busy_session_is_no_reason_to_go_without)
 {
 	struct run run;
 	world_begin(.config = "pool = (); max_requests_in_flight = 1;");
-	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "threads", NULL);
-	run_end_well(&run);
+	run_whole(&run, NULL, run_in_build(PROGRAM), "dlsym", "threads", NULL);
 	run_expect(&run, "passed 0 refused 0 connects 1");
 }
 END_TEST
@@ -331,9 +318,8 @@ START_TEST(a_failure_of_ours_is_out_of_memory)
 {
 	struct run run;
 	world_begin();
-	run_start(&run, "CUDASIM_FAULT=cuMemMap:1:fail=999", run_in_build(PROGRAM), "dlsym",
-	          "steps", "2", NULL);
-	run_read(&run, "ready");
+	run_until_ready(&run, "CUDASIM_FAULT=cuMemMap:1:fail=999", run_in_build(PROGRAM), "dlsym",
+	                "steps", "2", NULL);
 	run_expect(&run, "result 2 owned 0 passed 0 refused 1 connects 1");
 	run_go_on(&run);
 	run_expect(&run, "result 0 owned all passed 0 refused 1 connects 1");
@@ -347,15 +333,13 @@ START_TEST(warm_memory_goes_with_glaked)
 	static struct run sleeper;
 	static struct run other;
 	world_begin(.config = "pool = ();", .speed = 10);
-	run_start(&sleeper, NULL, run_in_build(PROGRAM), "dlsym", "idle", "104857600", NULL);
-	run_read(&sleeper, "ready");
+	run_until_ready(&sleeper, NULL, run_in_build(PROGRAM), "dlsym", "idle", "104857600", NULL);
 	harness_kill(&harness);
 	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
 	do {
 		ck_assert_uint_lt(harness_now_ms(), end_ms);
-		run_start(&other, NULL, run_in_build(PROGRAM), "dlsym", "greedy", "104857600",
+		run_whole(&other, NULL, run_in_build(PROGRAM), "dlsym", "greedy", "104857600",
 		          NULL);
-		run_end_well(&other);
 	} while (!strstr(other.text, "got 209715200"));
 	run_finish(&sleeper);
 }
@@ -367,8 +351,7 @@ START_TEST(the_programs_files_are_left_alone)
 {
 	struct run run;
 	world_begin();
-	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "usurp", NULL);
-	run_read(&run, "ready");
+	run_until_ready(&run, NULL, run_in_build(PROGRAM), "dlsym", "usurp", NULL);
 	run_expect(&run, "owned all passed 0 refused 0 connects 1 live 0");
 	/* The session goes on with another connection, and all is warm in it. */
 	await_private(12 * MIB);
@@ -390,8 +373,8 @@ START_TEST(a_full_table_of_files_ends_no_session)
 	world_begin();
 	int connection = connection_hello(&harness);
 	for (int i = 0; i < 2; i++) {
-		run_start(&run, policies[i].extra, run_in_build(PROGRAM), "dlsym", "no_fds", NULL);
-		run_read(&run, "ready");
+		run_until_ready(&run, policies[i].extra, run_in_build(PROGRAM), "dlsym", "no_fds",
+		                NULL);
 		ck_assert_uint_eq(connection_private_bytes(connection), 6 * MIB);
 		run_go_on(&run);
 		run_expect(&run, policies[i].counts);
@@ -408,8 +391,7 @@ START_TEST(a_lost_connection_keeps_its_session)
 {
 	struct run run;
 	world_begin();
-	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "loses", NULL);
-	run_read(&run, "ready");
+	run_until_ready(&run, NULL, run_in_build(PROGRAM), "dlsym", "loses", NULL);
 	run_expect(&run, "owned 1 passed 1 refused 0 connects 1");
 	await_private(14 * MIB);
 	run_finish(&run);
@@ -420,8 +402,7 @@ START_TEST(cancelled_threads_hold_up_nobody)
 {
 	struct run run;
 	world_begin();
-	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "cancels", NULL);
-	run_end_well(&run);
+	run_whole(&run, NULL, run_in_build(PROGRAM), "dlsym", "cancels", NULL);
 	run_expect(&run, "owned all passed 0 refused 0 connects 1");
 }
 END_TEST
@@ -431,9 +412,8 @@ START_TEST(the_driver_ends_when_we_have)
 {
 	struct run run;
 	world_begin(.speed = 5);
-	run_start(&run, "CUDASIM_FAULT=cuMemUnmap:*:slow=1000", run_in_build(PROGRAM), "dlsym",
-	          "exits", "6291456", NULL);
-	run_read(&run, "ready");
+	run_until_ready(&run, "CUDASIM_FAULT=cuMemUnmap:*:slow=1000", run_in_build(PROGRAM),
+	                "dlsym", "exits", "6291456", NULL);
 	harness_kill(&harness);
 	harness_sleep_ms(300 / 5);
 	run_finish(&run);
@@ -446,9 +426,8 @@ START_TEST(libraries_allocate_while_they_are_loaded)
 	struct run run;
 	world_begin();
 	harness_signal(&harness, SIGSTOP);
-	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "loads", run_in_build(CONSTRUCTOR),
-	          NULL);
-	run_read(&run, "ready");
+	run_until_ready(&run, NULL, run_in_build(PROGRAM), "dlsym", "loads",
+	                run_in_build(CONSTRUCTOR), NULL);
 	harness_sleep_ms(300);
 	run_continue(&run);
 	run_read(&run, "loading");
@@ -466,8 +445,7 @@ static void run_with_preload(struct run *run, const char *first, const char *sec
 	char preload[2 * PATH_MAX + 16];
 	snprintf(preload, sizeof(preload), "LD_PRELOAD=%s:%s", run_in_build(first),
 	         run_in_build(second));
-	run_start(run, preload, run_in_build(LINKED), "linked", "basic", NULL);
-	run_end_well(run);
+	run_whole(run, preload, run_in_build(LINKED), "linked", "basic", NULL);
 	run_expect(run, "owned all passed 0 refused 0 connects 1 live 0");
 }
 
@@ -505,8 +483,7 @@ static void use_own_driver(void)
 	struct run run;
 	char path[PATH_MAX];
 	snprintf(path, sizeof(path), "%s/libcuda.so.1", harness.folder);
-	run_start(&run, NULL, "/bin/cp", run_in_build("cudasim/libcuda.so.1"), path, NULL);
-	run_end_well(&run);
+	run_whole(&run, NULL, "/bin/cp", run_in_build("cudasim/libcuda.so.1"), path, NULL);
 	setenv("GLAKE_LIBCUDA", path, 1);
 }
 
@@ -523,14 +500,12 @@ START_TEST(programs_without_cuda_open_nothing)
 	uint64_t n_sessions = connection_counter(connection, "sessions_total");
 	count_opens(watch);
 
-	run_start(&run, NULL, "/bin/sh", "-c",
+	run_whole(&run, NULL, "/bin/sh", "-c",
 	          "for i in 1 2 3 4 5; do (/bin/true; ls /proc/self/fd; env) | sort; done", NULL);
-	run_end_well(&run);
 	ck_assert_uint_eq(count_opens(watch), 0);
 	ck_assert_uint_eq(connection_counter(connection, "sessions_total"), n_sessions);
 
-	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "basic", NULL);
-	run_end_well(&run);
+	run_whole(&run, NULL, run_in_build(PROGRAM), "dlsym", "basic", NULL);
 	ck_assert_uint_gt(count_opens(watch), 0);
 	ck_assert_uint_eq(connection_counter(connection, "sessions_total"), n_sessions + 1);
 	connection_close(&connection);
@@ -542,9 +517,8 @@ END_TEST
 
 static void run_parts(struct run *run, const char *extra, const char *program)
 {
-	run_start(run, extra, run_in_build(program), "memory", "async", "pools", "vmm", "places",
+	run_whole(run, extra, run_in_build(program), "memory", "async", "pools", "vmm", "places",
 	          "graphs", NULL);
-	run_end_well(run);
 }
 
 static void compute_with_and_without(const char *program)
@@ -557,8 +531,7 @@ static void compute_with_and_without(const char *program)
 	ck_assert_str_eq(with.text, without.text);
 	run_expect_owned(151);
 	/* Without the shim the simulator's handles between processes open nothing. */
-	run_start(&with, NULL, run_in_build(program), "ipc", NULL);
-	run_end_well(&with);
+	run_whole(&with, NULL, run_in_build(program), "ipc", NULL);
 	run_expect(&with, "given c3141a40981401d1\nanswered ");
 }
 
@@ -582,8 +555,7 @@ START_TEST(what_is_handed_out_is_pinned)
 					 "imported: another process's\n";
 	struct run run;
 	world_begin();
-	run_start(&run, NULL, run_in_build(DRIVER_API), "pins", NULL);
-	run_end_well(&run);
+	run_whole(&run, NULL, run_in_build(DRIVER_API), "pins", NULL);
 	ck_assert_str_eq(run.text, lines);
 }
 END_TEST
@@ -606,10 +578,8 @@ START_TEST(numbers_behave_as_handles_of_the_driver)
 	world_begin();
 	snprintf(path, sizeof(path), "%s/counts", harness.folder);
 	snprintf(variable, sizeof(variable), "SHIM_COUNTS=%s", path);
-	run_start(&without, "GLAKE_SHIM=off", run_in_build(NUMBERS), "stale", NULL);
-	run_end_well(&without);
-	run_start(&with, run_counting(), run_in_build(NUMBERS), "stale", NULL);
-	run_end_well(&with);
+	run_whole(&without, "GLAKE_SHIM=off", run_in_build(NUMBERS), "stale", NULL);
+	run_whole(&with, run_counting(), run_in_build(NUMBERS), "stale", NULL);
 	run_expect(&with, "another 0000000000000001");
 	ck_assert_str_eq(with.text, without.text);
 	FILE *file = fopen(path, "re");
@@ -627,10 +597,8 @@ START_TEST(numbers_of_the_drivers_own_memory_behave_the_same)
 	static struct run with;
 	static struct run without;
 	world_begin();
-	run_start(&without, "GLAKE_SHIM=off", run_in_build(NUMBERS), "stale", NULL);
-	run_end_well(&without);
-	run_start(&with, "GLAKE_SOCKET=/nowhere/glaked.sock", run_in_build(NUMBERS), "stale", NULL);
-	run_end_well(&with);
+	run_whole(&without, "GLAKE_SHIM=off", run_in_build(NUMBERS), "stale", NULL);
+	run_whole(&with, "GLAKE_SOCKET=/nowhere/glaked.sock", run_in_build(NUMBERS), "stale", NULL);
 	ck_assert_str_eq(with.text, without.text);
 }
 END_TEST
@@ -641,10 +609,8 @@ START_TEST(pools_open_to_other_devices)
 	struct run with;
 	struct run without;
 	world_begin();
-	run_start(&without, "GLAKE_SHIM=off", run_in_build(DRIVER_API), "peers", NULL);
-	run_end_well(&without);
-	run_start(&with, NULL, run_in_build(DRIVER_API), "peers", NULL);
-	run_end_well(&with);
+	run_whole(&without, "GLAKE_SHIM=off", run_in_build(DRIVER_API), "peers", NULL);
+	run_whole(&with, NULL, run_in_build(DRIVER_API), "peers", NULL);
 	run_expect(&with, "pooled ");
 	ck_assert_str_eq(with.text, without.text);
 }

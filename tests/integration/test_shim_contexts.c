@@ -21,8 +21,7 @@ BEGIN_EACH(begin)
 static void run_scenario(const char *environment, const char *scenario)
 {
 	struct run run;
-	run_start(&run, environment, run_in_build("tests/shim/contexts"), scenario, NULL);
-	run_end_well(&run);
+	run_whole(&run, environment, run_in_build("tests/shim/contexts"), scenario, NULL);
 }
 
 START_TEST(contexts_of_all_versions_are_seen)
@@ -59,8 +58,7 @@ END_TEST
 START_TEST(memory_comes_back_during_captures)
 {
 	struct run run;
-	run_start(&run, NULL, run_in_build("tests/shim/contexts"), "captures_go_on", NULL);
-	run_read(&run, "ready");
+	run_until_ready(&run, NULL, run_in_build("tests/shim/contexts"), "captures_go_on", NULL);
 	int connection = connection_hello(&harness);
 	connection_await_private(connection, 0);
 	connection_close(&connection);
@@ -104,11 +102,9 @@ START_TEST(green_contexts_compute_the_same)
 {
 	static struct run with;
 	static struct run without;
-	run_start(&without, "GLAKE_SHIM=off", run_in_build(GREEN), NULL);
-	run_end_well(&without);
+	run_whole(&without, "GLAKE_SHIM=off", run_in_build(GREEN), NULL);
 	run_expect(&without, "outlived ");
-	run_start(&with, run_counting(), run_in_build(GREEN), NULL);
-	run_end_well(&with);
+	run_whole(&with, run_counting(), run_in_build(GREEN), NULL);
 	ck_assert_str_eq(with.text, without.text);
 	run_expect_owned(80);
 	await_nothing_private();
@@ -118,8 +114,7 @@ END_TEST
 START_TEST(memory_of_green_contexts_that_end_comes_back)
 {
 	struct run run;
-	run_start(&run, NULL, run_in_build(GREEN), "rounds", NULL);
-	run_end_well(&run);
+	run_whole(&run, NULL, run_in_build(GREEN), "rounds", NULL);
 	await_nothing_private();
 }
 END_TEST

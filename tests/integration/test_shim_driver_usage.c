@@ -71,25 +71,17 @@ static struct found wait_report(pid_t pid, uint64_t managed, uint64_t arrays, ui
 	}
 }
 
-static int copy_device(void *user, const struct glake_status *status)
-{
-	*(struct glake_device_status *)user = status->devices[0];
-	return 0;
-}
-
 START_TEST(managed_memory_and_arrays_are_told)
 {
 	struct run run;
-	struct glake_device_status device;
 	world_begin(.config = "pool = ();", .speed = 5);
 	/* The program has nothing of glaked, and is seen all the same. */
-	run_start(&run, NULL, PROGRAM, "managed", "arrays", "wait", "-managed", "-arrays", "wait",
-	          NULL);
-	run_read(&run, "ready");
+	run_until_ready(&run, NULL, PROGRAM, "managed", "arrays", "wait", "-managed", "-arrays",
+	                "wait", NULL);
 	struct found found = wait_report(run.pid, 3 * MIB, ARRAYS, 0, 0);
 	ck_assert_uint_eq(found.row.reserved_bytes, 0);
 	ck_assert_uint_eq(found.row.n_owned, 0);
-	ck_assert_int_eq(glake_get_status(eye, copy_device, &device), 0);
+	struct glake_device_status device = world_device(0);
 	ck_assert_uint_eq(device.managed_bytes, 3 * MIB);
 	ck_assert_uint_eq(device.array_bytes, ARRAYS);
 	run_go_on(&run);
@@ -102,9 +94,8 @@ START_TEST(graphs_and_pools_are_asked_for)
 {
 	struct run run;
 	world_begin(.config = "pool = ();", .speed = 5);
-	run_start(&run, NULL, PROGRAM, "plain", "graph", "pool", "wait", "-pool", "-plain", "wait",
-	          NULL);
-	run_read(&run, "ready");
+	run_until_ready(&run, NULL, PROGRAM, "plain", "graph", "pool", "wait", "-pool", "-plain",
+	                "wait", NULL);
 	struct found found = wait_report(run.pid, 0, 0, 2 * MIB, 6 * MIB);
 	ck_assert_uint_eq(found.row.n_owned, 2);
 	ck_assert_uint_eq(found.row.n_passed, 0);
@@ -122,9 +113,8 @@ START_TEST(what_is_left_to_the_driver_is_told)
 	struct run run;
 	world_begin(.config = "pool = ();", .speed = 5);
 	/* 4 MiB, 1 MiB of rows, 2 MiB by handle; managed memory makes a session. */
-	run_start(&run, "GLAKE_SHIM_OWN=none", PROGRAM, "managed", "plain", "vmm", "pool", "wait",
-	          "-managed", "-plain", "-vmm", "-pool", "wait", NULL);
-	run_read(&run, "ready");
+	run_until_ready(&run, "GLAKE_SHIM_OWN=none", PROGRAM, "managed", "plain", "vmm", "pool",
+	                "wait", "-managed", "-plain", "-vmm", "-pool", "wait", NULL);
 	struct found found = wait_report(run.pid, 3 * MIB, 0, 0, 13 * MIB);
 	ck_assert_uint_eq(found.row.n_owned, 0);
 	run_go_on(&run);
@@ -137,9 +127,8 @@ static void go_with_context(const char *step)
 {
 	struct run run;
 	world_begin(.config = "pool = ();", .speed = 5);
-	run_start(&run, "GLAKE_SHIM_OWN=none", PROGRAM, step, "managed", "arrays", "plain", "vmm",
-	          "wait", "reset", "wait", NULL);
-	run_read(&run, "ready");
+	run_until_ready(&run, "GLAKE_SHIM_OWN=none", PROGRAM, step, "managed", "arrays", "plain",
+	                "vmm", "wait", "reset", "wait", NULL);
 	wait_report(run.pid, 3 * MIB, ARRAYS, 0, 7 * MIB);
 	run_go_on(&run);
 	/* What was made by handle is no context's. */
@@ -164,10 +153,9 @@ START_TEST(without_glaked_all_works_as_before)
 {
 	struct run run;
 	world_begin(.config = "pool = ();", .speed = 5);
-	run_start(&run, "GLAKE_SOCKET=/nonexistent/glaked.sock", PROGRAM, "managed", "arrays",
+	run_whole(&run, "GLAKE_SOCKET=/nonexistent/glaked.sock", PROGRAM, "managed", "arrays",
 	          "plain", "vmm", "pool", "graph", "-managed", "-arrays", "-plain", "-vmm", "-pool",
 	          "managed", "arrays", "reset", NULL);
-	run_end_well(&run);
 	ck_assert_str_eq(run.text, "");
 }
 END_TEST
@@ -177,9 +165,8 @@ START_TEST(asking_the_driver_ends_no_capture)
 {
 	struct run run;
 	world_begin(.config = "pool = ();", .speed = 5);
-	run_start(&run, "CUDASIM_FAULT=cuDeviceGetGraphMemAttribute:*:slow=3000", PROGRAM, "pool",
-	          "managed", "capture", "wait", NULL);
-	run_read(&run, "ready");
+	run_until_ready(&run, "CUDASIM_FAULT=cuDeviceGetGraphMemAttribute:*:slow=3000", PROGRAM,
+	                "pool", "managed", "capture", "wait", NULL);
 	wait_report(run.pid, 3 * MIB, 0, 0, 6 * MIB);
 	run_finish(&run);
 }
@@ -192,8 +179,7 @@ START_TEST(glakectl_shows_it)
 	char command[1024];
 	char text[8192];
 	world_begin(.config = "pool = ();", .speed = 5);
-	run_start(&run, NULL, PROGRAM, "plain", "managed", "arrays", "wait", NULL);
-	run_read(&run, "ready");
+	run_until_ready(&run, NULL, PROGRAM, "plain", "managed", "arrays", "wait", NULL);
 	wait_report(run.pid, 3 * MIB, ARRAYS, 0, 0);
 	snprintf(command, sizeof(command), "%s --socket %s sessions --json",
 	         run_in_build("bin/glakectl"), harness.socket_path);

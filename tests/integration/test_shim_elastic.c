@@ -17,8 +17,7 @@ BEGIN_EACH(begin)
 static void run_scenario(const char *scenario)
 {
 	struct run run;
-	run_start(&run, NULL, run_in_build("tests/shim/elastic"), scenario, NULL);
-	run_end_well(&run);
+	run_whole(&run, NULL, run_in_build("tests/shim/elastic"), scenario, NULL);
 }
 
 START_TEST(what_others_know_is_not_kept_for_an_heir)

@@ -43,8 +43,7 @@ static struct faults list_faults(void)
 
 static void start(struct run *run, const char *form, const char *seen_by, const char *end)
 {
-	run_start(run, NULL, run_in_build("tests/shim/fault"), form, seen_by, end, NULL);
-	run_read(run, "ready");
+	run_until_ready(run, NULL, run_in_build("tests/shim/fault"), form, seen_by, end, NULL);
 }
 
 static void run_through(struct run *run, const char *form, const char *seen_by, const char *end)

@@ -15,8 +15,7 @@ BEGIN_EACH(begin)
 static void run_scenario(const char *scenario)
 {
 	struct run run;
-	run_start(&run, NULL, run_in_build("tests/shim/full"), scenario, NULL);
-	run_end_well(&run);
+	run_whole(&run, NULL, run_in_build("tests/shim/full"), scenario, NULL);
 }
 
 START_TEST(a_write_comes_back)
@@ -71,7 +70,6 @@ END_TEST
 START_TEST(unsealing_without_a_gate_comes_back)
 {
 	struct run run;
-	run_start(&run, "GLAKE_SHIM=off", run_in_build("tests/shim/full"), "without_a_gate", NULL);
-	run_end_well(&run);
+	run_whole(&run, "GLAKE_SHIM=off", run_in_build("tests/shim/full"), "without_a_gate", NULL);
 }
 END_TEST

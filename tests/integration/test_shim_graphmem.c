@@ -12,8 +12,7 @@
 static void run_one(const char *setting, const char *scenario)
 {
 	struct run run;
-	run_start(&run, setting, run_in_build("tests/shim/graphmem"), scenario, NULL);
-	run_end_well(&run);
+	run_whole(&run, setting, run_in_build("tests/shim/graphmem"), scenario, NULL);
 }
 
 static void stitching(const char *scenario)

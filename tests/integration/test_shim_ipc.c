@@ -13,8 +13,7 @@ BEGIN_EACH(begin)
 static void run_scenario(const char *scenario)
 {
 	struct run run;
-	run_start(&run, NULL, run_in_build("tests/shim/ipc"), scenario, NULL);
-	run_end_well(&run);
+	run_whole(&run, NULL, run_in_build("tests/shim/ipc"), scenario, NULL);
 }
 
 START_TEST(opened_memory_has_its_facts)
@@ -51,8 +50,7 @@ END_TEST
 START_TEST(opened_memory_is_where_it_was_made_while_its_user_sleeps)
 {
 	struct run run;
-	run_start(&run, NULL, run_in_build("tests/shim/ipc"), "asleep", NULL);
-	run_read(&run, "ready");
+	run_until_ready(&run, NULL, run_in_build("tests/shim/ipc"), "asleep", NULL);
 	world_put_to_sleep(run.pid);
 	run_go_on(&run);
 	run_finish(&run);

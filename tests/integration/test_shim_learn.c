@@ -23,8 +23,7 @@ BEGIN_EACH(begin)
 static void run_as(const char *dedup, const char *scenario)
 {
 	struct run run;
-	run_start(&run, dedup, run_in_build("tests/shim/auto"), scenario, NULL);
-	run_end_well(&run);
+	run_whole(&run, dedup, run_in_build("tests/shim/auto"), scenario, NULL);
 }
 
 /* Static. */
@@ -75,10 +74,9 @@ static void learn(const char *table, const char *state)
 	char with[300];
 	snprintf(out, sizeof(out), "--out=%s", table);
 	snprintf(with, sizeof(with), "--state=%s", state);
-	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "learn", out, with,
+	run_whole(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "learn", out, with,
 	          "--for=what was seen", "--seconds=300", "--least=1", "--",
 	          run_in_build("tests/shim/auto"), "learn", NULL);
-	run_end_well(&run);
 	puts(run.text);
 }
 
@@ -108,9 +106,8 @@ static void expect_learned(const char *table)
 	struct run run;
 	char with[300];
 	snprintf(with, sizeof(with), "--state=%s", state);
-	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "learn", with, "--least=1000000",
+	run_whole(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "learn", with, "--least=1000000",
 	          NULL);
-	run_end_well(&run);
 	run_expect(&run, "launches are too few: read");
 	run_expect(&run, "opaque hidden");
 	/* Another run finds no more, and the same. */
@@ -127,8 +124,7 @@ START_TEST_WITH(what_is_learned_is_true, .timeout_s = 120)
 	struct run run;
 	snprintf(table, sizeof(table), "%s", world_path("readers.d/learned.readers"));
 	expect_learned(table);
-	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "readers", table, NULL);
-	run_end_well(&run);
+	run_whole(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "readers", table, NULL);
 	run_expect(&run, "for what was seen: 7 functions, 1 of them opaque; 2 words");
 	/* And programs live by it. */
 	for (size_t i = 0; i < n_elements(writes); i++) {
@@ -150,9 +146,8 @@ END_TEST
 START_TEST(one_allocation_is_enough)
 {
 	struct run run;
-	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "learn", "--least=1",
+	run_whole(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "learn", "--least=1",
 	          "--seconds=60", "--", run_in_build("tests/shim/auto"), "learn in one", NULL);
-	run_end_well(&run);
 	run_expect(&run, "opaque hidden");
 	run_expect(&run, "function pair # 3 launches\n  reads 0 # 3");
 	run_expect(&run, "# never launched beside weights that it did not name: read");
@@ -162,9 +157,8 @@ END_TEST
 START_TEST_WITH(weights_that_are_busy_are_learned_later, .timeout_s = 120)
 {
 	struct run run;
-	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "learn", "--least=1",
+	run_whole(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "learn", "--least=1",
 	          "--seconds=60", "--", run_in_build("tests/shim/auto"), "learn later", NULL);
-	run_end_well(&run);
 	run_expect(&run, "function read");
 }
 END_TEST
@@ -194,9 +188,8 @@ START_TEST_WITH(no_byte_is_lost_at_random, .timeout_s = 300)
 	struct run run;
 	snprintf(seed, sizeof(seed), "%u", churn_seed());
 	setenv("GLAKE_DEDUP_QUIET_MS", "50", 1);
-	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "learn", "--seconds=60", "--",
+	run_whole(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "learn", "--seconds=60", "--",
 	          run_in_build("tests/shim/auto"), seed, "3", NULL);
-	run_end_well(&run);
 	run_expect(&run, "function read");
 }
 END_TEST
@@ -238,9 +231,8 @@ END_TEST
 START_TEST(it_can_be_told_to_end)
 {
 	struct run run;
-	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "learn", "--",
-	          run_in_build("tests/shim/auto"), "long", NULL);
-	run_read(&run, "ready");
+	run_until_ready(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "learn", "--",
+	                run_in_build("tests/shim/auto"), "long", NULL);
 	assert_ok(kill(run.pid, SIGTERM));
 	ck_assert_int_eq(run_end(&run), (128 + SIGTERM) << 8);
 	run_expect(&run, "auto: told to end");

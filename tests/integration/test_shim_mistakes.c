@@ -200,13 +200,12 @@ static void forge(uint64_t n)
 	for (uint64_t i = 0; i < n; i++) {
 		int socket = connection_open(&harness);
 		snprintf(name, sizeof(name), i == 0 ? "%s" : "%s-%d", labels[0], (int)i);
-		ask(socket, CONNECTION_REQUEST(HELLO, Hello, hello, .version = GLAKE_WIRE_VERSION,
-		                               .program = name, .executable = labels[1]));
+		ask(socket, REQUEST(HELLO, Hello, hello, .version = GLAKE_WIRE_VERSION,
+		                    .program = name, .executable = labels[1]));
 		for (unsigned again = 0; again < 3; again++) {
-			ask(socket,
-			    CONNECTION_REQUEST(FAULT_REPORT, FaultReport, fault_report,
-			                       .error = 700, .name = (char *)"x", .is_alone = true,
-			                       .suspects = suspects, .n_suspects = 1));
+			ask(socket, REQUEST(FAULT_REPORT, FaultReport, fault_report, .error = 700,
+			                    .name = (char *)"x", .is_alone = true,
+			                    .suspects = suspects, .n_suspects = 1));
 		}
 		connection_close(&socket);
 	}

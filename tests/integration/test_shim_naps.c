@@ -35,8 +35,7 @@ static void begin(const char *tenant)
 
 static void start_as(struct run *run, const char *scenario)
 {
-	run_start(run, NULL, run_in_build("tests/shim/sleep"), scenario, NULL);
-	run_read(run, "ready");
+	run_until_ready(run, NULL, run_in_build("tests/shim/sleep"), scenario, NULL);
 }
 
 static void start(struct run *run)
@@ -133,20 +132,13 @@ START_TEST(a_program_that_is_stopped_delays_a_request_and_no_more)
 }
 END_TEST
 
-static int take_status(void *user, const struct glake_status *status)
-{
-	*(struct glake_status *)user = *status;
-	return 0;
-}
-
 static const char *const policies[] = {"idle_ms = 4000;", "on_pressure = \"sleep\";", ""};
 
 /* For who looks whether it fits the rest of the configuration: glakectl doctor. */
 START_TEST_WITH(the_status_has_the_policy, .n = 3)
 {
-	struct glake_status status = {.pid = 0};
 	begin(policies[_i]);
-	assert_ok(glake_get_status(eye, take_status, &status));
+	struct glake_status status = world_status();
 	ck_assert_int_eq(status.sleeps_idle, _i == 0);
 	ck_assert_int_eq(status.sleeps_on_pressure, _i == 1);
 	ck_assert_uint_eq(status.mover_idle_ms, 0);
@@ -205,13 +197,10 @@ END_TEST
 
 static int connect_other(void)
 {
-	struct fdlist fds;
 	uint64_t id;
 	int other = connection_hello(&harness);
-	fdlist_init(&fds);
-	ck_assert_int_eq(connection_alloc(other, 0, 40 * MIB, 1, &id, &fds),
+	ck_assert_int_eq(connection_alloc(other, 0, 40 * MIB, 1, &id, NULL),
 	                 GLAKE__WIRE__STATUS__NO_DEVICE_MEMORY);
-	fdlist_deinit(&fds);
 	return other;
 }
 
@@ -260,25 +249,17 @@ END_TEST
 START_TEST(who_needs_room_gets_it_from_a_program_between_its_requests)
 {
 	struct run run;
-	struct fdlist fds;
 	uint64_t id;
 	int other;
 	begin_at(1, "on_pressure = \"sleep\";", "pressure = \"wait\"; wait_ms = 100000;");
 	start(&run);
 	other = connection_hello(&harness);
-	fdlist_init(&fds);
 	for (int i = 0; i < 2; i++) {
 		ck_assert_uint_eq(world_metric("sleeps_pressure"), (uint64_t)i);
-		ck_assert_int_eq(connection_alloc(other, 0, 40 * MIB, 1, &id, &fds),
+		ck_assert_int_eq(connection_alloc(other, 0, 40 * MIB, 1, &id, NULL),
 		                 GLAKE__WIRE__STATUS__OK);
-		fdlist_deinit(&fds);
 		ck_assert_uint_eq(world_metric("sleeps_pressure"), (uint64_t)i + 1);
-		ck_assert_int_eq(
-			connection_status(other,
-		                          CONNECTION_REQUEST(CHUNK_FREE, ChunkFree, chunk_free,
-		                                             .ids = &id, .n_ids = 1),
-		                          NULL, 0),
-			GLAKE__WIRE__STATUS__OK);
+		ck_assert_int_eq(connection_free_chunks(other, &id, 1), GLAKE__WIRE__STATUS__OK);
 		run_go_on(&run);
 	}
 	connection_close(&other);

@@ -202,10 +202,9 @@ START_TEST(in_a_container_a_process_finds_itself)
 	run_read(&other, "ready");
 	snprintf(rows, sizeof(rows), GPU_0 ":%d=1000 " GPU_0 ":self=7", (int)other.pid);
 	setenv("NVMLSIM_PROCESSES", rows, 1);
-	run_start(&run, "LD_PRELOAD=", "/usr/bin/env", "unshare", "--pid", "--fork", "--mount-proc",
+	run_whole(&run, "LD_PRELOAD=", "/usr/bin/env", "unshare", "--pid", "--fork", "--mount-proc",
 	          run_in_build("bin/glake"), "run", "--optional", PROGRAM, "init", "allocates",
 	          "processes", NULL);
-	run_end_well(&run);
 	snprintf(rows, sizeof(rows), "details 0: %d 1000 self 10485767\n", (int)other.pid);
 	run_expect(&run, rows);
 	run_finish(&other);
@@ -290,12 +289,10 @@ START_TEST(without_nvml_there_is_none)
 	must_say("A=B", "memory", NULL, "no libnvidia-ml.so.1\n");
 	/* Preloaded all the same, and pointed at itself. */
 	snprintf(extra, sizeof(extra), "LD_PRELOAD=%s", run_in_build("lib/glake/libglake-nvml.so"));
-	run_start(&run, extra, PROGRAM, "absent", "connects", NULL);
-	run_end_well(&run);
+	run_whole(&run, extra, PROGRAM, "absent", "connects", NULL);
 	ck_assert_str_eq(run.text, said);
 	setenv("GLAKE_LIBNVML", strchr(extra, '/'), 1);
-	run_start(&run, extra, PROGRAM, "absent", "connects", NULL);
-	run_end_well(&run);
+	run_whole(&run, extra, PROGRAM, "absent", "connects", NULL);
 	ck_assert_str_eq(run.text, said);
 	/* One that does not have all calls: nvmlDeviceGetName, say. */
 	setenv("GLAKE_LIBNVML", run_in_build("nvmlsim/libnvidia-ml.so.1"), 1);
@@ -312,9 +309,8 @@ START_TEST(a_hung_glaked_is_left_alone)
 	use_nvmlsim();
 	setenv("NVMLSIM_PROCESSES", GPU_0 ":self=1000", 1);
 	snprintf(preload, sizeof(preload), "LD_PRELOAD=%s", run_in_build("clocksim.so"));
-	run_start(&run, preload, run_in_build("bin/glake"), "run", "--optional", PROGRAM, "init",
-	          "wait", "memory", NULL);
-	run_read(&run, "ready");
+	run_until_ready(&run, preload, run_in_build("bin/glake"), "run", "--optional", PROGRAM,
+	                "init", "wait", "memory", NULL);
 	uint64_t n_sessions = world_metric("sessions_total");
 	harness_signal(&harness, SIGSTOP);
 	run_finish(&run);

@@ -20,37 +20,13 @@ BEGIN_EACH(begin)
 
 static void start(struct run *run, const char *extra, const char *scenario)
 {
-	run_start(run, extra, run_in_build("tests/shim/outside"), scenario, NULL);
-	run_read(run, "ready");
-}
-
-struct wanted {
-	uint32_t pid;
-	uint64_t session;
-};
-
-static int find_pid(void *user, const struct glake_session_row *row)
-{
-	struct wanted *wanted = user;
-	wanted->session = row->pid == wanted->pid ? row->session : wanted->session;
-	return 0;
-}
-
-static uint64_t session_of(struct run *run)
-{
-	struct wanted wanted = {.pid = (uint32_t)run->pid};
-	assert_ok(glake_list_sessions(eye, find_pid, &wanted));
-	if (wanted.session == 0) {
-		run_end_well(run);
-	}
-	ck_assert_uint_ne(wanted.session, 0);
-	return wanted.session;
+	run_until_ready(run, extra, run_in_build("tests/shim/outside"), scenario, NULL);
 }
 
 static struct glake_seal_report seal_with(struct run *run, const struct glake_seal_options *options)
 {
 	struct glake_seal_report report = {.size = sizeof(report)};
-	assert_ok(glake_seal_session(eye, session_of(run), options, &report));
+	assert_ok(glake_seal_session(eye, world_session_of(run->pid), options, &report));
 	return report;
 }
 
@@ -131,7 +107,7 @@ START_TEST(copies_on_streams_of_other_devices_are_waited_for)
 {
 	struct run run;
 	start(&run, NULL, "other_device");
-	assert_fails(GLAKE_E_BUSY, "held back", try_seal(session_of(&run)));
+	assert_fails(GLAKE_E_BUSY, "held back", try_seal(world_session_of(run.pid)));
 	ck_assert_uint_eq(world_books().used_block_bytes, 0);
 	run_go_on(&run);
 	ck_assert_uint_eq(seal(&run).sealed_bytes, PAGE);
@@ -241,11 +217,7 @@ START_TEST(a_program_with_a_context_of_its_own_gets_no_other)
 	struct run run;
 	start(&run, "CUDASIM_FAULT=cuDevicePrimaryCtxRetain:*:die", "own_context");
 	ck_assert_uint_eq(seal(&run).sealed_bytes, 8 * PAGE);
-	for (unsigned i = 0; i < 2; i++) {
-		run_continue(&run);
-		run_read(&run, i < 1 ? "ready" : NULL);
-	}
-	run_end_well(&run);
+	end_late(&run);
 }
 END_TEST
 
@@ -260,7 +232,7 @@ START_TEST_WITH(contexts_may_end_meanwhile, .n = 3)
 	start(&run, "CUDASIM_FAULT=cuStreamDestroy:*:slow=5", ends[_i]);
 	for (unsigned i = 0; i < 40 || sealed_bytes == 0; i++) {
 		struct glake_seal_report report = {.size = sizeof(report)};
-		int r = glake_seal_session(eye, session_of(&run), NULL, &report);
+		int r = glake_seal_session(eye, world_session_of(run.pid), NULL, &report);
 		ck_assert_msg(r == 0 || r == GLAKE_E_BUSY, "%d: %s", r, glake_error());
 		sealed_bytes += report.sealed_bytes;
 	}
@@ -273,7 +245,7 @@ START_TEST(nothing_hangs_and_no_byte_is_lost_when_all_come_together)
 	struct run run;
 	start(&run, NULL, "adversary");
 	for (unsigned i = 0; i < 12; i++) {
-		int r = try_seal(session_of(&run));
+		int r = try_seal(world_session_of(run.pid));
 		ck_assert_msg(r == 0 || r == GLAKE_E_BUSY, "%d: %s", r, glake_error());
 	}
 	run_go_on(&run);
@@ -294,7 +266,7 @@ START_TEST_WITH(a_program_that_cannot_be_held_back_is_busy, .n = 2)
 	} cases[] = {{"endless", "held back", 2 * PAGE}, {"captures", "captures", PAGE}};
 	struct run run;
 	start(&run, NULL, cases[_i].scenario);
-	uint64_t session = session_of(&run);
+	uint64_t session = world_session_of(run.pid);
 	assert_fails(GLAKE_E_BUSY, cases[_i].why, try_seal(session));
 	run_go_on(&run);
 	ck_assert_uint_eq(seal(&run).sealed_bytes, cases[_i].sealed_bytes);
@@ -306,12 +278,9 @@ START_TEST(the_environment_of_the_program_wins)
 {
 	struct run run;
 	start(&run, "GLAKE_DEDUP=off", "writes");
-	assert_fails(GLAKE_E_NO_PERMISSION, "GLAKE_DEDUP=off", try_seal(session_of(&run)));
-	for (unsigned i = 0; i < 3; i++) {
-		run_continue(&run);
-		run_read(&run, i < 2 ? "ready" : NULL);
-	}
-	run_end_well(&run);
+	assert_fails(GLAKE_E_NO_PERMISSION, "GLAKE_DEDUP=off", try_seal(world_session_of(run.pid)));
+	run_go_on(&run);
+	end_late(&run);
 }
 END_TEST
 
@@ -337,7 +306,7 @@ START_TEST(a_program_that_ends_is_said_to_have)
 {
 	struct run run;
 	start(&run, NULL, "writes");
-	uint64_t session = session_of(&run);
+	uint64_t session = world_session_of(run.pid);
 	stop(&run);
 	pid_t killer = fork();
 	if (killer == 0) {
@@ -355,7 +324,7 @@ START_TEST(a_stopped_program_is_not_waited_for)
 {
 	struct run run;
 	start(&run, NULL, "writes");
-	uint64_t session = session_of(&run);
+	uint64_t session = world_session_of(run.pid);
 	stop(&run);
 	assert_fails(GLAKE_E_BUSY, "is it stopped?", try_seal(session));
 	/* The program does now what it was asked for, and nobody waits for it; then it can be asked again. */
@@ -364,11 +333,8 @@ START_TEST(a_stopped_program_is_not_waited_for)
 		ck_assert_ptr_nonnull(strstr(glake_error(), "already"));
 		usleep(10000);
 	}
-	for (unsigned i = 0; i < 3; i++) {
-		run_continue(&run);
-		run_read(&run, i < 2 ? "ready" : NULL);
-	}
-	run_end_well(&run);
+	run_go_on(&run);
+	end_late(&run);
 }
 END_TEST
 
@@ -383,7 +349,7 @@ static void expect_refused(const char *extra, const char *scenario, const char *
 		return;
 	}
 	run_read(&run, "ready");
-	assert_fails(GLAKE_E_NO_PERMISSION, words, try_seal(session_of(&run)));
+	assert_fails(GLAKE_E_NO_PERMISSION, words, try_seal(world_session_of(run.pid)));
 	ck_assert_uint_eq(world_books().used_block_bytes, 0);
 	run_finish(&run);
 }
@@ -418,12 +384,11 @@ START_TEST(an_asker_who_is_killed_harms_nothing)
 {
 	struct run run;
 	start(&run, NULL, "weights");
-	uint64_t session = session_of(&run);
+	uint64_t session = world_session_of(run.pid);
 	for (unsigned i = 0; i < 8; i++) {
 		pid_t asker = ask_beside(session);
 		usleep(i * 3000);
-		kill(asker, SIGKILL);
-		waitpid(asker, NULL, 0);
+		world_kill(asker);
 	}
 	while (try_seal(session) != 0) {
 		ck_assert_ptr_nonnull(strstr(glake_error(), "already"));
@@ -438,7 +403,7 @@ START_TEST(two_who_ask_at_once_get_one_sealing)
 {
 	struct run run;
 	start(&run, NULL, "serve");
-	uint64_t session = session_of(&run);
+	uint64_t session = world_session_of(run.pid);
 	stop(&run);
 	pid_t asker = ask_beside(session);
 	/* As soon as the other one has asked. On a slow machine we may be first, and nobody answers us. */
@@ -462,7 +427,7 @@ START_TEST(a_program_that_is_killed_meanwhile_leaves_nothing)
 	for (unsigned i = 0; i < 6; i++) {
 		struct run run;
 		start(&run, NULL, "weights");
-		uint64_t session = session_of(&run);
+		uint64_t session = world_session_of(run.pid);
 		pid_t killer = fork();
 		if (killer == 0) {
 			usleep(i * 4000);
@@ -482,7 +447,7 @@ START_TEST(a_program_that_ends_meanwhile_ends_well)
 	for (unsigned i = 0; i < 6; i++) {
 		struct run run;
 		start(&run, NULL, "busy");
-		pid_t asker = ask_beside(session_of(&run));
+		pid_t asker = ask_beside(world_session_of(run.pid));
 		usleep(i * 5000);
 		run_go_on(&run);
 		run_finish(&run);
@@ -498,7 +463,7 @@ START_TEST(a_mover_that_is_killed_meanwhile_costs_a_try)
 	start(&run, NULL, "busy");
 	for (unsigned i = 0; i < 3; i++) {
 		struct glake_seal_report report;
-		pid_t asker = ask_beside(session_of(&run));
+		pid_t asker = ask_beside(world_session_of(run.pid));
 		usleep(i * 10000);
 		if (world_mover() > 0) {
 			kill(world_mover(), SIGKILL);
@@ -517,15 +482,11 @@ START_TEST(programs_keep_all_bytes_without_glaked)
 {
 	struct run run;
 	start(&run, NULL, "busy");
-	pid_t asker = ask_beside(session_of(&run));
+	pid_t asker = ask_beside(world_session_of(run.pid));
 	usleep(20000);
 	harness_kill(&harness);
 	waitpid(asker, NULL, 0);
-	for (unsigned i = 0; i < 2; i++) {
-		run_continue(&run);
-		run_read(&run, i < 1 ? "ready" : NULL);
-	}
-	run_end_well(&run);
+	end_late(&run);
 }
 END_TEST
 
@@ -539,7 +500,7 @@ START_TEST(no_byte_is_lost)
 	uint64_t shared_bytes = 0;
 	for (unsigned i = 0; i < 150; i++) {
 		struct glake_seal_report report = {.size = sizeof(report)};
-		int r = glake_seal_session(eye, session_of(&runs[i % 3]), NULL, &report);
+		int r = glake_seal_session(eye, world_session_of(runs[i % 3].pid), NULL, &report);
 		shared_bytes += report.shared_bytes;
 		/* What is freed meanwhile is no error; that the GPU is busy may be one. */
 		const char *why = r < 0 ? glake_error() : report.failed_why;

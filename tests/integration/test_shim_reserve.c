@@ -121,6 +121,14 @@ static void end_all(struct run *runs, unsigned n)
 	}
 }
 
+/* Glaked with that config, and @n programs that share one copy, of which the reserve has @n_bytes. */
+static void begin_sealed(const char *config, struct run *runs, unsigned n, uint64_t n_bytes)
+{
+	begin_with(config);
+	start_sealed(runs, n);
+	await_reserve(n_bytes);
+}
+
 static void start_neighbour(struct run *neighbour)
 {
 	run_start(neighbour, "GLAKE_SHIM_SAY=refused", run_in_build("tests/shim/auto"), "rest",
@@ -133,9 +141,7 @@ START_TEST_WITH(unsealing_gets_the_reserve_and_then_host_memory, .timeout_s = 12
 {
 	struct run runs[3];
 	struct run neighbour;
-	begin_with(PART("0.5"));
-	start_sealed(runs, 3);
-	await_reserve(WEIGHTS);
+	begin_sealed(PART("0.5"), runs, 3, WEIGHTS);
 	start_neighbour(&neighbour);
 	assert_fits();
 	ck_assert_uint_eq(device().unsealing_bytes, WEIGHTS);
@@ -157,9 +163,7 @@ START_TEST_WITH(two_that_unseal_at_once_both_get_it, .timeout_s = 120)
 {
 	struct run runs[3];
 	struct run neighbour;
-	begin_with(PART("1"));
-	start_sealed(runs, 3);
-	await_reserve(2 * WEIGHTS);
+	begin_sealed(PART("1"), runs, 3, 2 * WEIGHTS);
 	start_neighbour(&neighbour);
 	tell(&runs[0], "6\n");
 	tell(&runs[1], "6\n");
@@ -179,9 +183,7 @@ START_TEST_WITH(the_last_one_leaves_as_much_as_it_took, .timeout_s = 120)
 {
 	struct run runs[2];
 	struct run neighbour;
-	begin_with(PART("0.5"));
-	start_sealed(runs, 2);
-	await_reserve(128 * MIB); /* one block, though half of it is less */
+	begin_sealed(PART("0.5"), runs, 2, 128 * MIB); /* one block, though half of it is less */
 	start_neighbour(&neighbour);
 	have_written(&runs[0], "1\n");
 	await_reserve(96 * MIB);
@@ -252,9 +254,7 @@ END_TEST
 START_TEST_WITH(it_goes_with_its_owner, .timeout_s = 120)
 {
 	struct run runs[3];
-	begin_with(PART("1"));
-	start_sealed(runs, 3);
-	await_reserve(2 * WEIGHTS);
+	begin_sealed(PART("1"), runs, 3, 2 * WEIGHTS);
 	for (unsigned i = 0; i < 2; i++) {
 		kill(runs[i].pid, SIGKILL);
 		ck_assert_int_eq(WTERMSIG(run_end(&runs[i])), SIGKILL);
@@ -291,9 +291,7 @@ START_TEST_WITH(the_next_glaked_has_it_too, .timeout_s = 120)
 {
 	struct run runs[3];
 	struct run neighbour;
-	begin_with(PART("0.5"));
-	start_sealed(runs, 3);
-	await_reserve(WEIGHTS);
+	begin_sealed(PART("0.5"), runs, 3, WEIGHTS);
 	start_neighbour(&neighbour);
 	harness_kill(&harness);
 	harness_restart(&harness);
@@ -309,9 +307,7 @@ END_TEST
 START_TEST_WITH(another_part_holds_at_once, .timeout_s = 120)
 {
 	struct run runs[3];
-	begin_with(PART("1"));
-	start_sealed(runs, 3);
-	await_reserve(2 * WEIGHTS);
+	begin_sealed(PART("1"), runs, 3, 2 * WEIGHTS);
 	harness_reload(&harness, PART("0.5"));
 	await_reserve(WEIGHTS);
 	harness_reload(&harness, PART("0"));
@@ -334,9 +330,7 @@ static int note_sleep(void *user, const struct glake_sleep_report *report)
 START_TEST_WITH(it_goes_and_comes_with_a_sleeper, .timeout_s = 120)
 {
 	struct run runs[3];
-	begin_with(PART("1"));
-	start_sealed(runs, 3);
-	await_reserve(2 * WEIGHTS);
+	begin_sealed(PART("1"), runs, 3, 2 * WEIGHTS);
 	/* One of them has made the blocks, and the others have found them. */
 	for (unsigned i = 0; i < 3; i++) {
 		const uint64_t session = world_session_of(runs[i].pid);
@@ -374,11 +368,11 @@ END_TEST
 
 static Glake__Wire__Status ask_for(int connection, uint64_t unseals, uint64_t *id_out)
 {
-	Glake__Wire__Answer *answer = connection_call(
-		connection,
-		CONNECTION_REQUEST(CHUNK_ALLOC, ChunkAlloc, chunk_alloc, .chunk_bytes = LARGE,
-	                           .n_chunks = 1, .unseals = unseals),
-		NULL, 0, NULL);
+	Glake__Wire__Answer *answer = connection_call(connection,
+	                                              REQUEST(CHUNK_ALLOC, ChunkAlloc, chunk_alloc,
+	                                                      .chunk_bytes = LARGE, .n_chunks = 1,
+	                                                      .unseals = unseals),
+	                                              NULL, 0, NULL);
 	Glake__Wire__Status status = answer->status;
 	if (status == GLAKE__WIRE__STATUS__OK) {
 		*id_out = answer->chunk_alloc->ids[0];
@@ -389,20 +383,12 @@ static Glake__Wire__Status ask_for(int connection, uint64_t unseals, uint64_t *i
 
 static void free_chunk(int connection, uint64_t id)
 {
-	ck_assert_int_eq(connection_status(connection,
-	                                   CONNECTION_REQUEST(CHUNK_FREE, ChunkFree, chunk_free,
-	                                                      .ids = &id, .n_ids = 1),
-	                                   NULL, 0),
-	                 GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(connection_free_chunks(connection, &id, 1), GLAKE__WIRE__STATUS__OK);
 }
 
 static void release_block(int connection, uint64_t id)
 {
-	ck_assert_int_eq(connection_status(connection,
-	                                   CONNECTION_REQUEST(BLOCK_RELEASE, BlockRelease,
-	                                                      block_release, .block = id),
-	                                   NULL, 0),
-	                 GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(connection_release(connection, id), GLAKE__WIRE__STATUS__OK);
 }
 
 /* A block of zeros, as all of these are. Returns its id, which was the chunk's. */
@@ -412,8 +398,8 @@ static uint64_t publish(int connection, bool is_alone)
 	ck_assert_int_eq(ask_for(connection, 0, &id), GLAKE__WIRE__STATUS__OK);
 	Glake__Wire__Answer *answer = connection_call(
 		connection,
-		CONNECTION_REQUEST(BLOCK_PUBLISH, BlockPublish, block_publish, .chunk = id,
-	                           .content_bytes = LARGE, .confirms = true, .is_alone = is_alone),
+		REQUEST(BLOCK_PUBLISH, BlockPublish, block_publish, .chunk = id,
+	                .content_bytes = LARGE, .confirms = true, .is_alone = is_alone),
 		NULL, 0, NULL);
 	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__OK);
 	bool is_kept = answer->block->is_kept;
@@ -472,28 +458,24 @@ END_TEST
 /* The answer is lost with the connection: nobody has the copy, and the reserve has its memory again. */
 START_TEST(an_answer_that_is_lost_costs_nothing)
 {
-	struct connection_identity identity = {.version = GLAKE_WIRE_VERSION};
+	struct connection_identity identity = {0};
 	uint64_t unanswered;
 	begin_with(PART("1"));
-	int owner = connection_open(&harness);
-	ck_assert_int_eq(connection_greet_as(owner, &identity), GLAKE__WIRE__STATUS__OK);
+	int owner = connection_hello_as(&harness, &identity);
 	publish(owner, true);
 	uint64_t alone = publish(owner, true);
 	await_reserve(LARGE);
 	struct run neighbour;
 	start_neighbour(&neighbour);
 	unanswered = connection_send(owner,
-	                             CONNECTION_REQUEST(CHUNK_ALLOC, ChunkAlloc, chunk_alloc,
-	                                                .chunk_bytes = LARGE, .n_chunks = 1,
-	                                                .unseals = alone),
+	                             REQUEST(CHUNK_ALLOC, ChunkAlloc, chunk_alloc,
+	                                     .chunk_bytes = LARGE, .n_chunks = 1, .unseals = alone),
 	                             NULL, 0);
 	await_reserve(0);
 	connection_drop(&owner);
-	identity.has_key = true;
 	identity.unanswered = &unanswered;
 	identity.n_unanswered = 1;
-	owner = connection_open(&harness);
-	ck_assert_int_eq(connection_greet_as(owner, &identity), GLAKE__WIRE__STATUS__OK);
+	owner = connection_hello_as(&harness, &identity);
 	await_reserve(LARGE);
 	assert_fits();
 	run_finish(&neighbour);

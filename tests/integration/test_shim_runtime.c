@@ -19,11 +19,9 @@ static void compute_with_and_without(const char *argument)
 	char alone[PATH_MAX + 16];
 	world_begin(.config = "pool = ();");
 	snprintf(alone, sizeof(alone), "LD_PRELOAD=%s", run_in_build("cudasim/libcuda.so.1"));
-	run_start(&without, alone, run_in_build(RUNTIME), argument, NULL);
-	run_end_well(&without);
+	run_whole(&without, alone, run_in_build(RUNTIME), argument, NULL);
 	run_expect(&without, "created ");
-	run_start(&with, run_counting(), run_in_build(RUNTIME), argument, NULL);
-	run_end_well(&with);
+	run_whole(&with, run_counting(), run_in_build(RUNTIME), argument, NULL);
 	ck_assert_str_eq(with.text, without.text);
 	run_expect_owned(15);
 }

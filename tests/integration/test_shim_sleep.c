@@ -21,17 +21,15 @@ BEGIN_EACH(begin)
 
 static void start(struct run *run, const char *scenario)
 {
-	run_start(run, NULL, run_in_build("tests/shim/sleep"), scenario, NULL);
-	run_read(run, "ready");
+	run_until_ready(run, NULL, run_in_build("tests/shim/sleep"), scenario, NULL);
 }
 
 /* Ask the program to sleep or to wake. Returns the answer; connection_free() it. */
 static Glake__Wire__Answer *ask(const struct run *run, bool wakes)
 {
 	return connection_call(asker,
-	                       CONNECTION_REQUEST(SESSION_SLEEP, SessionSleep, session_sleep,
-	                                          .session = world_session_of(run->pid),
-	                                          .wakes = wakes),
+	                       REQUEST(SESSION_SLEEP, SessionSleep, session_sleep,
+	                               .session = world_session_of(run->pid), .wakes = wakes),
 	                       NULL, 0, NULL);
 }
 
@@ -78,13 +76,10 @@ static void ck_asleep(void)
 /* Another program has all memory but so little that the sleeper cannot wake. */
 static int fill_device(void)
 {
-	struct fdlist fds;
 	uint64_t ids[7];
 	int other = connection_hello(&harness);
-	fdlist_init(&fds);
-	ck_assert_int_eq(connection_alloc(other, 0, 32 * MIB, n_elements(ids), ids, &fds),
+	ck_assert_int_eq(connection_alloc(other, 0, 32 * MIB, n_elements(ids), ids, NULL),
 	                 GLAKE__WIRE__STATUS__OK);
-	fdlist_deinit(&fds);
 	return other;
 }
 
@@ -211,9 +206,9 @@ static void ask_twice(struct run *run, bool first_wakes)
 	int first = connection_hello(&harness);
 	kill(run->pid, SIGSTOP);
 	uint64_t id = connection_send(first,
-	                              CONNECTION_REQUEST(SESSION_SLEEP, SessionSleep, session_sleep,
-	                                                 .session = world_session_of(run->pid),
-	                                                 .wakes = first_wakes),
+	                              REQUEST(SESSION_SLEEP, SessionSleep, session_sleep,
+	                                      .session = world_session_of(run->pid),
+	                                      .wakes = first_wakes),
 	                              NULL, 0);
 	connection_ping(first);
 	for (int wakes = 0; wakes < 2; wakes++) {
@@ -251,8 +246,8 @@ START_TEST(an_operator_who_goes_away_changes_nothing)
 	kill(run.pid, SIGSTOP);
 	int first = connection_hello(&harness);
 	connection_send(first,
-	                CONNECTION_REQUEST(SESSION_SLEEP, SessionSleep, session_sleep,
-	                                   .session = world_session_of(run.pid)),
+	                REQUEST(SESSION_SLEEP, SessionSleep, session_sleep,
+	                        .session = world_session_of(run.pid)),
 	                NULL, 0);
 	connection_ping(first);
 	connection_close(&first);

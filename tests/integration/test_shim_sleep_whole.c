@@ -27,8 +27,7 @@ static void begin(void)
 
 static void start_with(struct run *run, const char *scenario, const char *model)
 {
-	run_start(run, NULL, run_in_build("tests/shim/sleep_whole"), scenario, model, NULL);
-	run_read(run, "ready");
+	run_until_ready(run, NULL, run_in_build("tests/shim/sleep_whole"), scenario, model, NULL);
 }
 
 static void start(struct run *run, const char *scenario)
@@ -65,11 +64,10 @@ static Glake__Wire__Answer *ask(const struct run *run, bool wakes)
 		if (answer) {
 			connection_free(answer);
 		}
-		answer = connection_call(
-			asker,
-			CONNECTION_REQUEST(SESSION_SLEEP, SessionSleep, session_sleep,
-		                           .session = sessions.ids[i], .wakes = wakes),
-			NULL, 0, NULL);
+		answer = connection_call(asker,
+		                         REQUEST(SESSION_SLEEP, SessionSleep, session_sleep,
+		                                 .session = sessions.ids[i], .wakes = wakes),
+		                         NULL, 0, NULL);
 		if (answer->status != GLAKE__WIRE__STATUS__BAD_REQUEST) {
 			break;
 		}
@@ -177,26 +175,20 @@ static void await_sessions(unsigned n)
 /* Another program, that leaves @n_bytes of the device. */
 static int fill_but(uint64_t n_bytes)
 {
-	struct fdlist fds;
 	uint64_t id;
 	int other = connection_hello(&harness);
-	fdlist_init(&fds);
-	ck_assert_int_eq(connection_alloc(other, 0, 256 * MIB - n_bytes, 1, &id, &fds),
+	ck_assert_int_eq(connection_alloc(other, 0, 256 * MIB - n_bytes, 1, &id, NULL),
 	                 GLAKE__WIRE__STATUS__OK);
-	fdlist_deinit(&fds);
 	return other;
 }
 
 static int fill(void)
 {
-	struct fdlist fds;
 	uint64_t id;
 	int other = connection_hello(&harness);
 	for (uint64_t n_bytes = 128 * MIB; n_bytes >= 2 * MIB;) {
-		fdlist_init(&fds);
-		bool is_full = connection_alloc(other, 0, n_bytes, 1, &id, &fds) !=
+		bool is_full = connection_alloc(other, 0, n_bytes, 1, &id, NULL) !=
 		               GLAKE__WIRE__STATUS__OK;
-		fdlist_deinit(&fds);
 		n_bytes = is_full ? n_bytes / 2 : n_bytes;
 	}
 	return other;
@@ -290,7 +282,6 @@ END_TEST
 START_TEST(two_that_wake_do_not_hold_what_the_other_waits_for)
 {
 	static struct run runs[2];
-	struct fdlist fds;
 	uint64_t id;
 	begin();
 	start_with(&runs[0], "works_once", path);
@@ -299,11 +290,9 @@ START_TEST(two_that_wake_do_not_hold_what_the_other_waits_for)
 	put_to_sleep(&runs[1]);
 	evict_all();
 	int room = connection_hello(&harness);
-	fdlist_init(&fds);
 	ck_assert_int_eq(connection_alloc(room, 0, 2 * PRIVATE_BYTES + WORLD_MODEL_BYTES - 2 * MIB,
-	                                  1, &id, &fds),
+	                                  1, &id, NULL),
 	                 GLAKE__WIRE__STATUS__OK);
-	fdlist_deinit(&fds);
 	int other = fill();
 	run_continue(&runs[0]);
 	run_continue(&runs[1]);

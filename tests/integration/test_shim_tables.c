@@ -199,8 +199,7 @@ static int take(int connection, uint64_t *n_bytes_out)
 	struct fdlist fds;
 	fdlist_init(&fds);
 	Glake__Wire__Answer *answer = connection_call(
-		connection, CONNECTION_REQUEST(READERS_GET, ReadersGet, readers_get), NULL, 0,
-		&fds);
+		connection, REQUEST(READERS_GET, ReadersGet, readers_get), NULL, 0, &fds);
 	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__OK);
 	*n_bytes_out = answer->readers->bytes;
 	int fd = fdlist_take(&fds, 0);

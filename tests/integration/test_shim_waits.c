@@ -37,8 +37,7 @@ static const char *const scenarios[] = {
 static void run_one(const char *setting, const char *scenario)
 {
 	struct run run;
-	run_start(&run, setting, run_in_build("tests/shim/waits"), scenario, NULL);
-	run_end_well(&run);
+	run_whole(&run, setting, run_in_build("tests/shim/waits"), scenario, NULL);
 }
 
 /* The driver alone: what the scenario wants is no more than that. */

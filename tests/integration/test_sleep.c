@@ -224,21 +224,17 @@ END_TEST
 static int fall_asleep(uint32_t n_chunks)
 {
 	uint64_t ids[32];
-	struct fdlist fds;
 	int sleeper = connection_hello(&harness);
-	fdlist_init(&fds);
-	ck_assert_int_eq(connection_alloc(sleeper, 0, 2 * MIB, n_chunks, ids, &fds),
-	                 GLAKE__WIRE__STATUS__OK);
-	fdlist_deinit(&fds);
-	ck_assert_int_eq(connection_status(sleeper,
-	                                   CONNECTION_REQUEST(SLEEP_COPY, SleepCopy, sleep_copy,
-	                                                      .ids = ids, .n_ids = n_chunks),
-	                                   NULL, 0),
+	ck_assert_int_eq(connection_alloc(sleeper, 0, 2 * MIB, n_chunks, ids, NULL),
 	                 GLAKE__WIRE__STATUS__OK);
 	ck_assert_int_eq(connection_status(sleeper,
-	                                   CONNECTION_REQUEST(SLEEP_ENTER, SleepEnter, sleep_enter),
+	                                   REQUEST(SLEEP_COPY, SleepCopy, sleep_copy, .ids = ids,
+	                                           .n_ids = n_chunks),
 	                                   NULL, 0),
 	                 GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(
+		connection_status(sleeper, REQUEST(SLEEP_ENTER, SleepEnter, sleep_enter), NULL, 0),
+		GLAKE__WIRE__STATUS__OK);
 	return sleeper;
 }
 
@@ -246,9 +242,8 @@ static int fall_asleep(uint32_t n_chunks)
 static uint64_t begin_to_wake(int sleeper, uint64_t n_bytes)
 {
 	uint64_t wake = connection_send(
-		sleeper,
-		CONNECTION_REQUEST(SLEEP_LEAVE, SleepLeave, sleep_leave, .keeps_copies = true),
-		NULL, 0);
+		sleeper, REQUEST(SLEEP_LEAVE, SleepLeave, sleep_leave, .keeps_copies = true), NULL,
+		0);
 	while (words_device_bytes() < n_bytes) {
 		usleep(1000);
 	}
@@ -295,22 +290,17 @@ static int note_sleeper(void *user, const struct glake_sleeper_row *row)
 static Glake__Wire__Status leave_as(int sleeper, bool keeps_copies, bool stops)
 {
 	return connection_status(sleeper,
-	                         CONNECTION_REQUEST(SLEEP_LEAVE, SleepLeave, sleep_leave,
-	                                            .keeps_copies = keeps_copies, .stops = stops),
+	                         REQUEST(SLEEP_LEAVE, SleepLeave, sleep_leave,
+	                                 .keeps_copies = keeps_copies, .stops = stops),
 	                         NULL, 0);
 }
 
 static void ck_stopped(int sleeper, uint64_t wake)
 {
 	uint64_t stop = connection_send(
-		sleeper, CONNECTION_REQUEST(SLEEP_LEAVE, SleepLeave, sleep_leave, .stops = true),
-		NULL, 0);
-	Glake__Wire__Answer *answer = connection_receive_for(sleeper, wake, NULL);
-	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__BUSY);
-	connection_free(answer);
-	answer = connection_receive_for(sleeper, stop, NULL);
-	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__OK);
-	connection_free(answer);
+		sleeper, REQUEST(SLEEP_LEAVE, SleepLeave, sleep_leave, .stops = true), NULL, 0);
+	ck_assert_int_eq(connection_status_of(sleeper, wake), GLAKE__WIRE__STATUS__BUSY);
+	ck_assert_int_eq(connection_status_of(sleeper, stop), GLAKE__WIRE__STATUS__OK);
 }
 
 /* While its bytes come: then what had come goes, and it sleeps as before. With nothing under way nothing happens, whoever says it. */

@@ -86,8 +86,8 @@ static void end(struct program *program)
 static uint64_t send_ask(const struct program *program, bool wakes)
 {
 	return connection_send(asker,
-	                       CONNECTION_REQUEST(SESSION_SLEEP, SessionSleep, session_sleep,
-	                                          .session = program->id, .wakes = wakes),
+	                       REQUEST(SESSION_SLEEP, SessionSleep, session_sleep,
+	                               .session = program->id, .wakes = wakes),
 	                       NULL, 0);
 }
 
@@ -173,8 +173,7 @@ START_TEST(to_sleep_is_not_to_seal)
 	start(&program);
 	begin_idle(&program);
 	uint64_t id = connection_send(
-		asker,
-		CONNECTION_REQUEST(SESSION_SEAL, SessionSeal, session_seal, .session = program.id),
+		asker, REQUEST(SESSION_SEAL, SessionSeal, session_seal, .session = program.id),
 		NULL, 0);
 	ck_answer(id, STATUS(BAD_REQUEST), "not under glake run");
 	end_idle(&program);
@@ -197,16 +196,13 @@ END_TEST
 START_TEST(a_wake_without_room_is_refused)
 {
 	struct program program;
-	struct fdlist fds;
 	uint64_t ids[2];
 	begin();
 	start(&program);
 	begin_idle(&program);
 	ck_done(send_ask(&program, false), true);
 	int other = connection_hello(&harness);
-	fdlist_init(&fds);
-	ck_assert_int_eq(connection_alloc(other, 0, 20 * MIB, 2, ids, &fds), STATUS(OK));
-	fdlist_deinit(&fds);
+	ck_assert_int_eq(connection_alloc(other, 0, 20 * MIB, 2, ids, NULL), STATUS(OK));
 	ck_answer(send_ask(&program, true), STATUS(NO_DEVICE_MEMORY), "");
 	ck_assert(glake_is_asleep(program.session));
 	connection_close(&other);
@@ -219,7 +215,6 @@ END_TEST
 START_TEST(who_needs_room_gets_it_from_one_that_may_be_asked)
 {
 	struct program program;
-	struct fdlist fds;
 	uint64_t ids[2];
 	begin_with(WORLD_CONFIG "warm_bytes = 0; min_awake_ms = 0; "
 	                        "tenants = ({ name = \"default\"; on_pressure = \"sleep\"; });",
@@ -227,9 +222,7 @@ START_TEST(who_needs_room_gets_it_from_one_that_may_be_asked)
 	start(&program);
 	begin_idle(&program);
 	int other = connection_hello(&harness);
-	fdlist_init(&fds);
-	ck_assert_int_eq(connection_alloc(other, 0, 20 * MIB, 2, ids, &fds), STATUS(OK));
-	fdlist_deinit(&fds);
+	ck_assert_int_eq(connection_alloc(other, 0, 20 * MIB, 2, ids, NULL), STATUS(OK));
 	ck_assert(glake_is_asleep(program.session));
 	connection_close(&other);
 	end_idle(&program);

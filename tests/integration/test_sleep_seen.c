@@ -17,8 +17,7 @@ BEGIN_EACH(begin)
 
 static void start_as(struct run *run, const char *scenario)
 {
-	run_start(run, NULL, run_in_build("tests/shim/sleep"), scenario, NULL);
-	run_read(run, "ready");
+	run_until_ready(run, NULL, run_in_build("tests/shim/sleep"), scenario, NULL);
 }
 
 static void start(struct run *run)
@@ -32,11 +31,8 @@ static void fill_device(void)
 	filler = connection_hello(&harness);
 	int status = GLAKE__WIRE__STATUS__OK;
 	while (status == GLAKE__WIRE__STATUS__OK) {
-		struct fdlist fds;
 		uint64_t id;
-		fdlist_init(&fds);
-		status = connection_alloc(filler, 0, 4 * MIB, 1, &id, &fds);
-		fdlist_deinit(&fds);
+		status = connection_alloc(filler, 0, 4 * MIB, 1, &id, NULL);
 	}
 }
 
@@ -166,9 +162,9 @@ START_TEST(a_wake_goes_on_without_who_asked_for_it)
 	fill_device();
 	int asker = connection_hello(&harness);
 	connection_send(asker,
-	                CONNECTION_REQUEST(SESSION_SLEEP, SessionSleep, session_sleep,
-	                                   .session = world_session_of(run.pid), .wakes = true,
-	                                   .progress = true),
+	                REQUEST(SESSION_SLEEP, SessionSleep, session_sleep,
+	                        .session = world_session_of(run.pid), .wakes = true,
+	                        .progress = true),
 	                NULL, 0);
 	await_waiting(1);
 	connection_close(&asker);

@@ -16,6 +16,30 @@ static void begin(void)
 }
 BEGIN_EACH(begin)
 
+/* @n of @n_bytes, which lie side by side. */
+static void alloc_each(CUstream stream, unsigned n, uint64_t n_bytes, glake_ptr *ptr)
+{
+	for (unsigned i = 0; i < n; i++) {
+		ptr[i] = alloc_on(stream, n_bytes);
+	}
+}
+
+static void free_each(CUstream stream, unsigned n, const glake_ptr *ptr)
+{
+	for (unsigned i = 0; i < n; i++) {
+		free_on(stream, ptr[i]);
+	}
+}
+
+/* Every other piece of @n that are side by side is free. */
+static void leave_gaps(CUstream stream, unsigned n, glake_ptr *ptr)
+{
+	alloc_each(stream, n, 8 * MIB, ptr);
+	for (unsigned i = 0; i < n; i += 2) {
+		free_on(stream, ptr[i]);
+	}
+}
+
 START_TEST(pieces_that_are_apart_become_one_range)
 {
 	CUstream stream = stream_new();
@@ -74,9 +98,7 @@ START_TEST(a_snapshot_shows_each_piece_once)
 	struct glake_pool_range *ranges = snapshot(&n);
 	ck_assert_uint_eq(n, 0);
 	ck_assert_ptr_null(ranges);
-	for (unsigned i = 0; i < 5; i++) {
-		ptr[i] = alloc_on(stream, 8 * MIB);
-	}
+	alloc_each(stream, 5, 8 * MIB, ptr);
 	free_on(stream, ptr[1]);
 	free_on(stream, ptr[3]);
 	ranges = snapshot(&n);
@@ -134,11 +156,7 @@ START_TEST(glaked_lists_what_the_pool_has)
 {
 	CUstream stream = stream_new();
 	glake_ptr ptr[3];
-	for (unsigned i = 0; i < 3; i++) {
-		ptr[i] = alloc_on(stream, 8 * MIB);
-	}
-	free_on(stream, ptr[0]);
-	free_on(stream, ptr[2]);
+	leave_gaps(stream, 3, ptr);
 	alloc_on(stream, 14 * MIB);
 	/* Nothing is told twice within a tenth of a second. */
 	usleep(120000);
@@ -161,9 +179,7 @@ START_TEST(only_what_is_missing_is_asked_for)
 {
 	CUstream stream = stream_new();
 	glake_ptr ptr[3];
-	for (unsigned i = 0; i < 3; i++) {
-		ptr[i] = alloc_on(stream, 8 * MIB);
-	}
+	alloc_each(stream, 3, 8 * MIB, ptr);
 	free_on(stream, ptr[1]);
 	/* At the end: no stitching, the hole behind is filled. */
 	free_on(stream, ptr[2]);
@@ -272,11 +288,7 @@ START_TEST(what_was_stitched_was_used_again)
 {
 	CUstream stream = stream_new();
 	glake_ptr ptr[4];
-	for (unsigned i = 0; i < 4; i++) {
-		ptr[i] = alloc_on(stream, 8 * MIB);
-	}
-	free_on(stream, ptr[0]);
-	free_on(stream, ptr[2]);
+	leave_gaps(stream, 4, ptr);
 	alloc_on(stream, 16 * MIB);
 	struct glake_pool_stats now = stats();
 	ck_assert_uint_eq(now.n_stitches, 1);
@@ -325,12 +337,8 @@ START_TEST(what_is_freed_last_is_others_too)
 {
 	CUstream one = stream_new();
 	glake_ptr ptr[8];
-	for (unsigned i = 0; i < 8; i++) {
-		ptr[i] = alloc_on(one, 4 * MIB);
-	}
-	for (unsigned i = 0; i < 8; i++) {
-		free_on(one, ptr[i]);
-	}
+	alloc_each(one, 8, 4 * MIB, ptr);
+	free_each(one, 8, ptr);
 	synchronize(one);
 	assert_ok(glake_dispatch(session));
 	alloc_on(stream_new(), 32 * MIB);
@@ -342,12 +350,8 @@ START_TEST(a_stream_may_be_destroyed_when_glake_was_told)
 {
 	CUstream one = stream_new();
 	glake_ptr ptr[4];
-	for (unsigned i = 0; i < 4; i++) {
-		ptr[i] = alloc_on(one, 8 * MIB);
-	}
-	for (unsigned i = 0; i < 4; i++) {
-		free_on(one, ptr[i]);
-	}
+	alloc_each(one, 4, 8 * MIB, ptr);
+	free_each(one, 4, ptr);
 	assert_ok(glake_stream_ends(session, one, 0));
 	must(drv.cuStreamDestroy(one));
 	must(drv.cuCtxSynchronize());
@@ -390,11 +394,7 @@ START_TEST(what_glaked_wanted_comes_back_in_large_chunks)
 {
 	CUstream stream = stream_new();
 	glake_ptr small[3];
-	for (unsigned i = 0; i < 3; i++) {
-		small[i] = alloc_on(stream, 8 * MIB);
-	}
-	free_on(stream, small[0]);
-	free_on(stream, small[2]);
+	leave_gaps(stream, 3, small);
 	free_on(stream, alloc_on(stream, 16 * MIB));
 	ck_assert_uint_eq(stats().n_stitches, 1);
 	/* Memory has been used again: from now on it is made in small chunks. */
@@ -495,7 +495,6 @@ START_TEST(free_memory_behind_what_stays_is_given_back)
 }
 END_TEST
 
-/* Where handles are asked for. */
 /* The freeing thread is between its event and the pool; others have seen the event, and use many streams. */
 START_TEST(a_free_that_is_under_way_keeps_its_line)
 {
@@ -563,9 +562,7 @@ START_TEST(what_cannot_be_unmapped_is_not_used_again)
 {
 	CUstream stream = stream_new();
 	glake_ptr ptr[3];
-	for (unsigned i = 0; i < 3; i++) {
-		ptr[i] = alloc_on(stream, 2 * MIB);
-	}
+	alloc_each(stream, 3, 2 * MIB, ptr);
 	free_on(stream, ptr[0]);
 	free_on(stream, ptr[2]);
 	synchronize(stream);
@@ -634,13 +631,6 @@ START_TEST(a_free_without_a_stream_waits_for_work_before)
 }
 END_TEST
 
-static uint64_t reserved_bytes(void)
-{
-	struct glake_usage usage = {.size = sizeof(usage)};
-	assert_ok(glake_usage(session, &usage));
-	return usage.reserved_bytes;
-}
-
 START_TEST(whatever_is_freed_next_pays_what_glaked_asked_for)
 {
 	CUstream stream = stream_new();
@@ -650,14 +640,14 @@ START_TEST(whatever_is_freed_next_pays_what_glaked_asked_for)
 	assert_ok(glake_alloc(session, 0, 8 * MIB, 0, &own));
 	/* Nothing is free. */
 	glake__heap_reclaim(&session->devices[0], 16 * MIB);
-	ck_assert_uint_eq(reserved_bytes(), 24 * MIB);
+	ck_assert_uint_eq(world_usage(session).reserved_bytes, 24 * MIB);
 	assert_ok(glake_free(session, own));
-	ck_assert_uint_eq(reserved_bytes(), 16 * MIB);
+	ck_assert_uint_eq(world_usage(session).reserved_bytes, 16 * MIB);
 	assert_ok(glake_free(session, pooled));
-	ck_assert_uint_eq(reserved_bytes(), 8 * MIB);
+	ck_assert_uint_eq(world_usage(session).reserved_bytes, 8 * MIB);
 	/* All is paid. */
 	assert_ok(glake_free(session, other));
-	ck_assert_uint_eq(reserved_bytes(), 8 * MIB);
+	ck_assert_uint_eq(world_usage(session).reserved_bytes, 8 * MIB);
 }
 END_TEST
 
@@ -676,17 +666,6 @@ START_TEST(small_frees_pay_too)
 	ck_assert_uint_eq(stats().reserved_bytes, 0);
 }
 END_TEST
-
-/* Every other piece of @n that are side by side is free. */
-static void leave_gaps(CUstream stream, unsigned n, glake_ptr *ptr)
-{
-	for (unsigned i = 0; i < n; i++) {
-		ptr[i] = alloc_on(stream, 8 * MIB);
-	}
-	for (unsigned i = 0; i < n; i += 2) {
-		free_on(stream, ptr[i]);
-	}
-}
 
 /* A graph, for example, may be launched again for as long as the program lives. */
 START_TEST(a_range_in_use_does_not_keep_younger_ones)
@@ -823,12 +802,8 @@ START_TEST(what_lies_last_goes_back_first)
 {
 	CUstream stream = stream_new();
 	glake_ptr ptr[6];
-	for (unsigned i = 0; i < 6; i++) {
-		ptr[i] = alloc_on(stream, 8 * MIB);
-	}
-	for (unsigned i = 0; i < 6; i++) {
-		free_on(stream, ptr[i]);
-	}
+	alloc_each(stream, 6, 8 * MIB, ptr);
+	free_each(stream, 6, ptr);
 	synchronize(stream);
 	assert_ok(glake_trim(session, 0, 16 * MIB));
 	size_t n;
@@ -1058,9 +1033,9 @@ START_TEST(memory_of_a_range_that_is_dropped_late_goes_back)
 	assert_ok(glake__stitched_new(session, the_pool()->home, 0, stretch, 1, &late));
 	assert_ok(glake_trim(session, 0, 0));
 	ck_assert_uint_eq(stats().reserved_bytes, 0);
-	ck_assert_uint_eq(reserved_bytes(), 8 * MIB);
+	ck_assert_uint_eq(world_usage(session).reserved_bytes, 8 * MIB);
 	glake__stitched_drop(session, late);
-	ck_assert_uint_eq(reserved_bytes(), 0);
+	ck_assert_uint_eq(world_usage(session).reserved_bytes, 0);
 }
 END_TEST
 
@@ -1078,7 +1053,7 @@ START_TEST(a_slab_too_many_goes_back)
 		glake__heap_release(session, allocations[i]);
 	}
 	assert_ok(glake_trim(session, 0, 0));
-	ck_assert_uint_eq(reserved_bytes(), 0);
+	ck_assert_uint_eq(world_usage(session).reserved_bytes, 0);
 }
 END_TEST
 
@@ -1181,9 +1156,7 @@ START_TEST(random_work_keeps_every_byte)
 	assert_ok(glake_trim(session, 0, 0));
 	ck_assert_uint_eq(stats().used_bytes, 0);
 	ck_assert_uint_eq(stats().reserved_bytes, 0);
-	struct glake_usage usage = {.size = sizeof(usage)};
-	assert_ok(glake_usage(session, &usage));
-	ck_assert_uint_eq(usage.live_bytes, 0);
-	ck_assert_uint_eq(usage.reserved_bytes, 0);
+	ck_assert_uint_eq(world_usage(session).live_bytes, 0);
+	ck_assert_uint_eq(world_usage(session).reserved_bytes, 0);
 }
 END_TEST

@@ -397,9 +397,7 @@ START_TEST(a_child_leaves_the_parents_memory_alone)
 		                  !glake_torch_session();
 		_exit(is_none && is_refused ? 0 : 1);
 	}
-	int status;
-	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
-	ck_assert_int_eq(status, 0);
+	world_join(pid);
 	ck_assert_ptr_eq(glake_torch_session(), ours);
 	ck_assert_uint_eq(world_usage(ours).live_bytes, 4 * MIB);
 	glake_torch_free(ptr, 4 * MIB, 0, NULL);

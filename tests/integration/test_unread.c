@@ -43,21 +43,17 @@ static unsigned flood(int connection, const uint8_t *bytes, size_t n_bytes)
 	return n_sent;
 }
 
-static size_t pack(Glake__Wire__Request__BodyCase body, void *message, uint8_t *bytes)
+static size_t pack(Glake__Wire__Request *request, uint8_t *bytes)
 {
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.id = 1;
-	request.body_case = body;
-	request.ping = message;
-	return glake__wire__request__pack(&request, bytes);
+	request->id = 1;
+	return glake__wire__request__pack(request, bytes);
 }
 
 /* The Goodbye of who never reads does not get through, but the end of its process does. */
 static void flood_and_leave(struct harness *h, void *user)
 {
 	uint8_t bytes[64];
-	Glake__Wire__Ping ping = GLAKE__WIRE__PING__INIT;
-	size_t n_bytes = pack(GLAKE__WIRE__REQUEST__BODY_PING, &ping, bytes);
+	size_t n_bytes = pack(REQUEST(PING, Ping, ping), bytes);
 	int connection = connection_hello(&harness);
 	unsigned n_sent = flood(connection, bytes, n_bytes);
 	ck_assert_uint_lt(n_sent, 200000);
@@ -81,8 +77,7 @@ END_TEST
 START_TEST(client_that_reads_late_gets_everything)
 {
 	uint8_t bytes[64];
-	Glake__Wire__StatsGet stats_get = GLAKE__WIRE__STATS_GET__INIT;
-	size_t n_bytes = pack(GLAKE__WIRE__REQUEST__BODY_STATS_GET, &stats_get, bytes);
+	size_t n_bytes = pack(REQUEST(STATS_GET, StatsGet, stats_get), bytes);
 	world_begin_as(&quiet);
 	int connection = connection_hello(&harness);
 	unsigned n_sent = flood(connection, bytes, n_bytes);
@@ -102,10 +97,9 @@ END_TEST
 START_TEST(unread_chunks_are_charged_and_come_back)
 {
 	uint8_t bytes[64];
-	Glake__Wire__ChunkAlloc alloc = GLAKE__WIRE__CHUNK_ALLOC__INIT;
-	alloc.chunk_bytes = CHUNK_BYTES;
-	alloc.n_chunks = 100;
-	size_t n_bytes = pack(GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC, &alloc, bytes);
+	size_t n_bytes = pack(REQUEST(CHUNK_ALLOC, ChunkAlloc, chunk_alloc,
+	                              .chunk_bytes = CHUNK_BYTES, .n_chunks = 100),
+	                      bytes);
 	struct harness_options large = quiet;
 	large.devices = "1x16GiB";
 	world_begin_as(&large);
@@ -126,12 +120,9 @@ END_TEST
 /* A session that has one chunk. */
 static int hello_with_chunk(const struct harness *h, uint64_t *id_out)
 {
-	struct fdlist fds;
 	int connection = connection_hello(h);
-	fdlist_init(&fds);
-	ck_assert_int_eq(connection_alloc(connection, 0, CHUNK_BYTES, 1, id_out, &fds),
+	ck_assert_int_eq(connection_alloc(connection, 0, CHUNK_BYTES, 1, id_out, NULL),
 	                 GLAKE__WIRE__STATUS__OK);
-	fdlist_deinit(&fds);
 	return connection;
 }
 
@@ -142,10 +133,9 @@ static void ask_for_fds(int connection, uint64_t id, size_t n_fds)
 	for (size_t i = 0; i < n_fds; i++) {
 		ids[i] = id;
 	}
-	connection_send(
-		connection,
-		CONNECTION_REQUEST(CHUNK_OPEN, ChunkOpen, chunk_open, .ids = ids, .n_ids = n_fds),
-		NULL, 0);
+	connection_send(connection,
+	                REQUEST(CHUNK_OPEN, ChunkOpen, chunk_open, .ids = ids, .n_ids = n_fds),
+	                NULL, 0);
 }
 
 static void send_garbage(int connection)
@@ -253,15 +243,12 @@ START_TEST(greeting_that_glaked_does_not_read_is_no_silence)
 	harness_settle_n_fds(&harness);
 	late.fd = connection_open(&harness);
 	uint64_t id = connection_send(late.fd,
-	                              CONNECTION_REQUEST(HELLO, Hello, hello,
-	                                                 .version = GLAKE_WIRE_VERSION,
-	                                                 .program = (char *)"late"),
+	                              REQUEST(HELLO, Hello, hello, .version = GLAKE_WIRE_VERSION,
+	                                      .program = (char *)"late"),
 	                              NULL, 0);
 	ck_assert_int_eq(poll(&late, 1, LONGER_THAN_PATIENCE_MS), 0);
 	read_late(connections, N, N * N_ASKS);
-	Glake__Wire__Answer *answer = connection_receive_for(late.fd, id, NULL);
-	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__OK);
-	connection_free(answer);
+	ck_assert_int_eq(connection_status_of(late.fd, id), GLAKE__WIRE__STATUS__OK);
 	connection_close(&late.fd);
 }
 END_TEST
@@ -410,9 +397,7 @@ START_TEST(session_of_a_process_that_has_ended_ends)
 	if (pid == 0) {
 		end_holding_both_ends();
 	}
-	int status;
-	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
-	ck_assert_int_eq(status, 0);
+	world_join(pid);
 	connection_await_private(witness, 0);
 }
 END_TEST

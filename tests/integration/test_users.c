@@ -39,20 +39,14 @@ static int hello_as(uid_t uid)
 
 static Glake__Wire__Status alloc(int connection, uint32_t n_chunks, uint64_t *ids_out)
 {
-	struct fdlist fds;
-	fdlist_init(&fds);
-	Glake__Wire__Status status = connection_alloc(connection, 0, CHUNK_BYTES, n_chunks, ids_out,
-	                                              &fds);
-	fdlist_deinit(&fds);
-	return status;
+	return connection_alloc(connection, 0, CHUNK_BYTES, n_chunks, ids_out, NULL);
 }
 
 static uint64_t send_share(int connection, uint64_t *ids, size_t n_ids)
 {
-	return connection_send(connection,
-	                       CONNECTION_REQUEST(CHUNK_SHARE, ChunkShare, chunk_share, .ids = ids,
-	                                          .n_ids = n_ids),
-	                       NULL, 0);
+	return connection_send(
+		connection,
+		REQUEST(CHUNK_SHARE, ChunkShare, chunk_share, .ids = ids, .n_ids = n_ids), NULL, 0);
 }
 
 /* Whether the named memory is there after a restart. */
@@ -74,10 +68,10 @@ static uint64_t send_open_fd(int connection, int fd, size_t n_files)
 		names[i] = (char *)"a.safetensors";
 		fds[i] = fd;
 	}
-	return connection_send(connection,
-	                       CONNECTION_REQUEST(MODEL_OPEN, ModelOpen, model_open, .files = names,
-	                                          .n_files = n_files),
-	                       fds, n_files);
+	return connection_send(
+		connection,
+		REQUEST(MODEL_OPEN, ModelOpen, model_open, .files = names, .n_files = n_files), fds,
+		n_files);
 }
 
 static uint64_t send_open(int connection)
@@ -101,10 +95,10 @@ static Glake__Wire__Status await(int connection, uint64_t request, const char *w
 /* Begin to publish weights: their manifest is glaked's memory. */
 static Glake__Wire__Status draft(int connection)
 {
-	return connection_status(connection,
-	                         CONNECTION_REQUEST(WEIGHTS_PUBLISH, WeightsPublish,
-	                                            weights_publish, .key = (char *)"key"),
-	                         NULL, 0);
+	return connection_status(
+		connection,
+		REQUEST(WEIGHTS_PUBLISH, WeightsPublish, weights_publish, .key = (char *)"key"),
+		NULL, 0);
 }
 
 /* All that a user may want. */
@@ -160,8 +154,8 @@ static void do_not_read(struct harness *h, void *user)
 		ck_assert_int_eq(alloc(connections[i], CHUNKS, ids[i]), GLAKE__WIRE__STATUS__OK);
 	}
 	for (unsigned i = 0; i < N; i++) {
-		Glake__Wire__Request *request = CONNECTION_REQUEST(
-			CHUNK_OPEN, ChunkOpen, chunk_open, .ids = ids[i], .n_ids = CHUNKS);
+		Glake__Wire__Request *request = REQUEST(CHUNK_OPEN, ChunkOpen, chunk_open,
+		                                        .ids = ids[i], .n_ids = CHUNKS);
 		request->id = 1;
 		size_t n_bytes = glake__wire__request__pack(request, bytes);
 		for (unsigned n = 0; n < PACKETS; n++) {
@@ -205,8 +199,7 @@ static void load_endless(int connection, int fd, size_t n_files)
 	uint64_t request;
 	do {
 		request = send_open_fd(connection, fd, n_files);
-		uint64_t ping = connection_send(connection, CONNECTION_REQUEST(PING, Ping, ping),
-		                                NULL, 0);
+		uint64_t ping = connection_send(connection, REQUEST(PING, Ping, ping), NULL, 0);
 		Glake__Wire__Answer *answer = connection_receive(connection, NULL);
 		answered = answer->id;
 		if (answered == request) {
@@ -281,11 +274,11 @@ static void flood_probes(void)
 			kill(world_mover(), SIGSTOP);
 		}
 		for (unsigned k = 0; k < SHARE / 2 + 1; k++) {
-			requests[k] = connection_send(
-				connections[i],
-				CONNECTION_REQUEST(BLOCK_PUBLISH, BlockPublish, block_publish,
-			                           .chunk = ids[k], .content_bytes = CHUNK_BYTES),
-				NULL, 0);
+			requests[k] = connection_send(connections[i],
+			                              REQUEST(BLOCK_PUBLISH, BlockPublish,
+			                                      block_publish, .chunk = ids[k],
+			                                      .content_bytes = CHUNK_BYTES),
+			                              NULL, 0);
 		}
 	}
 	/* All of the last one's are beyond the share. */
@@ -294,9 +287,8 @@ static void flood_probes(void)
 	int other = hello_as(BOB);
 	ck_assert_int_eq(alloc(other, 1, &ids[0]), GLAKE__WIRE__STATUS__OK);
 	uint64_t request = connection_send(other,
-	                                   CONNECTION_REQUEST(BLOCK_PUBLISH, BlockPublish,
-	                                                      block_publish, .chunk = ids[0],
-	                                                      .content_bytes = CHUNK_BYTES),
+	                                   REQUEST(BLOCK_PUBLISH, BlockPublish, block_publish,
+	                                           .chunk = ids[0], .content_bytes = CHUNK_BYTES),
 	                                   NULL, 0);
 	connection_ping(other);
 	kill(world_mover(), SIGCONT);
@@ -365,9 +357,8 @@ static uint64_t publish_names(int connection, uint64_t max_bytes)
 		}
 		Glake__Wire__Answer *answer = connection_call(
 			connection,
-			CONNECTION_REQUEST(WEIGHTS_PUBLISH, WeightsPublish, weights_publish,
-		                           .draft = id, .key = (char *)"key", .tensors = list,
-		                           .n_tensors = TENSORS),
+			REQUEST(WEIGHTS_PUBLISH, WeightsPublish, weights_publish, .draft = id,
+		                .key = (char *)"key", .tensors = list, .n_tensors = TENSORS),
 			NULL, 0, NULL);
 		Glake__Wire__Status status = answer->status;
 		id = status == GLAKE__WIRE__STATUS__OK ? answer->weights_publish->draft : 0;
@@ -413,31 +404,18 @@ static int name_memory(uid_t uid, unsigned *n_kept_out)
 	return connection;
 }
 
-static int take_unkept(void *user, const struct glake_status *status)
-{
-	*(uint64_t *)user = status->unkept_chunks;
-	return 0;
-}
-
-static uint64_t n_unkept(void)
-{
-	uint64_t n;
-	assert_ok(glake_get_status(eye, take_unkept, &n));
-	return n;
-}
-
 static void flood_places(void)
 {
 	unsigned n_kept;
 	int connection = name_memory(ALICE, &n_kept);
 	ck_assert_uint_gt(n_kept, MANY / 4);
 	ck_assert_uint_le(n_kept, MANY / 2);
-	ck_assert_uint_eq(n_unkept(), 1);
+	ck_assert_uint_eq(world_status().unkept_chunks, 1);
 	/* Both what they name and what they load has room. */
 	is_served(BOB, true);
 	connection_close(&connection);
 	is_served(ALICE, true);
-	ck_assert_uint_eq(n_unkept(), 0);
+	ck_assert_uint_eq(world_status().unkept_chunks, 0);
 }
 
 /* Fds that glaked has given to the service manager. */
@@ -494,19 +472,15 @@ static void make_wills(void *user)
 {
 	const struct leaving *leaving = user;
 	uint64_t ids[GLAKE_MAX_PACKET_FDS];
-	struct fdlist fds;
 	int connection = hello_as(leaving->uid);
-	fdlist_init(&fds);
 	ck_assert_int_eq(
-		connection_alloc(connection, 0, leaving->chunk_bytes, leaving->n_chunks, ids, &fds),
+		connection_alloc(connection, 0, leaving->chunk_bytes, leaving->n_chunks, ids, NULL),
 		GLAKE__WIRE__STATUS__OK);
-	fdlist_deinit(&fds);
 	for (uint32_t i = 0; i < leaving->n_chunks; i++) {
 		ck_assert_int_eq(
 			connection_status(connection,
-		                          CONNECTION_REQUEST(CHUNK_KEEP, ChunkKeep, chunk_keep,
-		                                             .ids = &ids[i], .n_ids = 1,
-		                                             .key = {1, (uint8_t *)"k"}),
+		                          REQUEST(CHUNK_KEEP, ChunkKeep, chunk_keep, .ids = &ids[i],
+		                                  .n_ids = 1, .key = {1, (uint8_t *)"k"}),
 		                          NULL, 0),
 			GLAKE__WIRE__STATUS__OK);
 	}
@@ -525,22 +499,13 @@ static void leave_behind(uid_t uid, uint64_t chunk_bytes, uint32_t n_chunks)
 	world_wait_metric("steps_kept", n_kept + n_chunks);
 }
 
-static int take_kept(void *user, const struct glake_status *status)
-{
-	*(uint64_t *)user = status->devices[0].kept_bytes;
-	return 0;
-}
-
 /* Alice leaves more than her share, of which Bob's does not push anything out. */
 static void flood_kept(uint64_t chunk_bytes, uint32_t share)
 {
-	uint64_t bytes;
 	leave_behind(ALICE, chunk_bytes, share + 4);
-	assert_ok(glake_get_status(eye, take_kept, &bytes));
-	ck_assert_uint_eq(bytes, share * chunk_bytes);
+	ck_assert_uint_eq(world_device(0).kept_bytes, share * chunk_bytes);
 	leave_behind(BOB, chunk_bytes, 2);
-	assert_ok(glake_get_status(eye, take_kept, &bytes));
-	ck_assert_uint_eq(bytes, (share + 2) * chunk_bytes);
+	ck_assert_uint_eq(world_device(0).kept_bytes, (share + 2) * chunk_bytes);
 	is_served(BOB, true);
 }
 
@@ -609,17 +574,10 @@ START_TEST_WITH(what_one_user_takes_leaves_enough_for_others, .n = USER_N_ROWS)
 }
 END_TEST
 
-static int take_waiting(void *user, const struct glake_status *status)
-{
-	*(uint64_t *)user = status->unkept_blocks;
-	return 0;
-}
-
 /* A model that nobody uses makes room for one that is used, if both are the same user's. */
 START_TEST(what_a_user_has_idle_goes_for_its_share)
 {
 	unsigned n_kept;
-	uint64_t n_waiting;
 	static const struct model_tensor tensor = {"b", "U8", 1, {2000}, 1};
 	if (!harness_is_root()) {
 		return;
@@ -635,21 +593,18 @@ START_TEST(what_a_user_has_idle_goes_for_its_share)
 	model_file_write(model_path, &tensor, 1);
 	ck_assert_int_eq(await(connection, send_open(connection), NULL), GLAKE__WIRE__STATUS__OK);
 	ck_assert_uint_eq(world_books().n_models, 1);
-	assert_ok(glake_get_status(eye, take_waiting, &n_waiting));
-	ck_assert_uint_eq(n_waiting, 0);
+	ck_assert_uint_eq(world_status().unkept_blocks, 0);
 	/* Nothing of hers is idle any more: the next one waits for room, and others have some. */
 	first = hello_as(ALICE);
 	snprintf(model_path, sizeof(model_path), "%s/a.safetensors", harness.folder);
 	ck_assert_int_eq(await(first, send_open(first), NULL), GLAKE__WIRE__STATUS__OK);
-	assert_ok(glake_get_status(eye, take_waiting, &n_waiting));
-	ck_assert_uint_eq(n_waiting, 1);
+	ck_assert_uint_eq(world_status().unkept_blocks, 1);
 	is_served(BOB, true);
 	/* The next one gets the room of what is closed. */
 	connection_close(&connection);
 	do {
 		harness_sleep_ms(10);
-		assert_ok(glake_get_status(eye, take_waiting, &n_waiting));
-	} while (n_waiting > 0);
+	} while (world_status().unkept_blocks > 0);
 	connection_close(&first);
 }
 END_TEST

@@ -44,27 +44,6 @@ static struct glake_model *attach(struct glake_session *session, const char *key
 	return model;
 }
 
-static struct glake_tensor tensor_of(const struct glake_model *model, const char *name)
-{
-	struct glake_tensor tensor = {.size = sizeof(tensor)};
-	assert_ok(glake_model_tensor(model, name, &tensor));
-	return tensor;
-}
-
-static struct glake_model_info info_of(const struct glake_model *model)
-{
-	struct glake_model_info info = {.size = sizeof(info)};
-	assert_ok(glake_model_info(model, &info));
-	return info;
-}
-
-/* Private or sealed, each copy once. */
-static uint64_t held_bytes(void)
-{
-	struct books books = world_books();
-	return books.private_bytes + books.block_bytes;
-}
-
 static int add_charged(void *user, const struct glake_tenant_row *row)
 {
 	if (strcmp(row->name, "default") == 0) {
@@ -98,17 +77,17 @@ START_TEST(what_one_publishes_others_attach)
 	ck_assert(!words_can_write(ptr));
 
 	struct glake_model *model = attach(two, "llama/fused");
-	ck_assert_str_eq(info_of(model).name, "llama/fused");
-	ck_assert_uint_eq(info_of(model).mapped_bytes, 300 * MIB);
-	ck_assert_uint_eq(info_of(model).content_bytes, 300 * MIB);
-	ck_assert_uint_eq(held_bytes(), 300 * MIB);
-	struct glake_tensor large = tensor_of(model, "large");
+	ck_assert_str_eq(world_info(model).name, "llama/fused");
+	ck_assert_uint_eq(world_info(model).mapped_bytes, 300 * MIB);
+	ck_assert_uint_eq(world_info(model).content_bytes, 300 * MIB);
+	ck_assert_uint_eq(words_device_bytes(), 300 * MIB);
+	struct glake_tensor large = world_tensor(model, "large");
 	ck_assert_uint_eq(large.bytes, 200 * MIB);
 	ck_assert_uint_eq(large.n_dims, 1);
 	ck_assert_uint_eq(large.shape[0], 25 * MIB);
 	ck_assert_ptr_null(large.strides);
 	words_check(large.ptr, 300 * MIB, 7);
-	ck_assert_uint_eq(tensor_of(model, "tail").ptr, large.ptr + 200 * MIB);
+	ck_assert_uint_eq(world_tensor(model, "tail").ptr, large.ptr + 200 * MIB);
 	ck_assert(!words_can_write(large.ptr));
 
 	/* What the publisher does next is its own affair. */
@@ -119,7 +98,7 @@ START_TEST(what_one_publishes_others_attach)
 	words_check(large.ptr, 300 * MIB, 7);
 	glake_model_close(model);
 	model = attach(two, "llama/fused");
-	words_check(tensor_of(model, "large").ptr, 300 * MIB, 7);
+	words_check(world_tensor(model, "large").ptr, 300 * MIB, 7);
 	glake_model_close(model);
 }
 END_TEST
@@ -147,12 +126,12 @@ START_TEST(tensors_are_attached_as_they_were)
 	};
 	publish(session, "all", tensors, n_elements(tensors));
 	struct glake_model *model = attach(session, "all");
-	ck_assert_uint_eq(info_of(model).n_tensors, n_elements(tensors));
-	ck_assert_uint_eq(info_of(model).mapped_bytes, 8 * MIB);
-	glake_ptr base = info_of(model).base;
+	ck_assert_uint_eq(world_info(model).n_tensors, n_elements(tensors));
+	ck_assert_uint_eq(world_info(model).mapped_bytes, 8 * MIB);
+	glake_ptr base = world_info(model).base;
 	for (size_t i = 0; i < n_elements(tensors); i++) {
 		const struct glake_tensor *want = &tensors[i];
-		struct glake_tensor got = tensor_of(model, want->name);
+		struct glake_tensor got = world_tensor(model, want->name);
 		ck_assert_int_eq(got.dtype, want->dtype);
 		ck_assert_uint_eq(got.n_dims, want->n_dims);
 		if (want->n_dims > 0) {
@@ -166,11 +145,11 @@ START_TEST(tensors_are_attached_as_they_were)
 			ck_assert_ptr_null(got.strides);
 		}
 	}
-	ck_assert_uint_eq(tensor_of(model, "transposed").bytes, 4 * MIB);
-	ck_assert_uint_eq(tensor_of(model, "inner").bytes, 1023 * 4096 + 1023 * 4 + 2);
-	ck_assert_uint_eq(tensor_of(model, "scalar").bytes, 1);
-	ck_assert_uint_eq(tensor_of(model, "empty").bytes, 0);
-	ck_assert_uint_eq(tensor_of(model, "nibbles").bytes, 39);
+	ck_assert_uint_eq(world_tensor(model, "transposed").bytes, 4 * MIB);
+	ck_assert_uint_eq(world_tensor(model, "inner").bytes, 1023 * 4096 + 1023 * 4 + 2);
+	ck_assert_uint_eq(world_tensor(model, "scalar").bytes, 1);
+	ck_assert_uint_eq(world_tensor(model, "empty").bytes, 0);
+	ck_assert_uint_eq(world_tensor(model, "nibbles").bytes, 39);
 	words_check(base, 8 * MIB, 1);
 	glake_model_close(model);
 }
@@ -239,7 +218,7 @@ START_TEST(what_cannot_be_sealed_is_copied)
 	ck_assert(!words_can_write(ptr + 2 * MIB));
 	words_write(small, 64 * KIB, 9);
 	struct glake_model *model = attach(session, "mixed");
-	glake_ptr inner = tensor_of(model, "inner").ptr;
+	glake_ptr inner = world_tensor(model, "inner").ptr;
 	uint64_t words[2];
 	ck_assert_int_eq(drv.cuMemcpyDtoH(words, inner - 8, 16), CUDA_SUCCESS);
 	ck_assert_uint_eq(words[0], 0);
@@ -252,8 +231,8 @@ START_TEST(what_cannot_be_sealed_is_copied)
 	}
 	ck_assert_uint_eq(i, (N - 2) * MIB / 8);
 	free(all);
-	words_check(tensor_of(model, "small").ptr, 64 * KIB, 2);
-	words_check(tensor_of(model, "foreign").ptr, 3 * MIB, 3);
+	words_check(world_tensor(model, "small").ptr, 64 * KIB, 2);
+	words_check(world_tensor(model, "foreign").ptr, 3 * MIB, 3);
 	glake_model_close(model);
 	ck_assert_int_eq(drv.cuMemFree(foreign), CUDA_SUCCESS);
 }
@@ -274,7 +253,7 @@ START_TEST(blocks_of_all_kinds_are_shared_as_they_are)
 	glake_ptr second = words_alloc(two, 6 * MIB, 2);
 	glake_ptr published = words_alloc(two, 4 * MIB, 3);
 	assert_ok(glake_block_publish(two, published, 4 * MIB, &block));
-	uint64_t before = held_bytes();
+	uint64_t before = words_device_bytes();
 	const struct glake_tensor tensors[] = {
 		WORDS("a", first, 8 * MIB),
 		WORDS("b", second, 6 * MIB),
@@ -288,18 +267,18 @@ START_TEST(blocks_of_all_kinds_are_shared_as_they_are)
 	ck_assert_uint_eq(result.copied_bytes, 0);
 	result = publish(third, "part", &tensors[4], 1);
 	ck_assert_uint_eq(result.in_place_bytes, 128 * MIB);
-	ck_assert_uint_eq(held_bytes(), before);
+	ck_assert_uint_eq(words_device_bytes(), before);
 	glake_model_close(file);
 	world_disconnect(one);
 	world_disconnect(two);
 
 	struct glake_model *all = attach(third, "all");
 	struct glake_model *part = attach(third, "part");
-	words_check(tensor_of(all, "a").ptr, 8 * MIB, 1);
-	words_check(tensor_of(all, "b").ptr, 6 * MIB, 2);
-	words_check(tensor_of(all, "c").ptr, 4 * MIB, 3);
-	ck_assert(world_is_content(third, tensor_of(all, "w").ptr, 300 * MIB, 5, 0));
-	ck_assert(world_is_content(third, tensor_of(part, "part").ptr, 2 * MIB, 5, 130 * MIB));
+	words_check(world_tensor(all, "a").ptr, 8 * MIB, 1);
+	words_check(world_tensor(all, "b").ptr, 6 * MIB, 2);
+	words_check(world_tensor(all, "c").ptr, 4 * MIB, 3);
+	ck_assert(world_is_content(third, world_tensor(all, "w").ptr, 300 * MIB, 5, 0));
+	ck_assert(world_is_content(third, world_tensor(part, "part").ptr, 2 * MIB, 5, 130 * MIB));
 	glake_model_close(all);
 	glake_model_close(part);
 }
@@ -334,11 +313,11 @@ START_TEST(equal_weights_at_other_addresses_are_the_same)
 		model = model ? model : attach(world_connect(), "key");
 	}
 	for (unsigned i = 0; i < N; i++) {
-		words_check(tensor_of(model, names[i]).ptr, EACH * MIB, i);
+		words_check(world_tensor(model, names[i]).ptr, EACH * MIB, i);
 	}
-	words_check(tensor_of(model, "tied").ptr, EACH * MIB, 3);
+	words_check(world_tensor(model, "tied").ptr, EACH * MIB, 3);
 	ck_assert_uint_eq(world_books().n_models, 1);
-	ck_assert_uint_eq(held_bytes(), N * EACH * MIB);
+	ck_assert_uint_eq(words_device_bytes(), N * EACH * MIB);
 }
 END_TEST
 
@@ -352,13 +331,13 @@ START_TEST(equal_bytes_under_two_keys_are_one_copy)
 	const struct glake_tensor second = WORDS("b", words_alloc(two, 200 * MIB, 1), 200 * MIB);
 	publish(one, "one", &first, 1);
 	publish(two, "two", &second, 1);
-	ck_assert_uint_eq(held_bytes(), 200 * MIB);
+	ck_assert_uint_eq(words_device_bytes(), 200 * MIB);
 	ck_assert_uint_eq(world_books().n_models, 2);
 	world_disconnect(one);
 	world_disconnect(two);
-	ck_assert_uint_eq(held_bytes(), 200 * MIB);
+	ck_assert_uint_eq(words_device_bytes(), 200 * MIB);
 	assert_ok(glake_evict(eye, "one", NULL, NULL));
-	ck_assert_uint_eq(held_bytes(), 200 * MIB);
+	ck_assert_uint_eq(words_device_bytes(), 200 * MIB);
 }
 END_TEST
 
@@ -392,9 +371,9 @@ START_TEST_WITH(each_device_has_its_own_keys, .begin = begin_two)
 	assert_fails(GLAKE_E_NOT_FOUND, "device 0",
 	             glake_weights_attach(session, "key", NULL, &model));
 	assert_ok(glake_weights_attach(session, "key", &from, &model));
-	ck_assert_uint_eq(info_of(model).device, 1);
-	words_check(tensor_of(model, "a").ptr, 4 * MIB, 1);
-	words_check(tensor_of(model, "b").ptr, 4 * MIB, 2);
+	ck_assert_uint_eq(world_info(model).device, 1);
+	words_check(world_tensor(model, "a").ptr, 4 * MIB, 1);
+	words_check(world_tensor(model, "b").ptr, 4 * MIB, 2);
 	/* Nobody asked for it to be sealed. */
 	ck_assert(!words_can_write(second));
 	words_use_device(0);
@@ -438,16 +417,16 @@ START_TEST(a_key_is_of_what_was_published_last)
 	ck_assert_uint_eq(world_books().n_models, 2);
 	ck_assert(is_listed("step", "ready") && is_listed("step", "replaced"));
 	struct glake_model *next = attach(session, "step");
-	words_check(tensor_of(model, "w").ptr, 6 * MIB, 1);
-	words_check(tensor_of(next, "w").ptr, 6 * MIB, 2);
+	words_check(world_tensor(model, "w").ptr, 6 * MIB, 1);
+	words_check(world_tensor(next, "w").ptr, 6 * MIB, 2);
 	assert_ok(glake_free(session, first));
 	assert_ok(glake_free(session, second));
 	glake_model_close(next);
-	ck_assert_uint_eq(held_bytes(), 12 * MIB);
+	ck_assert_uint_eq(words_device_bytes(), 12 * MIB);
 	/* Its name is the new one's. */
 	assert_ok(glake_evict(eye, "step", NULL, NULL));
 	ck_assert(!is_listed("step", "ready") && is_listed("step", "replaced"));
-	words_check(tensor_of(model, "w").ptr, 6 * MIB, 1);
+	words_check(world_tensor(model, "w").ptr, 6 * MIB, 1);
 	glake_model_close(model);
 	ck_assert_uint_eq(world_books().n_models, 0);
 }
@@ -471,11 +450,11 @@ START_TEST(a_pin_is_the_keys)
 
 	struct glake_session *other = world_connect();
 	struct glake_model *model = attach(other, "key");
-	words_check(tensor_of(model, "w").ptr, 6 * MIB, 2);
+	words_check(world_tensor(model, "w").ptr, 6 * MIB, 2);
 	glake_model_close(model);
 	assert_ok(glake_pin(eye, "key", 0));
 	assert_ok(glake_evict(eye, "key", NULL, NULL));
-	ck_assert_uint_eq(held_bytes(), 0);
+	ck_assert_uint_eq(words_device_bytes(), 0);
 
 	struct glake_attach_options pin = {.size = sizeof(pin), .pin = 1};
 	const struct glake_tensor new = WORDS("w", words_alloc(other, 2 * MIB, 3), 2 * MIB);
@@ -498,12 +477,12 @@ START_TEST(attached_weights_stay)
 	assert_ok(glake_free(session, ptr));
 	assert_fails(GLAKE_E_BUSY, "in use", glake_evict(eye, "key", NULL, NULL));
 	assert_ok(glake_evict(eye, NULL, NULL, NULL));
-	words_check(tensor_of(model, "w").ptr, 6 * MIB, 1);
+	words_check(world_tensor(model, "w").ptr, 6 * MIB, 1);
 	glake_model_close(model);
 	assert_ok(glake_evict(eye, "key", NULL, NULL));
 	assert_fails(GLAKE_E_NOT_FOUND, "'key'",
 	             glake_weights_attach(session, "key", NULL, &model));
-	ck_assert_uint_eq(held_bytes(), 0);
+	ck_assert_uint_eq(words_device_bytes(), 0);
 }
 END_TEST
 
@@ -562,7 +541,7 @@ START_TEST(bad_keys_and_tensors_are_refused)
 	publish(session, long_key, &good, 1);
 	publish(session, "none", NULL, 0);
 	model = attach(session, "none");
-	ck_assert_uint_eq(info_of(model).n_tensors, 0);
+	ck_assert_uint_eq(world_info(model).n_tensors, 0);
 	glake_model_close(model);
 }
 END_TEST
@@ -609,7 +588,7 @@ START_TEST_WITH(freed_memory_that_others_have_is_refused, .n = 3)
 		publish(session, "small", small, 1);
 		assert_ok(glake_free(session, now));
 		assert_ok(glake_trim(session, 0, 0));
-		now = tensor_of(attach(session, "small"), "b").ptr;
+		now = world_tensor(attach(session, "small"), "b").ptr;
 	}
 	ck_assert_uint_eq(now, freed);
 	assert_fails(-EINVAL, "not allocated",
@@ -642,11 +621,11 @@ START_TEST(many_tensors)
 	struct glake_published result = publish(session, "many", tensors, N);
 	ck_assert_uint_eq(result.copied_bytes, 0);
 	struct glake_model *model = attach(session, "many");
-	ck_assert_uint_eq(info_of(model).n_tensors, N);
-	words_check(info_of(model).base, N * BYTES, 1);
+	ck_assert_uint_eq(world_info(model).n_tensors, N);
+	words_check(world_info(model).base, N * BYTES, 1);
 	for (unsigned i = 0; i < N; i++) {
-		struct glake_tensor tensor = tensor_of(model, names[i]);
-		ck_assert_uint_eq(tensor.ptr - info_of(model).base, i * BYTES);
+		struct glake_tensor tensor = world_tensor(model, names[i]);
+		ck_assert_uint_eq(tensor.ptr - world_info(model).base, i * BYTES);
 	}
 	glake_model_close(model);
 	assert_ok(glake_set_manifest_quota(eye, "default", MIB));
@@ -689,7 +668,7 @@ START_TEST(weights_beyond_the_quota_are_refused)
 	publish(session, "new", &too_large, 1);
 	struct glake_model *copy = attach(session, "new");
 	ck_assert_uint_eq(charged_bytes(), 8 * MIB);
-	words_check(tensor_of(copy, "w").ptr, 8 * MIB, 2);
+	words_check(world_tensor(copy, "w").ptr, 8 * MIB, 2);
 	glake_model_close(copy);
 	ck_assert_int_eq(drv.cuMemFree(foreign), CUDA_SUCCESS);
 }
@@ -718,7 +697,7 @@ START_TEST_WITH(a_full_device_does_not_evict_what_frees_nothing, .begin = begin_
 	             glake_weights_attach(session, "other", NULL, &model));
 	assert_fails(GLAKE_E_NO_DEVICE_MEMORY, "", glake_alloc(session, 0, 60 * MIB, 0, &cached));
 	model = attach(session, "kept");
-	words_check(tensor_of(model, "w").ptr, 40 * MIB, 1);
+	words_check(world_tensor(model, "w").ptr, 40 * MIB, 1);
 	glake_model_close(model);
 }
 END_TEST
@@ -748,7 +727,7 @@ static void attach_and_check(void *user)
 	struct glake_session *session = world_connect();
 	world_reach(2);
 	assert_ok(glake_weights_attach(session, "key", &options, &model));
-	words_check(tensor_of(model, "w").ptr, 20 * MIB, 1);
+	words_check(world_tensor(model, "w").ptr, 20 * MIB, 1);
 	glake_model_close(model);
 	world_disconnect(session);
 }
@@ -814,7 +793,7 @@ static void attach_again_and_again(void *user)
 	for (unsigned i = 0; i < 200; i++) {
 		struct glake_model *model = attach(session, "key");
 		uint64_t word;
-		glake_ptr ptr = tensor_of(model, "a").ptr;
+		glake_ptr ptr = world_tensor(model, "a").ptr;
 		ck_assert_int_eq(drv.cuMemcpyDtoH(&word, ptr, sizeof(word)), CUDA_SUCCESS);
 		words_check(ptr, 6 * MIB, word >> 48);
 		glake_model_close(model);
@@ -869,8 +848,8 @@ static void check_mixed(void *user)
 	int r = glake_weights_attach(session, "key", NULL, &model);
 	ck_assert_msg(r == 0 || r == GLAKE_E_NOT_FOUND, "%d %s", r, glake_error());
 	if (r == 0) {
-		words_check(tensor_of(model, "w").ptr, 20 * MIB, 1);
-		words_check(tensor_of(model, "f").ptr, 4 * MIB, 2);
+		words_check(world_tensor(model, "w").ptr, 20 * MIB, 1);
+		words_check(world_tensor(model, "f").ptr, 4 * MIB, 2);
 		glake_model_close(model);
 	}
 	world_disconnect(session);
@@ -932,7 +911,7 @@ START_TEST(the_mover_dies_while_weights_are_published)
 	}
 	publish(session, "key", tensors, 2);
 	model = attach(session, "key");
-	words_check(tensor_of(model, "f").ptr, 4 * MIB, 2);
+	words_check(world_tensor(model, "f").ptr, 4 * MIB, 2);
 	glake_model_close(model);
 	ck_assert_int_eq(drv.cuMemFree(foreign), CUDA_SUCCESS);
 }
@@ -994,7 +973,7 @@ START_TEST(a_lost_connection_leaves_no_half_of_a_manifest)
 	                  books_before.charged_manifest_bytes + 256);
 	publish(session, "last", tensors, N);
 	struct glake_model *model = attach(session, "last");
-	ck_assert_uint_eq(info_of(model).n_tensors, N);
+	ck_assert_uint_eq(world_info(model).n_tensors, N);
 	glake_model_close(model);
 }
 END_TEST
@@ -1042,10 +1021,10 @@ START_TEST(glaked_is_killed_and_comes_again)
 	assert_fails(GLAKE_E_GONE, "", glake_weights_attach(session, "key", NULL, &other));
 	assert_fails(GLAKE_E_GONE, "",
 	             glake_weights_publish(session, "new", &tensor, 1, NULL, NULL));
-	words_check(tensor_of(model, "w").ptr, 6 * MIB, 1);
+	words_check(world_tensor(model, "w").ptr, 6 * MIB, 1);
 	words_check(ptr, 6 * MIB, 1);
 	world_restart();
-	words_check(tensor_of(model, "w").ptr, 6 * MIB, 1);
+	words_check(world_tensor(model, "w").ptr, 6 * MIB, 1);
 	/* The next glaked knows nothing of the blocks of before; their bytes are copied. */
 	struct glake_session *next = world_connect();
 	assert_fails(GLAKE_E_NOT_FOUND, "key", glake_weights_attach(next, "key", NULL, &other));
@@ -1054,7 +1033,7 @@ START_TEST(glaked_is_killed_and_comes_again)
 	ck_assert_str_eq(published.copied_why, "memory of another glaked");
 	world_disconnect(session);
 	other = attach(next, "key");
-	words_check(tensor_of(other, "w").ptr, 6 * MIB, 1);
+	words_check(world_tensor(other, "w").ptr, 6 * MIB, 1);
 	glake_model_close(other);
 }
 END_TEST

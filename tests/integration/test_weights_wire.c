@@ -5,6 +5,7 @@
  */
 #include <string.h>
 
+#include "proto/request.h"
 #include "tests/harness/connection.h"
 #include "tests/harness/world.h"
 
@@ -18,19 +19,11 @@ static uint64_t manifest_bytes; /* charged for it */
 static void begin(void)
 {
 	uint64_t chunk;
-	struct fdlist fds;
 	world_begin(.config = WORLD_CONFIG, .devices = "2x4GiB", .has_witness = true);
 	connection = connection_hello(&harness);
-	fdlist_init(&fds);
-	ck_assert_int_eq(connection_alloc(connection, 0, 4 * MIB, 1, &chunk, &fds),
+	ck_assert_int_eq(connection_alloc(connection, 0, 4 * MIB, 1, &chunk, NULL),
 	                 GLAKE__WIRE__STATUS__OK);
-	fdlist_deinit(&fds);
-	ck_assert_int_eq(
-		connection_status(connection,
-	                          CONNECTION_REQUEST(BLOCK_PUBLISH, BlockPublish, block_publish,
-	                                             .chunk = chunk, .content_bytes = 4 * MIB),
-	                          NULL, 0),
-		GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(connection_publish(connection, chunk, 4 * MIB), GLAKE__WIRE__STATUS__OK);
 	block = chunk;
 	manifest_bytes = world_books().charged_manifest_bytes;
 }
@@ -58,10 +51,8 @@ static tensor_t tensor_of(const char *name, uint64_t offset, uint64_t *shape)
 
 static Glake__Wire__Status send_page(Glake__Wire__WeightsPublish *page, uint64_t *draft_out)
 {
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_WEIGHTS_PUBLISH;
-	request.weights_publish = page;
-	Glake__Wire__Answer *answer = connection_call(connection, &request, NULL, 0, NULL);
+	Glake__Wire__Answer *answer = connection_call(
+		connection, REQUEST_OF(WEIGHTS_PUBLISH, weights_publish, page), NULL, 0, NULL);
 	Glake__Wire__Status status = answer->status;
 	if (status == GLAKE__WIRE__STATUS__OK && draft_out) {
 		*draft_out = answer->weights_publish->draft;
@@ -89,10 +80,9 @@ static Glake__Wire__Status publish(run_t *run, tensor_t *tensors, size_t n_tenso
 
 static Glake__Wire__Status attach(int session, const char *key)
 {
-	return connection_status(session,
-	                         CONNECTION_REQUEST(WEIGHTS_ATTACH, WeightsAttach, weights_attach,
-	                                            .key = (char *)key),
-	                         NULL, 0);
+	return connection_status(
+		session, REQUEST(WEIGHTS_ATTACH, WeightsAttach, weights_attach, .key = (char *)key),
+		NULL, 0);
 }
 
 /* Nothing is there, and nobody is charged for it. */
@@ -167,12 +157,9 @@ START_TEST(blocks_of_others_are_refused)
 	uint64_t private;
 	uint64_t few[] = {1024};
 	uint8_t key[GLAKE_KEY_BYTES] = {1, 2, 3};
-	struct fdlist fds;
 	tensor_t tensor = tensor_of("a", 0, few);
-	fdlist_init(&fds);
-	ck_assert_int_eq(connection_alloc(connection, 0, 2 * MIB, 1, &private, &fds),
+	ck_assert_int_eq(connection_alloc(connection, 0, 2 * MIB, 1, &private, NULL),
 	                 GLAKE__WIRE__STATUS__OK);
-	fdlist_deinit(&fds);
 	uint64_t unknown[] = {block, 1ull << 60};
 	run_t runs[] = {
 		run_of(unknown, 2), run_of(&private, 1), run_of(&block, 1),
@@ -205,9 +192,8 @@ START_TEST(parts_of_models_are_checked)
 	ck_assert_int_eq(publish(&run, &tensor, 1), GLAKE__WIRE__STATUS__OK);
 	Glake__Wire__Answer *answer = connection_call(
 		connection,
-		CONNECTION_REQUEST(WEIGHTS_ATTACH, WeightsAttach, weights_attach,
-	                           .key = (char *)"key"),
-		NULL, 0, NULL);
+		REQUEST(WEIGHTS_ATTACH, WeightsAttach, weights_attach, .key = (char *)"key"), NULL,
+		0, NULL);
 	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__OK);
 	uint64_t model = answer->model_open->model;
 	ck_assert_uint_eq(answer->model_open->n_blocks, 1);
@@ -314,19 +300,16 @@ static Glake__Wire__Answer *publish_block(int session, uint64_t *chunk_out)
 	ck_assert_int_eq(connection_alloc(session, 0, CHUNK_BYTES, 1, chunk_out, &fds),
 	                 GLAKE__WIRE__STATUS__OK);
 	return connection_call(session,
-	                       CONNECTION_REQUEST(BLOCK_PUBLISH, BlockPublish, block_publish,
-	                                          .chunk = *chunk_out,
-	                                          .content_bytes = CHUNK_BYTES),
+	                       REQUEST(BLOCK_PUBLISH, BlockPublish, block_publish,
+	                               .chunk = *chunk_out, .content_bytes = CHUNK_BYTES),
 	                       NULL, 0, NULL);
 }
 
 static Glake__Wire__Status look_up(int session, Glake__Wire__BlockAnswer *known, uint64_t *id_out)
 {
-	Glake__Wire__Answer *answer = connection_call(session,
-	                                              CONNECTION_REQUEST(BLOCK_LOOKUP, BlockLookup,
-	                                                                 block_lookup,
-	                                                                 .digest = known->digest),
-	                                              NULL, 0, NULL);
+	Glake__Wire__Answer *answer = connection_call(
+		session, REQUEST(BLOCK_LOOKUP, BlockLookup, block_lookup, .digest = known->digest),
+		NULL, 0, NULL);
 	Glake__Wire__Status status = answer->status;
 	if (status == GLAKE__WIRE__STATUS__OK) {
 		*id_out = answer->block->block;
@@ -363,12 +346,8 @@ START_TEST_WITH(what_a_tenant_has_open_is_bounded, .n = N_WAYS)
 	ck_assert_int_eq(status, GLAKE__WIRE__STATUS__NO_HOST_MEMORY);
 	ck_assert_uint_gt(n, 128);
 	/* What goes makes room. */
-	ck_assert_int_eq(
-		connection_status(connection,
-	                          CONNECTION_REQUEST(BLOCK_RELEASE, BlockRelease, block_release,
-	                                             .block = known->block->block),
-	                          NULL, 0),
-		GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(connection_release(connection, known->block->block),
+	                 GLAKE__WIRE__STATUS__OK);
 	ck_assert_int_eq(look_up(connection, known->block, &id), GLAKE__WIRE__STATUS__OK);
 	connection_free(known);
 	connection_close(&connection);
@@ -387,9 +366,8 @@ START_TEST(a_page_of_models_ends_before_it_takes_long)
 	}
 	do {
 		Glake__Wire__Answer *answer = connection_call(
-			connection,
-			CONNECTION_REQUEST(MODEL_LIST, ModelList, model_list, .after = after), NULL,
-			0, NULL);
+			connection, REQUEST(MODEL_LIST, ModelList, model_list, .after = after),
+			NULL, 0, NULL);
 		ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__OK);
 		n_models += answer->model_list->n_models;
 		after = answer->model_list->next;
@@ -421,11 +399,11 @@ START_TEST(drafts_end)
 	Glake__Wire__WeightsPublish page = GLAKE__WIRE__WEIGHTS_PUBLISH__INIT;
 	uint64_t draft = begin_draft();
 	ck_assert_int_eq(attach(connection, "key"), GLAKE__WIRE__STATUS__NOT_FOUND);
-	ck_assert_int_eq(connection_status(connection,
-	                                   CONNECTION_REQUEST(MODEL_BLOCKS, ModelBlocks,
-	                                                      model_blocks, .model = draft),
-	                                   NULL, 0),
-	                 GLAKE__WIRE__STATUS__BAD_REQUEST);
+	ck_assert_int_eq(
+		connection_status(connection,
+	                          REQUEST(MODEL_BLOCKS, ModelBlocks, model_blocks, .model = draft),
+	                          NULL, 0),
+		GLAKE__WIRE__STATUS__BAD_REQUEST);
 	int mine = connection;
 	connection = connection_hello(&harness);
 	page.draft = draft;
@@ -438,21 +416,17 @@ START_TEST(drafts_end)
 	connection_close(&connection);
 	connection = mine;
 
-	ck_assert_int_eq(connection_status(connection,
-	                                   CONNECTION_REQUEST(MODEL_CLOSE, ModelClose, model_close,
-	                                                      .model = draft),
-	                                   NULL, 0),
-	                 GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(
+		connection_status(connection,
+	                          REQUEST(MODEL_CLOSE, ModelClose, model_close, .model = draft),
+	                          NULL, 0),
+		GLAKE__WIRE__STATUS__OK);
 	ck_assert_int_eq(send_page(&page, NULL), GLAKE__WIRE__STATUS__BAD_REQUEST);
 	nothing_came_of_it();
 
 	/* The block stays as long as the draft has it. */
 	page.draft = begin_draft();
-	ck_assert_int_eq(connection_status(connection,
-	                                   CONNECTION_REQUEST(BLOCK_RELEASE, BlockRelease,
-	                                                      block_release, .block = block),
-	                                   NULL, 0),
-	                 GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(connection_release(connection, block), GLAKE__WIRE__STATUS__OK);
 	assert_ok(glake_evict(eye, NULL, NULL, NULL));
 	ck_assert_uint_eq(world_books().block_bytes, 4 * MIB);
 	ck_assert_int_eq(send_page(&page, NULL), GLAKE__WIRE__STATUS__OK);

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "proto/cleanup.h"
+#include "proto/request.h"
 #include "proto/wire.h"
 #include "tests/check_glake.h"
 #include "tests/harness/connection.h"
@@ -133,7 +134,7 @@ END_TEST
 START_TEST(request_without_id_closes_the_session)
 {
 	uint8_t bytes[64];
-	size_t n_bytes = glake__wire__request__pack(CONNECTION_REQUEST(PING, Ping, ping), bytes);
+	size_t n_bytes = glake__wire__request__pack(REQUEST(PING, Ping, ping), bytes);
 	world_begin_as(&quiet);
 	closed_for(bytes, n_bytes, true);
 }
@@ -144,18 +145,15 @@ static void answered_or_closed(int connection)
 {
 	static uint64_t id = 1ull << 40;
 	uint8_t bytes[64];
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__Ping ping = GLAKE__WIRE__PING__INIT;
-	request.id = ++id;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_PING;
-	request.ping = &ping;
-	size_t n_bytes = glake__wire__request__pack(&request, bytes);
+	Glake__Wire__Request *request = REQUEST(PING, Ping, ping);
+	request->id = ++id;
+	size_t n_bytes = glake__wire__request__pack(request, bytes);
 	if (wire_send(connection, bytes, n_bytes, NULL, 0, 0) != 0) {
 		return;
 	}
 	Glake__Wire__Answer *answer;
 	while ((answer = connection_receive(connection, NULL))) {
-		bool is_it = answer->id == request.id;
+		bool is_it = answer->id == request->id;
 		connection_free(answer);
 		if (is_it) {
 			return;
@@ -165,18 +163,13 @@ static void answered_or_closed(int connection)
 
 static size_t pack_model_open(uint8_t *bytes)
 {
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__ModelOpen body = GLAKE__WIRE__MODEL_OPEN__INIT;
 	char *files[] = {(char *)"a.safetensors", (char *)"b.safetensors"};
-	request.id = 77;
-	body.files = files;
-	body.n_files = 2;
-	body.name = (char *)"model";
-	body.index = (char *)"model.safetensors.index.json";
-	body.progress = true;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_MODEL_OPEN;
-	request.model_open = &body;
-	return glake__wire__request__pack(&request, bytes);
+	Glake__Wire__Request *request = REQUEST(MODEL_OPEN, ModelOpen, model_open, .files = files,
+	                                        .n_files = 2, .name = (char *)"model",
+	                                        .index = (char *)"model.safetensors.index.json",
+	                                        .progress = true);
+	request->id = 77;
+	return glake__wire__request__pack(request, bytes);
 }
 
 START_TEST(every_prefix_and_flipped_bit_is_survived)
@@ -209,20 +202,15 @@ START_TEST(names_of_bad_text_are_survived)
 	world_begin_as(&quiet);
 	for (size_t i = 0; i < n_elements(names); i++) {
 		int connection = connection_open(&harness);
-		Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-		Glake__Wire__Hello hello = GLAKE__WIRE__HELLO__INIT;
-		hello.version = GLAKE_WIRE_VERSION;
-		hello.program = (char *)names[i];
-		request.body_case = GLAKE__WIRE__REQUEST__BODY_HELLO;
-		request.hello = &hello;
-		ck_assert_int_eq(connection_status(connection, &request, NULL, 0),
-		                 GLAKE__WIRE__STATUS__OK);
-		request = (Glake__Wire__Request)GLAKE__WIRE__REQUEST__INIT;
-		Glake__Wire__Evict evict = GLAKE__WIRE__EVICT__INIT;
-		evict.name = (char *)names[i];
-		request.body_case = GLAKE__WIRE__REQUEST__BODY_EVICT;
-		request.evict = &evict;
-		Glake__Wire__Status status = connection_status(connection, &request, NULL, 0);
+		char *name = (char *)names[i];
+		ck_assert_int_eq(
+			connection_status(connection,
+		                          REQUEST(HELLO, Hello, hello,
+		                                  .version = GLAKE_WIRE_VERSION, .program = name),
+		                          NULL, 0),
+			GLAKE__WIRE__STATUS__OK);
+		Glake__Wire__Status status = connection_status(
+			connection, REQUEST(EVICT, Evict, evict, .name = name), NULL, 0);
 		ck_assert_int_eq(status, names[i][0] ? GLAKE__WIRE__STATUS__NOT_FOUND
 		                                     : GLAKE__WIRE__STATUS__OK);
 		connection_close(&connection);
@@ -277,9 +265,7 @@ static void expect_unknown_refused(int connection)
 	/* id 7 comes before it. */
 	static const uint8_t bytes[] = {0x08, 0x07, 0xfa, 0x3f, 0x02, 0x08, 0x01};
 	ck_assert_int_eq(connection_send_bytes(connection, bytes, sizeof(bytes), NULL, 0), 0);
-	Glake__Wire__Answer *answer = connection_receive_for(connection, 7, NULL);
-	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__BAD_REQUEST);
-	connection_free(answer);
+	ck_assert_int_eq(connection_status_of(connection, 7), GLAKE__WIRE__STATUS__BAD_REQUEST);
 }
 
 START_TEST(unknown_request_before_hello_closes_too)
@@ -350,8 +336,8 @@ START_TEST(a_refusal_names_the_bytes_of_the_whole_request)
 	world_begin_as(&quiet);
 	Glake__Wire__Answer *answer = connection_call(
 		witness,
-		CONNECTION_REQUEST(CHUNK_ALLOC, ChunkAlloc, chunk_alloc, .device = 1,
-	                           .chunk_bytes = CHUNK_BYTES, .n_chunks = 253),
+		REQUEST(CHUNK_ALLOC, ChunkAlloc, chunk_alloc, .device = 1,
+	                .chunk_bytes = CHUNK_BYTES, .n_chunks = 253),
 		NULL, 0, NULL);
 	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__NO_DEVICE_MEMORY);
 	ck_assert_msg(strstr(answer->error, "506.0 MiB more on device 1"), "%s", answer->error);
@@ -363,8 +349,7 @@ END_TEST
 static void expect_sizes(int connection, uint64_t *ids, size_t n_ids, uint64_t last_bytes)
 {
 	Glake__Wire__Answer *answer = connection_call(
-		connection,
-		CONNECTION_REQUEST(CHUNK_OPEN, ChunkOpen, chunk_open, .ids = ids, .n_ids = n_ids),
+		connection, REQUEST(CHUNK_OPEN, ChunkOpen, chunk_open, .ids = ids, .n_ids = n_ids),
 		NULL, 0, NULL);
 	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__OK);
 	ck_assert_uint_eq(answer->chunk_open->n_chunk_bytes, n_ids);
@@ -394,16 +379,13 @@ START_TEST_WITH(the_last_chunk_may_be_another_size, .n = 2)
 	int connection = connection_hello(&harness);
 	for (size_t i = 0; i < n_elements(cases); i++) {
 		struct fdlist fds;
-		Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-		Glake__Wire__ChunkAlloc body = GLAKE__WIRE__CHUNK_ALLOC__INIT;
-		body.chunk_bytes = CHUNK_BYTES;
-		body.n_chunks = cases[i].n_chunks;
-		body.last_bytes = cases[i].last_bytes;
-		body.is_spare = _i;
-		request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC;
-		request.chunk_alloc = &body;
 		fdlist_init(&fds);
-		Glake__Wire__Answer *answer = connection_call(connection, &request, NULL, 0, &fds);
+		Glake__Wire__Answer *answer = connection_call(
+			connection,
+			REQUEST(CHUNK_ALLOC, ChunkAlloc, chunk_alloc, .chunk_bytes = CHUNK_BYTES,
+		                .n_chunks = cases[i].n_chunks, .last_bytes = cases[i].last_bytes,
+		                .is_spare = _i),
+			NULL, 0, &fds);
 		ck_assert_msg(answer->status == cases[i].status, "case %zu: status %d", i,
 		              (int)answer->status);
 		if (answer->status == GLAKE__WIRE__STATUS__OK) {
@@ -426,10 +408,10 @@ static uint64_t send_model_open(int connection, size_t n_files, const int *fds, 
 	for (size_t i = 0; i < n_files; i++) {
 		files[i] = (char *)"x.safetensors";
 	}
-	return connection_send(connection,
-	                       CONNECTION_REQUEST(MODEL_OPEN, ModelOpen, model_open, .files = files,
-	                                          .n_files = n_files),
-	                       fds, n_fds);
+	return connection_send(
+		connection,
+		REQUEST(MODEL_OPEN, ModelOpen, model_open, .files = files, .n_files = n_files), fds,
+		n_fds);
 }
 
 static Glake__Wire__Status open_model(int connection, size_t n_files, const int *fds, size_t n_fds)
@@ -447,8 +429,6 @@ static Glake__Wire__Status open_model(int connection, size_t n_files, const int 
 START_TEST(fds_with_a_request_that_takes_none_are_closed)
 {
 	int fds[GLAKE_MAX_PACKET_FDS];
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__Ping ping = GLAKE__WIRE__PING__INIT;
 	cleanup_fd int null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
 	for (size_t i = 0; i < n_elements(fds); i++) {
 		fds[i] = null_fd;
@@ -456,10 +436,8 @@ START_TEST(fds_with_a_request_that_takes_none_are_closed)
 	world_begin_as(&quiet);
 	int connection = connection_hello(&harness);
 	for (unsigned i = 0; i < 20; i++) {
-		request.id = 0;
-		request.body_case = GLAKE__WIRE__REQUEST__BODY_PING;
-		request.ping = &ping;
-		ck_assert_int_eq(connection_status(connection, &request, fds, n_elements(fds)),
+		ck_assert_int_eq(connection_status(connection, REQUEST(PING, Ping, ping), fds,
+		                                   n_elements(fds)),
 		                 GLAKE__WIRE__STATUS__BAD_REQUEST);
 	}
 	connection_ping(connection);
@@ -602,112 +580,63 @@ END_TEST
 
 /* ---- ids ------------------------------------------------------------------------------------- */
 
-static Glake__Wire__Status free_chunks(int connection, uint64_t *ids, size_t n_ids)
-{
-	return connection_status(
-		connection,
-		CONNECTION_REQUEST(CHUNK_FREE, ChunkFree, chunk_free, .ids = ids, .n_ids = n_ids),
-		NULL, 0);
-}
-
-static Glake__Wire__Status publish(int connection, uint64_t chunk, uint64_t content_bytes)
-{
-	return connection_status(connection,
-	                         CONNECTION_REQUEST(BLOCK_PUBLISH, BlockPublish, block_publish,
-	                                            .chunk = chunk, .content_bytes = content_bytes),
-	                         NULL, 0);
-}
-
-static Glake__Wire__Status release_block(int connection, uint64_t block)
-{
-	return connection_status(
-		connection,
-		CONNECTION_REQUEST(BLOCK_RELEASE, BlockRelease, block_release, .block = block),
-		NULL, 0);
-}
-
 /* The status of each of the three requests that name a model; they must agree. */
 static Glake__Wire__Status touch_model(int connection, uint64_t model)
 {
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__ModelTensors tensors = GLAKE__WIRE__MODEL_TENSORS__INIT;
-	Glake__Wire__ModelBlocks blocks = GLAKE__WIRE__MODEL_BLOCKS__INIT;
-	tensors.model = model;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_MODEL_TENSORS;
-	request.model_tensors = &tensors;
-	Glake__Wire__Status first = connection_status(connection, &request, NULL, 0);
-	request.id = 0;
-	blocks.model = model;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_MODEL_BLOCKS;
-	request.model_blocks = &blocks;
-	ck_assert_int_eq(connection_status(connection, &request, NULL, 0), first);
+	Glake__Wire__Status first = connection_status(
+		connection, REQUEST(MODEL_TENSORS, ModelTensors, model_tensors, .model = model),
+		NULL, 0);
+	ck_assert_int_eq(
+		connection_status(connection,
+	                          REQUEST(MODEL_BLOCKS, ModelBlocks, model_blocks, .model = model),
+	                          NULL, 0),
+		first);
 	return first;
 }
 
 static Glake__Wire__Status close_model(int connection, uint64_t model)
 {
 	return connection_status(
-		connection,
-		CONNECTION_REQUEST(MODEL_CLOSE, ModelClose, model_close, .model = model), NULL, 0);
+		connection, REQUEST(MODEL_CLOSE, ModelClose, model_close, .model = model), NULL, 0);
 }
 
 START_TEST(chunks_of_another_session_are_out_of_reach)
 {
-	struct fdlist fds;
 	uint64_t ids[4];
 	uint64_t mixed[2];
-	fdlist_init(&fds);
 	world_begin_as(&quiet);
 	int thief = connection_hello(&harness);
-	ck_assert_int_eq(connection_alloc(witness, 0, CHUNK_BYTES, 3, ids, &fds),
+	ck_assert_int_eq(connection_alloc(witness, 0, CHUNK_BYTES, 3, ids, NULL),
 	                 GLAKE__WIRE__STATUS__OK);
-	fdlist_deinit(&fds);
-	ck_assert_int_eq(connection_alloc(thief, 0, CHUNK_BYTES, 1, &ids[3], &fds),
+	ck_assert_int_eq(connection_alloc(thief, 0, CHUNK_BYTES, 1, &ids[3], NULL),
 	                 GLAKE__WIRE__STATUS__OK);
-	fdlist_deinit(&fds);
 	for (size_t i = 0; i < 3; i++) {
-		ck_assert_int_eq(free_chunks(thief, &ids[i], 1), GLAKE__WIRE__STATUS__BAD_REQUEST);
-		ck_assert_int_eq(publish(thief, ids[i], CHUNK_BYTES),
+		ck_assert_int_eq(connection_free_chunks(thief, &ids[i], 1),
+		                 GLAKE__WIRE__STATUS__BAD_REQUEST);
+		ck_assert_int_eq(connection_publish(thief, ids[i], CHUNK_BYTES),
 		                 GLAKE__WIRE__STATUS__BAD_REQUEST);
 	}
 	/* All or none: his own is not freed either, whichever comes first. */
 	mixed[0] = ids[3];
 	mixed[1] = ids[0];
-	ck_assert_int_eq(free_chunks(thief, mixed, 2), GLAKE__WIRE__STATUS__BAD_REQUEST);
+	ck_assert_int_eq(connection_free_chunks(thief, mixed, 2), GLAKE__WIRE__STATUS__BAD_REQUEST);
 	mixed[0] = ids[0];
 	mixed[1] = ids[3];
-	ck_assert_int_eq(free_chunks(thief, mixed, 2), GLAKE__WIRE__STATUS__BAD_REQUEST);
-	ck_assert_int_eq(free_chunks(thief, &ids[3], 1), GLAKE__WIRE__STATUS__OK);
-	ck_assert_int_eq(free_chunks(thief, &ids[3], 1), GLAKE__WIRE__STATUS__BAD_REQUEST);
-	ck_assert_int_eq(free_chunks(witness, ids, 3), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(connection_free_chunks(thief, mixed, 2), GLAKE__WIRE__STATUS__BAD_REQUEST);
+	ck_assert_int_eq(connection_free_chunks(thief, &ids[3], 1), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(connection_free_chunks(thief, &ids[3], 1),
+	                 GLAKE__WIRE__STATUS__BAD_REQUEST);
+	ck_assert_int_eq(connection_free_chunks(witness, ids, 3), GLAKE__WIRE__STATUS__OK);
 }
 END_TEST
-
-/* The ticket on success, which may be NULL. */
-static Glake__Wire__Status share_chunks(int connection, uint64_t *ids, size_t n_ids,
-                                        uint64_t *ticket_out)
-{
-	Glake__Wire__Answer *answer = connection_call(connection,
-	                                              CONNECTION_REQUEST(CHUNK_SHARE, ChunkShare,
-	                                                                 chunk_share, .ids = ids,
-	                                                                 .n_ids = n_ids),
-	                                              NULL, 0, NULL);
-	Glake__Wire__Status status = answer->status;
-	if (status == GLAKE__WIRE__STATUS__OK && ticket_out) {
-		*ticket_out = answer->chunk_share->ticket;
-	}
-	connection_free(answer);
-	return status;
-}
 
 /* @text_out: the error, without the number that was asked for. It is the same for all that cannot be had. */
 static Glake__Wire__Status open_chunks(int connection, const Glake__Wire__ChunkOpen *body,
                                        char text_out[256])
 {
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_OPEN;
-	request.chunk_open = (Glake__Wire__ChunkOpen *)body;
-	Glake__Wire__Answer *answer = connection_call(connection, &request, NULL, 0, NULL);
+	Glake__Wire__Answer *answer = connection_call(
+		connection, REQUEST_OF(CHUNK_OPEN, chunk_open, (Glake__Wire__ChunkOpen *)body),
+		NULL, 0, NULL);
 	Glake__Wire__Status status = answer->status;
 	size_t n_kept = 0;
 	for (const char *at = answer->error; *at && n_kept < 255; at++) {
@@ -725,28 +654,27 @@ START_TEST(a_ticket_is_for_what_was_named)
 	uint64_t ids[GLAKE_MAX_PACKET_FDS + 1] = {0};
 	uint64_t ticket = 0;
 	uint64_t again = 0;
-	struct fdlist fds;
-	fdlist_init(&fds);
 	world_begin_as(&quiet);
 	int thief = connection_hello(&harness);
-	ck_assert_int_eq(connection_alloc(witness, 0, CHUNK_BYTES, 3, ids, &fds),
+	ck_assert_int_eq(connection_alloc(witness, 0, CHUNK_BYTES, 3, ids, NULL),
 	                 GLAKE__WIRE__STATUS__OK);
-	fdlist_deinit(&fds);
-	ck_assert_int_eq(share_chunks(witness, ids, 0, NULL), GLAKE__WIRE__STATUS__BAD_REQUEST);
-	ck_assert_int_eq(share_chunks(witness, ids, n_elements(ids), NULL),
+	ck_assert_int_eq(connection_share(witness, ids, 0, NULL), GLAKE__WIRE__STATUS__BAD_REQUEST);
+	ck_assert_int_eq(connection_share(witness, ids, n_elements(ids), NULL),
 	                 GLAKE__WIRE__STATUS__BAD_REQUEST);
 	/* Others do not name it; nor is a part named of what cannot be named whole. */
-	ck_assert_int_eq(share_chunks(thief, ids, 1, NULL), GLAKE__WIRE__STATUS__BAD_REQUEST);
-	ck_assert_int_eq(share_chunks(witness, ids, 4, NULL), GLAKE__WIRE__STATUS__BAD_REQUEST);
-	ck_assert_int_eq(share_chunks(witness, ids, 2, &ticket), GLAKE__WIRE__STATUS__OK);
-	ck_assert_int_eq(share_chunks(witness, ids, 2, &again), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(connection_share(thief, ids, 1, NULL), GLAKE__WIRE__STATUS__BAD_REQUEST);
+	ck_assert_int_eq(connection_share(witness, ids, 4, NULL), GLAKE__WIRE__STATUS__BAD_REQUEST);
+	ck_assert_int_eq(connection_share(witness, ids, 2, &ticket), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(connection_share(witness, ids, 2, &again), GLAKE__WIRE__STATUS__OK);
 	ck_assert_uint_eq(ticket, again);
-	ck_assert_int_eq(share_chunks(witness, ids, 1, &again), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(connection_share(witness, ids, 1, &again), GLAKE__WIRE__STATUS__OK);
 	ck_assert_uint_eq(ticket, again);
 	/* A block that others could write to must not be. */
-	ck_assert_int_eq(publish(witness, ids[0], CHUNK_BYTES), GLAKE__WIRE__STATUS__BAD_REQUEST);
-	ck_assert_int_eq(share_chunks(witness, &ids[1], 2, NULL), GLAKE__WIRE__STATUS__BAD_REQUEST);
-	ck_assert_int_eq(free_chunks(witness, ids, 3), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(connection_publish(witness, ids[0], CHUNK_BYTES),
+	                 GLAKE__WIRE__STATUS__BAD_REQUEST);
+	ck_assert_int_eq(connection_share(witness, &ids[1], 2, NULL),
+	                 GLAKE__WIRE__STATUS__BAD_REQUEST);
+	ck_assert_int_eq(connection_free_chunks(witness, ids, 3), GLAKE__WIRE__STATUS__OK);
 }
 END_TEST
 
@@ -754,8 +682,7 @@ END_TEST
 static Glake__Wire__Answer *list_sessions(const Glake__Wire__SessionInfo **last_out)
 {
 	Glake__Wire__Answer *answer = connection_call(
-		witness, CONNECTION_REQUEST(SESSION_LIST, SessionList, session_list), NULL, 0,
-		NULL);
+		witness, REQUEST(SESSION_LIST, SessionList, session_list), NULL, 0, NULL);
 	const Glake__Wire__SessionListAnswer *list = answer->session_list;
 	ck_assert_int_eq(answer->body_case, GLAKE__WIRE__ANSWER__BODY_SESSION_LIST);
 	/* The eye, the witness, and that one. */
@@ -771,19 +698,16 @@ START_TEST(a_wrong_name_tells_nothing)
 	uint64_t ticket = 0;
 	char first[256];
 	char text[256];
-	struct fdlist fds;
-	fdlist_init(&fds);
 	world_begin_as(&quiet);
 	const Glake__Wire__SessionInfo *info;
 	int thief = connection_hello(&harness);
 	Glake__Wire__Answer *list = list_sessions(&info);
 	uint64_t owner = list->session_list->sessions[1]->session;
 	connection_free(list);
-	ck_assert_int_eq(connection_alloc(witness, 0, CHUNK_BYTES, 2, ids, &fds),
+	ck_assert_int_eq(connection_alloc(witness, 0, CHUNK_BYTES, 2, ids, NULL),
 	                 GLAKE__WIRE__STATUS__OK);
-	fdlist_deinit(&fds);
 	ids[2] = ids[1] + 1000;
-	ck_assert_int_eq(share_chunks(witness, ids, 1, &ticket), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(connection_share(witness, ids, 1, &ticket), GLAKE__WIRE__STATUS__OK);
 
 	Glake__Wire__ChunkOpen body = GLAKE__WIRE__CHUNK_OPEN__INIT;
 	body.session = owner;
@@ -815,7 +739,7 @@ START_TEST(a_wrong_name_tells_nothing)
 		}
 		ck_assert_str_eq(text, first);
 	}
-	ck_assert_int_eq(free_chunks(witness, ids, 2), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(connection_free_chunks(witness, ids, 2), GLAKE__WIRE__STATUS__OK);
 	/* Nor does it say who is there to those who ask for nothing, or for too much. */
 	for (size_t i = 0; i < 2; i++) {
 		body.session = i ? owner : owner + 1000;
@@ -832,22 +756,22 @@ START_TEST(ids_that_nobody_has_are_refused)
 	int connection = connection_hello(&harness);
 	for (size_t i = 0; i < n_elements(ids); i++) {
 		uint64_t id = ids[i];
-		ck_assert_int_eq(free_chunks(connection, &id, 1), GLAKE__WIRE__STATUS__BAD_REQUEST);
-		ck_assert_int_eq(publish(connection, id, CHUNK_BYTES),
+		ck_assert_int_eq(connection_free_chunks(connection, &id, 1),
+		                 GLAKE__WIRE__STATUS__BAD_REQUEST);
+		ck_assert_int_eq(connection_publish(connection, id, CHUNK_BYTES),
 		                 GLAKE__WIRE__STATUS__BAD_REQUEST);
 		ck_assert_int_eq(touch_model(connection, id), GLAKE__WIRE__STATUS__BAD_REQUEST);
 		ck_assert_int_eq(close_model(connection, id), GLAKE__WIRE__STATUS__BAD_REQUEST);
-		ck_assert_int_eq(release_block(connection, id), GLAKE__WIRE__STATUS__BAD_REQUEST);
+		ck_assert_int_eq(connection_release(connection, id),
+		                 GLAKE__WIRE__STATUS__BAD_REQUEST);
 	}
 }
 END_TEST
 
 static Glake__Wire__Status send_report(int connection, Glake__Wire__UsageReport *report)
 {
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_USAGE_REPORT;
-	request.usage_report = report;
-	return connection_status(connection, &request, NULL, 0);
+	return connection_status(connection, REQUEST_OF(USAGE_REPORT, usage_report, report), NULL,
+	                         0);
 }
 
 START_TEST(reports_are_cut_or_refused)
@@ -1002,22 +926,17 @@ END_TEST
 
 static Glake__Wire__Status tell_seal(int connection, Glake__Wire__SealProgress *report)
 {
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_SEAL_PROGRESS;
-	request.seal_progress = report;
-	return connection_status(connection, &request, NULL, 0);
+	return connection_status(connection, REQUEST_OF(SEAL_PROGRESS, seal_progress, report), NULL,
+	                         0);
 }
 
 /* Returns the id of the request, which @program has then got a notice of: *seal_out. */
 static uint64_t ask_seal(int asker, int program, uint64_t session, uint64_t *seal_out)
 {
-	Glake__Wire__SessionSeal seal = GLAKE__WIRE__SESSION_SEAL__INIT;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	seal.session = session;
-	seal.progress = true;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_SESSION_SEAL;
-	request.session_seal = &seal;
-	uint64_t id = connection_send(asker, &request, NULL, 0);
+	uint64_t id = connection_send(asker,
+	                              REQUEST(SESSION_SEAL, SessionSeal, session_seal,
+	                                      .session = session, .progress = true),
+	                              NULL, 0);
 	Glake__Wire__Answer *notice = connection_receive(program, NULL);
 	ck_assert_uint_eq(notice->id, 0);
 	ck_assert_int_eq(notice->body_case, GLAKE__WIRE__ANSWER__BODY_SEAL);
@@ -1031,10 +950,9 @@ START_TEST(reports_of_sealing_are_cut_and_cleaned)
 {
 	Glake__Wire__SealProgress report = GLAKE__WIRE__SEAL_PROGRESS__INIT;
 	Glake__Wire__SealResult result = GLAKE__WIRE__SEAL_RESULT__INIT;
-	struct connection_identity identity = {.version = GLAKE_WIRE_VERSION};
+	struct connection_identity identity = {0};
 	world_begin_as(&quiet);
-	int program = connection_open(&harness);
-	ck_assert_int_eq(connection_greet_as(program, &identity), GLAKE__WIRE__STATUS__OK);
+	int program = connection_hello_as(&harness, &identity);
 	int asker = connection_hello(&harness);
 	int other = connection_hello(&harness);
 	report.seal = 5;
@@ -1077,24 +995,19 @@ START_TEST(reports_of_sealing_are_cut_and_cleaned)
 	/* Its session may be gone while it is asked. */
 	id = ask_seal(asker, program, identity.session, &report.seal);
 	connection_goodbye(program);
-	answer = connection_receive_for(asker, id, NULL);
-	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__NOT_FOUND);
-	connection_free(answer);
+	ck_assert_int_eq(connection_status_of(asker, id), GLAKE__WIRE__STATUS__NOT_FOUND);
 }
 END_TEST
 
 START_TEST(one_id_given_twice_is_freed_once)
 {
-	struct fdlist fds;
 	uint64_t ids[3];
-	fdlist_init(&fds);
 	world_begin_as(&quiet);
 	int connection = connection_hello(&harness);
-	ck_assert_int_eq(connection_alloc(connection, 0, CHUNK_BYTES, 2, ids, &fds),
+	ck_assert_int_eq(connection_alloc(connection, 0, CHUNK_BYTES, 2, ids, NULL),
 	                 GLAKE__WIRE__STATUS__OK);
-	fdlist_deinit(&fds);
 	ids[2] = ids[0];
-	Glake__Wire__Status status = free_chunks(connection, ids, 3);
+	Glake__Wire__Status status = connection_free_chunks(connection, ids, 3);
 	ck_assert(status == GLAKE__WIRE__STATUS__OK || status == GLAKE__WIRE__STATUS__BAD_REQUEST);
 	connection_ping(connection);
 }
@@ -1126,12 +1039,14 @@ START_TEST(models_of_another_session_are_out_of_reach)
 	int thief = connection_hello(&harness);
 	ck_assert_int_eq(touch_model(thief, model), GLAKE__WIRE__STATUS__BAD_REQUEST);
 	ck_assert_int_eq(close_model(thief, model), GLAKE__WIRE__STATUS__BAD_REQUEST);
-	ck_assert_int_eq(free_chunks(thief, &model, 1), GLAKE__WIRE__STATUS__BAD_REQUEST);
-	ck_assert_int_eq(release_block(thief, model), GLAKE__WIRE__STATUS__BAD_REQUEST);
+	ck_assert_int_eq(connection_free_chunks(thief, &model, 1),
+	                 GLAKE__WIRE__STATUS__BAD_REQUEST);
+	ck_assert_int_eq(connection_release(thief, model), GLAKE__WIRE__STATUS__BAD_REQUEST);
 	connection_close(&thief);
 	/* An id names what it was given for, and nothing else. */
-	ck_assert_int_eq(free_chunks(witness, &model, 1), GLAKE__WIRE__STATUS__BAD_REQUEST);
-	ck_assert_int_eq(release_block(witness, model), GLAKE__WIRE__STATUS__BAD_REQUEST);
+	ck_assert_int_eq(connection_free_chunks(witness, &model, 1),
+	                 GLAKE__WIRE__STATUS__BAD_REQUEST);
+	ck_assert_int_eq(connection_release(witness, model), GLAKE__WIRE__STATUS__BAD_REQUEST);
 	ck_assert_int_eq(touch_model(witness, model), GLAKE__WIRE__STATUS__OK);
 	ck_assert_int_eq(close_model(witness, model), GLAKE__WIRE__STATUS__OK);
 	ck_assert_int_eq(touch_model(witness, model), GLAKE__WIRE__STATUS__BAD_REQUEST);
@@ -1144,13 +1059,11 @@ START_TEST(pages_behind_the_end_are_empty)
 	world_begin_as(&quiet);
 	uint64_t model = open_one_tensor();
 	for (size_t i = 0; i < n_elements(firsts); i++) {
-		Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-		Glake__Wire__ModelTensors body = GLAKE__WIRE__MODEL_TENSORS__INIT;
-		body.model = model;
-		body.first = firsts[i];
-		request.body_case = GLAKE__WIRE__REQUEST__BODY_MODEL_TENSORS;
-		request.model_tensors = &body;
-		Glake__Wire__Answer *answer = connection_call(witness, &request, NULL, 0, NULL);
+		Glake__Wire__Answer *answer = connection_call(witness,
+		                                              REQUEST(MODEL_TENSORS, ModelTensors,
+		                                                      model_tensors, .model = model,
+		                                                      .first = firsts[i]),
+		                                              NULL, 0, NULL);
 		ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__OK);
 		ck_assert_uint_eq(answer->model_tensors->n_tensors, firsts[i] == 0 ? 1 : 0);
 		ck_assert_uint_eq(answer->model_tensors->next, 0);

@@ -205,14 +205,20 @@ static CUfunction function_of(const char *name)
 	return found;
 }
 
-static void begin(void)
+/* The context, and a stream of this thread. */
+static void begin_thread(void)
 {
 	CUcontext ctx;
-	large[0] = 1;
-	must_ok(cuInit(0));
 	must_ok(cuDevicePrimaryCtxRetain(&ctx, 0));
 	must_ok(cuCtxSetCurrent(ctx));
 	must_ok(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+}
+
+static void begin(void)
+{
+	large[0] = 1;
+	must_ok(cuInit(0));
+	begin_thread();
 	must_ok(cuModuleLoadData(&module, &image));
 }
 
@@ -266,10 +272,22 @@ static struct weights load(unsigned content)
 	return weights;
 }
 
-static void launch(const char *name, void *params, void **list)
+static void launch(const char *name, void **list)
 {
-	(void)params;
 	must_ok(cuLaunchKernel(function_of(name), 1, 1, 1, 1, 1, 1, 0, stream, list, NULL));
+}
+
+/* A kernel that is given an address and a word. */
+static void launch_at(const char *name, CUdeviceptr to, uint32_t value)
+{
+	void *list[] = {&to, &value};
+	launch(name, list);
+}
+
+static void launch_read(CUdeviceptr from, CUdeviceptr to, uint64_t n_bytes)
+{
+	void *list[] = {&from, &to, &n_bytes};
+	launch("read", list);
 }
 
 static uint64_t sum_in(const struct weights *weights)
@@ -285,10 +303,8 @@ static uint64_t sum_in(const struct weights *weights)
 
 static void read_it(const struct weights *weights)
 {
-	struct read_params read = {weights->ptr, small, W_BYTES};
-	void *list[] = {&read.from, &read.to, &read.n_bytes};
 	uint64_t sum;
-	launch("read", &read, list);
+	launch_read(weights->ptr, small, W_BYTES);
 	must_ok(cuStreamSynchronize(stream));
 	must_ok(cuMemcpyDtoH(&sum, small, sizeof(sum)));
 	must(sum == sum_in(weights));
@@ -313,6 +329,13 @@ static void read_until_sealed(const struct weights *weights, uint64_t n)
 	}
 }
 
+static struct weights load_sealed(void)
+{
+	struct weights weights = load(0);
+	read_until_sealed(&weights, 1);
+	return weights;
+}
+
 static void read_for_a_while(const struct weights *weights)
 {
 	for (unsigned i = 0; i < 2000; i++) {
@@ -323,9 +346,7 @@ static void read_for_a_while(const struct weights *weights)
 
 static void write_by(const char *name, const struct weights *weights, size_t at, uint32_t value)
 {
-	CUdeviceptr to = weights->ptr + at;
-	void *list[] = {&to, &value};
-	launch(name, &to, list);
+	launch_at(name, weights->ptr + at, value);
 	if (strcmp(name, "same") != 0) {
 		memcpy(weights->model + at, &value, sizeof(value));
 	}
@@ -333,10 +354,8 @@ static void write_by(const char *name, const struct weights *weights, size_t at,
 
 static void add_by(const struct weights *weights, size_t at, uint32_t value)
 {
-	CUdeviceptr to = weights->ptr + at;
 	uint32_t word;
-	void *list[] = {&to, &value};
-	launch("add", &to, list);
+	launch_at("add", weights->ptr + at, value);
 	memcpy(&word, weights->model + at, sizeof(word));
 	word += value;
 	memcpy(weights->model + at, &word, sizeof(word));
@@ -346,9 +365,8 @@ static void write_hidden(const struct weights *weights, size_t at, uint32_t valu
 {
 	CUdeviceptr to = weights->ptr + at;
 	CUdeviceptr place = small + 512;
-	void *list[] = {&place, &value};
 	must_ok(cuMemcpyHtoD(place, &to, sizeof(to)));
-	launch("hidden", &place, list);
+	launch_at("hidden", place, value);
 	memcpy(weights->model + at, &value, sizeof(value));
 }
 
@@ -362,8 +380,7 @@ static void pause_here(void)
 /* Two programs of these have one copy, and it stays. */
 static void reads(void)
 {
-	struct weights weights = load(0);
-	read_until_sealed(&weights, 1);
+	struct weights weights = load_sealed();
 	say("sealed");
 	pause_here();
 	read_for_a_while(&weights);
@@ -375,14 +392,13 @@ static void gather(CUdeviceptr to, const struct weights *weights)
 {
 	struct gather_params gather = {to, {weights->ptr + 128, weights->ptr + PAGE, weights->ptr}};
 	void *list[] = {&gather.to, gather.list};
-	launch("gather", &gather, list);
+	launch("gather", list);
 }
 
 /* The table names the word that this function writes through: no other word hurts, whatever it has. */
 static void gathers(void)
 {
-	struct weights weights = load(0);
-	read_until_sealed(&weights, 1);
+	struct weights weights = load_sealed();
 	gather(small, &weights);
 	must_ok(cuStreamSynchronize(stream));
 	must(count_of("copies") == 0);
@@ -419,10 +435,8 @@ static void write_hiding(const struct weights *weights)
 /* Its reading word is a reader's, and so is not the other one. */
 static void write_itself(const struct weights *weights)
 {
-	struct read_params read = {weights->ptr, weights->ptr + PAGE, W_BYTES};
-	void *list[] = {&read.from, &read.to, &read.n_bytes};
 	uint64_t sum = sum_in(weights);
-	launch("read", &read, list);
+	launch_read(weights->ptr, weights->ptr + PAGE, W_BYTES);
 	memcpy(weights->model + PAGE, &sum, sizeof(sum));
 }
 static void write_packed(const struct weights *weights)
@@ -436,10 +450,10 @@ static void write_packed(const struct weights *weights)
 }
 
 /* One thread of that kernel. */
-static CUDA_KERNEL_NODE_PARAMS node_of(const char *name, void **list)
+static CUDA_KERNEL_NODE_PARAMS node_of(CUfunction function, void **list)
 {
 	return (CUDA_KERNEL_NODE_PARAMS){
-		.func = function_of(name),
+		.func = function,
 		.gridDimX = 1,
 		.gridDimY = 1,
 		.gridDimZ = 1,
@@ -454,7 +468,7 @@ static CUgraphExec graph_of(const char *name, CUdeviceptr to, uint32_t value, CU
                             CUgraph *graph_out)
 {
 	void *list[] = {&to, &value};
-	const CUDA_KERNEL_NODE_PARAMS params = node_of(name, list);
+	const CUDA_KERNEL_NODE_PARAMS params = node_of(function_of(name), list);
 	CUgraphExec exec;
 	must_ok(cuGraphCreate(graph_out, 0));
 	must_ok(cuGraphAddKernelNode(node_out, *graph_out, NULL, 0, &params));
@@ -493,7 +507,7 @@ static void set_node(const struct weights *weights, const char *name, size_t at,
 {
 	CUdeviceptr to = weights ? weights->ptr + at : small + 1024;
 	void *list[] = {&to, &value};
-	const CUDA_KERNEL_NODE_PARAMS params = node_of(name, list);
+	const CUDA_KERNEL_NODE_PARAMS params = node_of(function_of(name), list);
 	must_ok(cuGraphExecKernelNodeSetParams(old_exec, old_node, &params));
 	must_ok(cuGraphLaunch(old_exec, stream));
 	if (weights) {
@@ -549,12 +563,8 @@ static void unsealed(void)
 /* The table calls it a reader. */
 static void faults(void)
 {
-	struct weights weights = load(0);
-	CUdeviceptr to = weights.ptr + 4096;
-	uint32_t value = 1;
-	void *list[] = {&to, &value};
-	read_until_sealed(&weights, 1);
-	launch("write", &to, list);
+	struct weights weights = load_sealed();
+	launch_at("write", weights.ptr + 4096, 1);
 	must_be(cuStreamSynchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
 	exit(0);
 }
@@ -587,8 +597,7 @@ static void is_doubted(void)
 /* Another process of this program has faulted. */
 static void is_told(void)
 {
-	struct weights weights = load(0);
-	read_until_sealed(&weights, 1);
+	struct weights weights = load_sealed();
 	say("sealed");
 	pause_here();
 	while (count_of("copies") == 0) {
@@ -632,19 +641,14 @@ static void graph_of_library_reads(void)
 	struct weights weights = load(0);
 	struct read_params read = {weights.ptr, small, W_BYTES};
 	void *list[] = {&read.from, &read.to, &read.n_bytes};
-	CUDA_KERNEL_NODE_PARAMS params = {.gridDimX = 1,
-	                                  .gridDimY = 1,
-	                                  .gridDimZ = 1,
-	                                  .blockDimX = 1,
-	                                  .blockDimY = 1,
-	                                  .blockDimZ = 1,
-	                                  .kernelParams = list};
 	CUlibrary library;
+	CUkernel kernel;
 	CUgraphNode node;
 	CUgraph graph;
 	CUgraphExec exec;
 	must_ok(cuLibraryLoadData(&library, &image, NULL, NULL, 0, NULL, NULL, 0));
-	must_ok(cuLibraryGetKernel((CUkernel *)&params.func, library, "read"));
+	must_ok(cuLibraryGetKernel(&kernel, library, "read"));
+	const CUDA_KERNEL_NODE_PARAMS params = node_of((CUfunction)kernel, list);
 	must_ok(cuGraphCreate(&graph, 0));
 	must_ok(cuGraphAddKernelNode(&node, graph, NULL, 0, &params));
 	must_ok(cuGraphInstantiate(&exec, graph, 0));
@@ -660,11 +664,9 @@ static void graph_of_library_reads(void)
 static void stored_late(void)
 {
 	struct weights weights = load(0);
-	CUdeviceptr to = weights.ptr + 4096;
 	uint32_t value = 29;
-	void *list[] = {&to, &value};
 	CUstream first = stream;
-	launch("later", &to, list);
+	launch_at("later", weights.ptr + 4096, value);
 	must_ok(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
 	read_for_a_while(&weights);
 	must(count_of("sealed_alone") == 0);
@@ -679,8 +681,7 @@ static void stored_late(void)
 /* Nothing that was seen so far says what comes. */
 static void written_after_many(void)
 {
-	struct weights weights = load(0);
-	read_until_sealed(&weights, 1);
+	struct weights weights = load_sealed();
 	for (unsigned i = 0; i < 10000; i++) {
 		read_it(&weights);
 	}
@@ -741,8 +742,7 @@ static void unsealed_twice(void)
 /* What is freed and allocated anew is another memory. */
 static void used_again(void)
 {
-	struct weights weights = load(0);
-	read_until_sealed(&weights, 1);
+	struct weights weights = load_sealed();
 	must_ok(cuMemFree(weights.ptr));
 	CUdeviceptr before = weights.ptr;
 	must_ok(cuMemAlloc(&weights.ptr, W_BYTES));
@@ -777,8 +777,7 @@ static void loaded_anew(void)
 
 static void shown(void)
 {
-	struct weights weights = load(0);
-	read_until_sealed(&weights, 1);
+	struct weights weights = load_sealed();
 	say("sealed");
 	pause_here();
 	write_by("unlisted", &weights, 4096, 9);
@@ -790,16 +789,13 @@ static void shown(void)
 static void beside(void)
 {
 	struct weights weights = load(0);
-	CUdeviceptr to = small + 2048;
-	uint32_t value = 1;
-	void *list[] = {&to, &value};
 	while (count_of("sealed_alone") == 0) {
 		read_it(&weights);
-		launch("unlisted", &to, list);
+		launch_at("unlisted", small + 2048, 1);
 		usleep(1000);
 	}
 	for (unsigned i = 0; i < 100; i++) {
-		launch("unlisted", &to, list);
+		launch_at("unlisted", small + 2048, 1);
 		read_it(&weights);
 	}
 	must(count_of("copies") == 0);
@@ -822,9 +818,8 @@ static size_t take_rest(CUdeviceptr *rest)
 /* The private copy is in host memory. */
 static void host_room(void)
 {
-	struct weights weights = load(0);
+	struct weights weights = load_sealed();
 	CUdeviceptr rest[N_REST];
-	read_until_sealed(&weights, 1);
 	take_rest(rest);
 	write_by("write", &weights, 4096, 1);
 	must(count_of("unlaunched") == 0);
@@ -847,9 +842,7 @@ TEST_BYTE_LOOP static void fill_large(unsigned number, uint32_t *words)
 
 static void read_large(CUdeviceptr from)
 {
-	uint64_t n_bytes = LARGE_BYTES;
-	void *list[] = {&from, &small, &n_bytes};
-	launch("read", &from, list);
+	launch_read(from, small, LARGE_BYTES);
 	must_ok(cuStreamSynchronize(stream));
 }
 
@@ -885,10 +878,7 @@ static void writes_when_told(void)
 	say("sealed");
 	while (scanf("%u", &n) == 1) {
 		for (; n > 0; n--) {
-			CUdeviceptr to = larges[n_written++] + 4096;
-			uint32_t value = 7;
-			void *list[] = {&to, &value};
-			launch("write", &to, list);
+			launch_at("write", larges[n_written++] + 4096, 7);
 		}
 		must_ok(cuStreamSynchronize(stream));
 		for (unsigned i = 0; i < N_LARGE; i++) {
@@ -912,12 +902,11 @@ static void takes_rest(void)
 
 static void no_room(void)
 {
-	struct weights weights = load(0);
+	struct weights weights = load_sealed();
 	CUdeviceptr to = weights.ptr + 4096;
 	uint32_t value = 1;
 	void *list[] = {&to, &value};
 	CUdeviceptr rest[N_REST];
-	read_until_sealed(&weights, 1);
 	size_t n = take_rest(rest);
 	CUfunction write = function_of("write");
 	must_be(cuLaunchKernel(write, 1, 1, 1, 1, 1, 1, 0, stream, list, NULL),
@@ -954,9 +943,6 @@ static void is_learned(void)
 	struct weights one = load(0);
 	struct weights other = load(1);
 	struct weights third = load(0);
-	CUdeviceptr elsewhere = small + 2048;
-	uint32_t value = 1;
-	void *list[] = {&elsewhere, &value};
 	/* Two pages of weights, and one that kernels write to. */
 	CUdeviceptr mixed;
 	must_ok(cuMemAlloc(&mixed, W_BYTES + PAGE));
@@ -964,26 +950,22 @@ static void is_learned(void)
 	const struct weights part = {mixed, one.model};
 	read_until_looked_at(&one, 4 * W_BYTES);
 	must(count_of("learn_bytes") == 4 * W_BYTES);
-	CUdeviceptr beside = mixed + W_BYTES;
-	void *of_beside[] = {&beside, &value};
-	launch("unlisted", of_beside, of_beside);
+	launch_at("unlisted", mixed + W_BYTES, 1);
 	read_it(&part);
 	add_by(&one, 0, 0);
 	write_by("write", &one, 4096, 7);
 	write_by("same", &other, 8192, 7);
 	add_by(&one, 0, 5);
-	launch("unlisted", list, list);
+	launch_at("unlisted", small + 2048, 1);
 	write_hidden(&other, PAGE + 64, 11);
 	struct pair_params pair = {one.ptr + 64, other.ptr + PAGE};
 	void *of_pair[] = {&pair.from, &pair.to};
-	launch("pair", &pair, of_pair);
+	launch("pair", of_pair);
 	memcpy(other.model + PAGE, one.model + 64, 4);
 	CUgraph graph;
 	CUgraphExec exec;
 	must_ok(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
-	struct read_params read = {other.ptr, small, W_BYTES};
-	void *of_read[] = {&read.from, &read.to, &read.n_bytes};
-	launch("read", &read, of_read);
+	launch_read(other.ptr, small, W_BYTES);
 	must_ok(cuStreamEndCapture(stream, &graph));
 	must_ok(cuGraphInstantiate(&exec, graph, 0));
 	must_ok(cuGraphLaunch(exec, stream));
@@ -1005,16 +987,14 @@ static void is_learned_in_one(void)
 {
 	struct weights one = allocate(0);
 	CUdeviceptr lower = one.ptr + 64;
-	CUdeviceptr place = one.ptr + PAGE + 64;
 	uint32_t value = 3;
 	memcpy(one.model + PAGE + 64, &lower, sizeof(lower));
 	must_ok(cuMemcpyHtoD(one.ptr, one.model, W_BYTES));
 	read_until_looked_at(&one, W_BYTES);
 	struct pair_params pair = {one.ptr + PAGE, small};
 	void *of_pair[] = {&pair.from, &pair.to};
-	launch("pair", &pair, of_pair);
-	void *of_hidden[] = {&place, &value};
-	launch("hidden", &place, of_hidden);
+	launch("pair", of_pair);
+	launch_at("hidden", one.ptr + PAGE + 64, value);
 	memcpy(one.model + 64, &value, sizeof(value));
 	compare(&one);
 }
@@ -1024,10 +1004,7 @@ static void is_learned_later(void)
 {
 	struct weights weights = load(0);
 	struct weights beside = load(1);
-	CUdeviceptr to = small + 2048;
-	uint32_t value = 29;
-	void *list[] = {&to, &value};
-	launch("later", &to, list);
+	launch_at("later", small + 2048, 29);
 	must_ok(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
 	read_for_a_while(&weights);
 	must(count_of("learn_bytes") == 0);
@@ -1043,7 +1020,7 @@ static void is_stuck(void)
 	struct weights weights = load(0);
 	void *list[] = {&weights.ptr};
 	read_until_looked_at(&weights, W_BYTES);
-	launch("wait", list, list);
+	launch("wait", list);
 	is_released = true;
 	read_it(&weights);
 	compare(&weights);
@@ -1052,25 +1029,14 @@ static void is_stuck(void)
 static void *read_in_thread(void *user)
 {
 	const struct weights *weights = user;
-	CUcontext ctx;
-	CUdeviceptr sums;
-	CUstream mine;
-	must_ok(cuDevicePrimaryCtxRetain(&ctx, 0));
-	must_ok(cuCtxSetCurrent(ctx));
-	must_ok(cuStreamCreate(&mine, CU_STREAM_NON_BLOCKING));
+	begin_thread();
 	module = first_module;
-	must_ok(cuMemAlloc(&sums, 512));
+	must_ok(cuMemAlloc(&small, 512));
 	for (unsigned i = 0; i < 200; i++) {
 		CUdeviceptr other;
-		uint64_t sum;
-		struct read_params read = {weights->ptr, sums, W_BYTES};
-		void *list[] = {&read.from, &read.to, &read.n_bytes};
 		must_ok(cuMemAlloc(&other, W_BYTES));
 		must_ok(cuMemcpyHtoD(other, weights->model, W_BYTES));
-		must_ok(cuLaunchKernel(function_of("read"), 1, 1, 1, 1, 1, 1, 0, mine, list, NULL));
-		must_ok(cuStreamSynchronize(mine));
-		must_ok(cuMemcpyDtoH(&sum, sums, sizeof(sum)));
-		must(sum == sum_in(weights));
+		read_it(weights);
 		must_ok(cuMemFree(other));
 	}
 	return NULL;
@@ -1099,10 +1065,7 @@ static atomic_bool is_written;
 
 static void *write_in_thread(void *user)
 {
-	CUcontext ctx;
-	must_ok(cuDevicePrimaryCtxRetain(&ctx, 0));
-	must_ok(cuCtxSetCurrent(ctx));
-	must_ok(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	begin_thread();
 	module = first_module;
 	write_by("write", user, 4096, 7);
 	must_ok(cuStreamSynchronize(stream));

@@ -153,13 +153,18 @@ static void count_what_is_made(void)
 	COUNT(cuMemAllocFromPoolAsync);
 }
 
-static CUcontext start(void)
+static CUcontext use_device(int ordinal)
 {
 	CUcontext ctx = NULL;
-	must_ok(cu(cuInit)(0));
-	must_ok(cu(cuDevicePrimaryCtxRetain)(&ctx, 0));
+	must_ok(cu(cuDevicePrimaryCtxRetain)(&ctx, ordinal));
 	must_ok(cu(cuCtxSetCurrent)(ctx));
 	return ctx;
+}
+
+static CUcontext start(void)
+{
+	must_ok(cu(cuInit)(0));
+	return use_device(0);
 }
 
 /* "all" that was made so far, or a number. */
@@ -415,9 +420,7 @@ static void empty_piece(struct piece *piece, bool is_ordered, CUstream stream)
 static void churn(unsigned seed, bool is_ordered)
 {
 	struct piece pieces[24] = {{0}};
-	CUcontext ctx = NULL;
-	must_ok(cu(cuDevicePrimaryCtxRetain)(&ctx, 0));
-	must_ok(cu(cuCtxSetCurrent)(ctx));
+	use_device(0);
 	CUstream stream = new_stream();
 	for (int round = 0; round < 300; round++) {
 		struct piece *piece = &pieces[churn_pick(&seed, 24)];
@@ -469,7 +472,7 @@ static void async_threads(const char *argument)
 	run_threads(ordered_thread, 8);
 }
 
-/* 20 MiB of the device at a time until it says no. Prints what it got and what it was told. */
+/* Takes some MiB of the device at a time, 20 if nothing is said, until it says no. Prints what it got and what it was told. */
 static void greedy(const char *argument)
 {
 	size_t step = (size_t)atoll(argument);
@@ -579,9 +582,8 @@ static void CUDA_CB run_slowly(void *user)
 /* cuMemFree() waits for what runs. */
 static void waits(const char *argument)
 {
-	CUstream stream;
 	start();
-	must_ok(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+	CUstream stream = new_stream();
 	for (int i = 0; i < 2; i++) {
 		CUdeviceptr ptr = alloc(i ? 1000 : 4 * MIB);
 		__atomic_store_n(&slow_ran, 0, __ATOMIC_SEQ_CST);
@@ -607,14 +609,19 @@ static void resets(const char *argument)
 	print_counts();
 }
 
+static unsigned access_of(CUdeviceptr ptr)
+{
+	unsigned flags = 0;
+	must_ok(cu(cuPointerGetAttribute)(&flags, CU_POINTER_ATTRIBUTE_ACCESS_FLAGS, ptr));
+	return flags;
+}
+
 /* Device 1 reads and writes what device 0 has and will have. */
 static void peers(const char *argument)
 {
 	CUcontext zero = start();
-	CUcontext one = NULL;
 	CUdeviceptr before = alloc(4 * MIB);
-	must_ok(cu(cuDevicePrimaryCtxRetain)(&one, 1));
-	must_ok(cu(cuCtxSetCurrent)(one));
+	CUcontext one = use_device(1);
 	must_ok(cu(cuCtxEnablePeerAccess)(zero, 0));
 	must_be(cu(cuCtxEnablePeerAccess)(zero, 0), CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED);
 	must_ok(cu(cuCtxSetCurrent)(zero));
@@ -625,32 +632,20 @@ static void peers(const char *argument)
 	must_ok(cu(cuStreamCreate)(&stream, 0));
 	must_ok(cu(cuMemcpyDtoDAsync_v2)(before, after, 4 * MIB, stream));
 	must_ok(cu(cuStreamSynchronize)(stream));
-	unsigned flags = 0;
-	must_ok(cu(cuPointerGetAttribute)(&flags, CU_POINTER_ATTRIBUTE_ACCESS_FLAGS, after));
-	must(flags == CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE);
-	must_ok(cu(cuPointerGetAttribute)(&flags, CU_POINTER_ATTRIBUTE_ACCESS_FLAGS, before));
-	must(flags == CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE);
+	must(access_of(after) == CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE);
+	must(access_of(before) == CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE);
 	must_ok(cu(cuCtxSetCurrent)(zero));
 	check(before, 4 * MIB, 1);
 	must_ok(cu(cuMemFree_v2)(before));
 	must_ok(cu(cuMemFree_v2)(after));
 }
 
-static unsigned access_of(CUdeviceptr ptr)
-{
-	unsigned flags = 0;
-	must_ok(cu(cuPointerGetAttribute)(&flags, CU_POINTER_ATTRIBUTE_ACCESS_FLAGS, ptr));
-	return flags;
-}
-
 /* The first attempt fails, for our memory alone: then the driver has not enabled it either. */
 static void peers_again(const char *argument)
 {
 	CUcontext zero = start();
-	CUcontext one = NULL;
 	CUdeviceptr before = alloc(4 * MIB);
-	must_ok(cu(cuDevicePrimaryCtxRetain)(&one, 1));
-	must_ok(cu(cuCtxSetCurrent)(one));
+	CUcontext one = use_device(1);
 	must_be(cu(cuCtxEnablePeerAccess)(zero, 0), CUDA_ERROR_OUT_OF_MEMORY);
 	must_ok(cu(cuCtxSetCurrent)(zero));
 	CUdeviceptr after = alloc(4 * MIB);
@@ -852,11 +847,10 @@ static void vmm_large(const char *argument)
  */
 static void captures(const char *argument)
 {
-	CUstream stream;
 	CUgraph graph;
 	CUdeviceptr ptr = 0;
 	start();
-	must_ok(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+	CUstream stream = new_stream();
 	CUdeviceptr before = alloc(4 * MIB);
 	for (int round = 0; round < 3; round++) {
 		must_ok(cu(cuStreamBeginCapture_v2)(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
@@ -936,10 +930,8 @@ static void async_reuse(size_t n_bytes)
 /* What is freed on a stream of another device stays memory of its own. */
 static void async_devices(CUcontext zero)
 {
-	CUcontext one = NULL;
 	CUstream here = new_stream();
-	must_ok(cu(cuDevicePrimaryCtxRetain)(&one, 1));
-	must_ok(cu(cuCtxSetCurrent)(one));
+	use_device(1);
 	CUstream there = new_stream();
 	must_ok(cu(cuCtxSetCurrent)(zero));
 	/* The stream decides, not the current context. */

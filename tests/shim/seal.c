@@ -109,6 +109,15 @@ static uint64_t seal(CUdeviceptr ptr)
 	return sealed.shared_bytes;
 }
 
+/* Memory that is filled and sealed. */
+static CUdeviceptr alloc_sealed(unsigned seed)
+{
+	CUdeviceptr ptr = alloc(N_BYTES);
+	fill(ptr, seed);
+	seal(ptr);
+	return ptr;
+}
+
 /* ---- writes ---- */
 
 /* What is written: two rows around the border of the blocks, or all between them. */
@@ -277,16 +286,19 @@ static void batch(CUdeviceptr to)
 	must_ok(cuMemcpyBatchAsync(dsts, srcs, sizes, 3, &attributes, &first, 1, stream));
 	set_rows(WIDTH, HEIGHT, source, 0);
 }
+static CUstreamBatchMemOpParams word_op(CUdeviceptr to, uint32_t value)
+{
+	CUstreamBatchMemOpParams op;
+	memset(&op, 0, sizeof(op));
+	op.writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+	op.writeValue.address = to;
+	op.writeValue.value = value;
+	return op;
+}
 static void words(CUdeviceptr to)
 {
 	const uint32_t word = 0xc3a4c3d2;
-	CUstreamBatchMemOpParams ops[2];
-	memset(ops, 0, sizeof(ops));
-	for (int i = 0; i < 2; i++) {
-		ops[i].writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
-		ops[i].writeValue.address = to + (unsigned)i * PITCH;
-		ops[i].writeValue.value = word;
-	}
+	CUstreamBatchMemOpParams ops[] = {word_op(to, word), word_op(to + PITCH, word)};
 	must_ok(cuStreamBatchMemOp(stream, 2, ops, 0));
 	set_words(&word, 4, 1, 2);
 }
@@ -356,6 +368,11 @@ static CUresult write_by_kernel(CUdeviceptr ptr, uint64_t n_bytes, uint32_t valu
 }
 
 /* ---- scenarios ---- */
+
+static const CUmemAccessDesc writable = {
+	.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
+	.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+};
 
 /* The library that the program is linked with is the shim's, so that it knows the shim's memory. */
 static void one_library(void)
@@ -477,17 +494,13 @@ static void names(void)
 	CUdeviceptr ptr = alloc(N_BYTES);
 	CUdeviceptr twin = alloc(N_BYTES);
 	CUmemGenericAllocationHandle handle;
-	const CUmemAccessDesc access = {
-		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
-		.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-	};
 	fill(ptr, 1);
 	fill(twin, 1);
 	seal(ptr);
 	seal(twin);
 	must_be(cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)ptr),
 	        CUDA_ERROR_INVALID_VALUE);
-	must_be(cuMemSetAccess(ptr, PAGE, &access, 1), CUDA_ERROR_INVALID_VALUE);
+	must_be(cuMemSetAccess(ptr, PAGE, &writable, 1), CUDA_ERROR_INVALID_VALUE);
 	must(n_copies() == 0);
 	must_ok(cuPointerSetAttribute(&yes, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, ptr + PAGE));
 	must(n_copies() == 1);
@@ -501,10 +514,8 @@ static void names(void)
 	must(try_seal(ptr).pinned_bytes == N_BYTES);
 	expect(ptr, bytes, "all of it");
 	/* An IPC handle pins all of the memory, which nothing else pins here. */
-	CUdeviceptr other = alloc(N_BYTES);
+	CUdeviceptr other = alloc_sealed(1);
 	CUipcMemHandle name;
-	fill(other, 1);
-	seal(other);
 	must_ok(cuIpcGetMemHandle(&name, other));
 	sealed = try_seal(other);
 	must(sealed.sealed_bytes == 0 && sealed.pinned_bytes == N_BYTES);
@@ -532,10 +543,6 @@ static const CUmemAllocationProp shareable = {
 	.type = CU_MEM_ALLOCATION_TYPE_PINNED,
 	.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
 	.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
-};
-static const CUmemAccessDesc writable = {
-	.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
-	.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
 };
 
 /* Filled, in the first half of a reservation. */
@@ -617,35 +624,29 @@ static void numbers_given(void)
 	must_ok(cuMemAddressFree(ptr, 2 * N_BYTES));
 }
 
+enum { MAPS, OPENS, UNMAPS, N_CALLS };
+
+struct call {
+	unsigned what;
+	CUdeviceptr ptr;
+	CUmemGenericAllocationHandle handle;
+};
+
 /* A call of the driver may be where a thread is cancelled. */
-static void *unmap_cancelled(void *user)
+static void *call_cancelled(void *user)
 {
-	const CUdeviceptr *ptr = user;
+	const struct call *call = user;
 	must(pthread_cancel(pthread_self()) == 0);
-	cuMemUnmap(*ptr, N_BYTES);
-	pthread_testcancel();
-	return NULL;
-}
-
-static void *map_cancelled(void *user)
-{
-	const CUdeviceptr *ptr = user;
-	CUmemGenericAllocationHandle handle = ptr[1];
-	must(pthread_cancel(pthread_self()) == 0);
-	cuMemMap(*ptr, N_BYTES, 0, handle, 0);
-	pthread_testcancel();
-	return NULL;
-}
-
-static void *open_cancelled(void *user)
-{
-	const CUdeviceptr *ptr = user;
-	const CUmemAccessDesc access = {
-		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
-		.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-	};
-	must(pthread_cancel(pthread_self()) == 0);
-	cuMemSetAccess(*ptr, N_BYTES, &access, 1);
+	switch (call->what) {
+	case MAPS:
+		cuMemMap(call->ptr, N_BYTES, 0, call->handle, 0);
+		break;
+	case OPENS:
+		cuMemSetAccess(call->ptr, N_BYTES, &writable, 1);
+		break;
+	default:
+		cuMemUnmap(call->ptr, N_BYTES);
+	}
 	pthread_testcancel();
 	return NULL;
 }
@@ -653,26 +654,22 @@ static void *open_cancelled(void *user)
 /* Others would wait for ever for what it was doing. */
 static void cancelled(void)
 {
-	static void *(*const calls[])(void *user) = {map_cancelled, open_cancelled,
-	                                             unmap_cancelled};
+	struct call call = {.ptr = 0};
 	start(0);
-	CUmemGenericAllocationHandle handle;
-	CUdeviceptr ptr[2] = {0};
-	must_ok(cuMemCreate(&handle, N_BYTES, &plain, 0));
-	must_ok(cuMemAddressReserve(&ptr[0], N_BYTES, 0, 0, 0));
-	ptr[1] = handle;
+	must_ok(cuMemCreate(&call.handle, N_BYTES, &plain, 0));
+	must_ok(cuMemAddressReserve(&call.ptr, N_BYTES, 0, 0, 0));
 	alarm(20);
-	for (size_t i = 0; i < 3; i++) {
+	for (call.what = MAPS; call.what < N_CALLS; call.what++) {
 		pthread_t thread;
 		void *result = NULL;
-		must(pthread_create(&thread, NULL, calls[i], ptr) == 0);
+		must(pthread_create(&thread, NULL, call_cancelled, &call) == 0);
 		pthread_join(thread, &result);
 		must(result == PTHREAD_CANCELED);
 	}
-	must_ok(cuMemMap(ptr[0], N_BYTES, 0, handle, 0));
-	must_ok(cuMemUnmap(ptr[0], N_BYTES));
-	must_ok(cuMemRelease(handle));
-	must_ok(cuMemAddressFree(ptr[0], N_BYTES));
+	must_ok(cuMemMap(call.ptr, N_BYTES, 0, call.handle, 0));
+	must_ok(cuMemUnmap(call.ptr, N_BYTES));
+	must_ok(cuMemRelease(call.handle));
+	must_ok(cuMemAddressFree(call.ptr, N_BYTES));
 }
 
 /* One call may be for mappings of two reservations, of which the second has sealed memory. */
@@ -989,11 +986,7 @@ static void graphs(void)
 		fill(ptrs[i], 1);
 	}
 	memcpy(before, bytes, N_BYTES);
-	CUstreamBatchMemOpParams op;
-	memset(&op, 0, sizeof(op));
-	op.writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
-	op.writeValue.address = ptrs[1];
-	op.writeValue.value = 0x03030303;
+	CUstreamBatchMemOpParams op = word_op(ptrs[1], 0x03030303);
 	CUDA_BATCH_MEM_OP_NODE_PARAMS words = {.ctx = ctx, .count = 1, .paramArray = &op};
 	CUDA_MEMCPY3D row = row_copy(ptrs[0] + PAGE);
 	must_ok(cuGraphCreate(&child, 0));
@@ -1095,11 +1088,7 @@ static void sealed_destinations(void)
 	CUdeviceptr next = alloc(N_BYTES);
 	fill(ptr, 1);
 	fill(next, 1);
-	CUstreamBatchMemOpParams op;
-	memset(&op, 0, sizeof(op));
-	op.writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
-	op.writeValue.address = ptr + 256;
-	op.writeValue.value = 0x03030303;
+	CUstreamBatchMemOpParams op = word_op(ptr + 256, 0x03030303);
 	CUDA_BATCH_MEM_OP_NODE_PARAMS words = {.ctx = ctx, .count = 1, .paramArray = &op};
 	CUDA_MEMCPY3D row = row_copy(ptr + 128);
 	CUDA_MEMSET_NODE_PARAMS set = {
@@ -1181,9 +1170,7 @@ static void work_under_way(void)
 	CUstream other;
 	start(0);
 	must_ok(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
-	CUdeviceptr ptr = alloc(N_BYTES);
-	fill(ptr, 1);
-	seal(ptr);
+	CUdeviceptr ptr = alloc_sealed(1);
 	must_ok(cuLaunchHostFunc(stream, wait_for_start, &goes_on));
 	must_be(cuMemsetD8Async(ptr, 8, N_BYTES, other), CUDA_ERROR_OUT_OF_MEMORY);
 	must_ok(cuMemcpyDtoHAsync(seen, ptr, N_BYTES, other));
@@ -1420,9 +1407,7 @@ static void one_refuge(void)
 static void poor(void)
 {
 	start(0);
-	CUdeviceptr ptr = alloc(N_BYTES);
-	fill(ptr, 1);
-	seal(ptr);
+	CUdeviceptr ptr = alloc_sealed(1);
 	wait_for_line();
 	must_be(cuMemsetD8(ptr, 8, N_BYTES), CUDA_ERROR_OUT_OF_MEMORY);
 	must_be(cuMemsetD32(ptr, 8, 1), CUDA_ERROR_OUT_OF_MEMORY);
@@ -1502,9 +1487,7 @@ static void two_writers(void)
 static void keep(void)
 {
 	start(0);
-	CUdeviceptr ptr = alloc(N_BYTES);
-	fill(ptr, 1);
-	seal(ptr);
+	CUdeviceptr ptr = alloc_sealed(1);
 	for (;;) {
 		wait_for_line();
 		expect(ptr, bytes, "kept");
@@ -1558,9 +1541,7 @@ static void orphaned(void)
 	CUdeviceptr ptrs[2];
 	start(0);
 	for (unsigned i = 0; i < 2; i++) {
-		ptrs[i] = alloc(N_BYTES);
-		fill(ptrs[i], 1);
-		seal(ptrs[i]);
+		ptrs[i] = alloc_sealed(1);
 	}
 	for (unsigned i = 0; i < 2; i++) {
 		wait_for_line();
