@@ -710,7 +710,7 @@ START_TEST(an_heir_pays)
 }
 END_TEST
 
-/* The other test's limit of the tenant is what was promised, so only the promise can pay. */
+/* The tenant's limit leaves nothing beside what was promised, so only the promise can pay. */
 static void have_too_little(void *user)
 {
 	int heir = promised(2 * CHUNK_BYTES);

@@ -472,7 +472,7 @@ static void async_threads(const char *argument)
 	run_threads(ordered_thread, 8);
 }
 
-/* Takes some MiB of the device at a time, 20 if nothing is said, until it says no. Prints what it got and what it was told. */
+/* Takes the device in pieces of so many bytes until it says no. Prints what it got and what it was told. */
 static void greedy(const char *argument)
 {
 	size_t step = (size_t)atoll(argument);
