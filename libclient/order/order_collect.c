@@ -301,11 +301,15 @@ void glake__order_settle(struct glake_order *order)
 	if (order->n_parked > 0) {
 		collect_contexts(order, clock_now_ns() + IDLE_NS, &is_cut);
 	}
-	while ((is_cut || order->n_releasing > 0) && clock_now_ns() < end_ns) {
+	while (is_cut && clock_now_ns() < end_ns) {
 		glake__order_pause(GLAKE__PAUSE_NS);
-		if (is_cut) {
-			collect_contexts(order, 0, &is_cut);
-		}
+		collect_contexts(order, 0, &is_cut);
+	}
+	/* Other threads go on taking and releasing: what they have now counts. */
+	uint64_t n_due = order->n_released;
+	n_due += order->n_releasing;
+	while (order->n_releasing > 0 && order->n_released < n_due && clock_now_ns() < end_ns) {
+		glake__order_pause(GLAKE__PAUSE_NS);
 	}
 	glake__order_restore(order, mode);
 }
