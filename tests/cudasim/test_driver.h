@@ -65,6 +65,7 @@ static inline void driver_load(void)
 
 static char driver_state_path[256];
 static uint64_t driver_used_before; /* real drivers only */
+static CUcontext driver_context;    /* that driver_start() made current */
 
 static inline void driver_unlink_state(void)
 {
@@ -111,6 +112,7 @@ static inline CUcontext driver_start(void)
 	if (strcmp(name, "CUDASIM") != 0) {
 		driver_used_before = used_bytes();
 	}
+	driver_context = ctx;
 	return ctx;
 }
 
@@ -118,6 +120,38 @@ static inline CUcontext driver_begin(const char *devices)
 {
 	driver_setup(devices);
 	return driver_start();
+}
+
+/* For BEGIN_EACH. */
+static inline void driver_begin_64m(void)
+{
+	driver_begin("1x64MiB");
+}
+
+/* For tests of such a file that begin in another way: they do so themselves. */
+static inline void driver_not_yet(void)
+{
+}
+
+/* As programs get it that are built for default streams by thread. */
+static inline void *per_thread(const char *name)
+{
+	void *call = NULL;
+
+	ck_ok(cu.GetProcAddress_v2(name, &call, 13000,
+	                           CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, NULL));
+	ck_assert_ptr_nonnull(call);
+	return call;
+}
+
+static inline CUdeviceptr zeroed(size_t bytes)
+{
+	CUdeviceptr ptr = 0;
+
+	ck_ok(cu.MemAlloc_v2(&ptr, bytes));
+	ck_ok(cu.MemsetD8_v2(ptr, 0, bytes));
+	ck_ok(cu.CtxSynchronize());
+	return ptr;
 }
 
 /* --- chunks --- */

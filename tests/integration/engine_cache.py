@@ -6,7 +6,6 @@ What a request has computed is known for each token, by all tokens up to it: eve
 lanes, and writes what is new. A block whose memory is gone, or has another's content, is an error.
 """
 import ast
-import ctypes
 import hashlib
 import importlib.abc
 import importlib.machinery
@@ -15,6 +14,8 @@ import logging
 import os
 import sys
 import types
+
+from tests.integration.driver_memory import Driver
 
 #: Modules of vLLM that are real here, if the version has them
 REAL = {"vllm.v1.core." + name for name in (
@@ -112,32 +113,20 @@ class Gpu:
 
     def __init__(self, elastic, layout, lanes):
         self.elastic, self.layout, self.lanes, self.queue = elastic, layout, lanes, []
-        self.driver = ctypes.CDLL(os.environ["GLAKE_LIBCUDA"])
-        context = ctypes.c_void_p()
-        self.call("cuInit", 0)
-        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
-        self.call("cuCtxSetCurrent", context)
-
-    def call(self, name, *arguments):
-        result = getattr(self.driver, name)(*arguments)
-        if result != 0:
-            raise AssertionError(f"{name}: {result}")
+        self.driver = Driver()
 
     def _at(self, block, slot, lane):
         return self.elastic.ptr(0, lane) + block * self.layout.block_bytes + \
             slot * (self.layout.block_bytes // BLOCK_TOKENS)
 
     def access(self, blocks, tokens, n_read, n_write):
-        found = ctypes.create_string_buffer(8)
         for i, expected in enumerate(values(tokens[:n_read + n_write])):
             for lane in range(self.lanes):
-                ptr = ctypes.c_uint64(self._at(blocks[i // BLOCK_TOKENS], i % BLOCK_TOKENS, lane))
+                ptr = self._at(blocks[i // BLOCK_TOKENS], i % BLOCK_TOKENS, lane)
                 if i >= n_read:
-                    self.call("cuMemcpyHtoD_v2", ptr, expected, ctypes.c_size_t(8))
-                else:
-                    self.call("cuMemcpyDtoH_v2", found, ptr, ctypes.c_size_t(8))
-                    if found.raw != expected:
-                        raise AssertionError(f"token {i}, block {blocks[i // BLOCK_TOKENS]}, lane {lane}: not its content")
+                    self.driver.write(ptr, expected)
+                elif self.driver.read(ptr, len(expected)) != expected:
+                    raise AssertionError(f"token {i}, block {blocks[i // BLOCK_TOKENS]}, lane {lane}: not its content")
 
     def mark(self):
         done = []

@@ -60,3 +60,30 @@ class Source:
         module.__file__ = f"{self.path}/{path}"
         exec(compile(self.text(path), module.__file__, "exec"), module.__dict__)  # noqa: S102
         return module
+
+
+def changed(config, changes):
+    """The configuration, as much of vLLM's as is read, with each change in the first part that has the name."""
+    for name, value in changes.items():
+        owner = next(part for part in (config, config.model_config, config.parallel_config, config.cache_config)
+                     if hasattr(part, name))
+        setattr(owner, name, value)
+    return config
+
+
+#: of each vLLM
+SOURCES = {version: Source("vllm", version) for version in pinned("vllm")}
+
+
+def for_each_version(test):
+    """Of vLLM: the test is given its source."""
+    def run(self):
+        absent = [source.why for source in SOURCES.values() if source.why]
+        for source in SOURCES.values():
+            if not source.why:
+                with self.subTest(version=source.version):
+                    test(self, source)
+        if absent:
+            self.skipTest(absent[0])
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run

@@ -33,6 +33,15 @@ def options(text):
     return set(re.findall(r"^  (--[a-z-]+)[ []", text, re.M)) | set(common.group(1).split(", ") if common else ())
 
 
+def completed(script, function, words):
+    """As bash does, with a script that has the function."""
+    line = " ".join(f"'{word}'" for word in words)
+    done = subprocess.run(["bash", "-c", f"{script}\nCOMP_WORDS=({line})\nCOMP_CWORD={len(words) - 1}\n"
+                           f'{function}\nprintf "%s\\n" "${{COMPREPLY[@]}}"'], capture_output=True, text=True, check=True)
+    assert done.stderr == "", done.stderr
+    return done.stdout.split()
+
+
 class ManPage(unittest.TestCase):
     def setUp(self):
         roff = read("libclient/ctl/glakectl.1")
@@ -99,12 +108,7 @@ class Completions(unittest.TestCase):
                               check=True).stdout
 
     def bash(self, *words):
-        line = " ".join(f"'{word}'" for word in words)
-        done = subprocess.run(
-            ["bash", "-c", f"{self.script('bash')}\nCOMP_WORDS=({line})\nCOMP_CWORD={len(words) - 1}\n"
-             '_glakectl\nprintf "%s\\n" "${COMPREPLY[@]}"'], capture_output=True, text=True, check=True)
-        self.assertEqual(done.stderr, "")
-        return done.stdout.split()
+        return completed(self.script("bash"), "_glakectl", words)
 
     def test_bash(self):
         self.assertEqual(set(commands()) - set(self.bash("glakectl", "")), set())
@@ -170,12 +174,7 @@ class Glake(unittest.TestCase):
                 self.assertEqual((done.returncode, done.stderr), (0, ""), name)
 
     def bash(self, *words):
-        line = " ".join(f"'{word}'" for word in words)
-        done = subprocess.run(
-            ["bash", "-c", f"{read('shim/run/completion/glake.bash')}\nCOMP_WORDS=({line})\nCOMP_CWORD={len(words) - 1}\n"
-             '_glake\nprintf "%s\\n" "${COMPREPLY[@]}"'], capture_output=True, text=True, check=True)
-        self.assertEqual(done.stderr, "")
-        return done.stdout.split()
+        return completed(read("shim/run/completion/glake.bash"), "_glake", words)
 
     def test_bash(self):
         self.assertEqual(self.bash("glake", "r"), ["run", "replay", "readers"])

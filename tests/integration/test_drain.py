@@ -11,7 +11,7 @@ import unittest
 
 import glake
 
-from tests.integration.with_glaked import BUILD, MIB, WithGlaked
+from tests.integration.with_glaked import BUILD, MIB, WithGlaked, started, tell
 
 WHY = "a new driver at noon"
 # A program that does what it is told, a line each.
@@ -35,16 +35,11 @@ for line in sys.stdin:
 
 class Program:
     def __init__(self, test, name="app.py", uid=None):
-        self.process = subprocess.Popen([sys.executable, "-c", PROGRAM, test.socket, name], stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, user=uid)
-        test.addCleanup(self.process.communicate)
-        test.addCleanup(self.process.kill)
+        self.process = started(test, [sys.executable, "-c", PROGRAM, test.socket, name], stderr=subprocess.PIPE, user=uid)
         test.assertEqual(self.process.stdout.readline(), "ready\n")
 
     def tell(self, word):
-        self.process.stdin.write(word + "\n")
-        self.process.stdin.flush()
-        return self.process.stdout.readline().strip()
+        return tell(self.process, word).strip()
 
     def end(self):
         self.process.communicate()
@@ -57,6 +52,12 @@ class TestDrain(WithGlaked):
     def log_text(self):
         with open(self.log.name, encoding="utf-8") as file:
             return file.read()
+
+    def start_drain(self, *options):
+        drain = subprocess.Popen([os.path.join(BUILD, "bin", "glakectl"), "--socket", self.socket, "drain", *options],
+                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(drain.kill)
+        return drain
 
     def new_is_refused(self):
         with self.assertRaises(glake.DrainedError) as caught:
@@ -130,18 +131,14 @@ class TestDrain(WithGlaked):
         self.ask("drain", "--reason", "x\x1b[31m\nuid 77\nsince 1\u202e<b>")
         said = self.ask("status")["drain_reason"]
         self.assertNotRegex(said, "[\x00-\x1f\x7f]")
-        self.daemon.kill()
-        self.daemon.wait()
-        self.start_daemon()
+        self.kill_and_start_daemon()
         status = self.ask("status")
         self.assertEqual((status["drain_reason"], status["drained_by"]), (said, os.geteuid()))
         self.assertNotIn("\x1b", self.ctl("status").stdout + self.ctl("doctor").stdout + self.new_is_refused())
 
     def test_wait_until_the_last_has_gone(self):
         programs = [Program(self, f"app{i}.py") for i in range(3)]
-        waiting = subprocess.Popen([os.path.join(BUILD, "bin", "glakectl"), "--socket", self.socket, "drain", "--wait"],
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        self.addCleanup(waiting.kill)
+        waiting = self.start_drain("--wait")
         self.assertEqual(waiting.stderr.readline(), "3 programs are left\n")
         programs.pop().end()
         self.assertEqual(waiting.stderr.readline(), "2 programs are left\n")
@@ -160,9 +157,7 @@ class TestDrain(WithGlaked):
         self.assertEqual(done.returncode, 6)
         self.assertIn("somebody is left: 1; glaked stays drained", done.stderr)
         self.assertTrue(self.ask("status")["drained"])
-        waiting = subprocess.Popen([os.path.join(BUILD, "bin", "glakectl"), "--socket", self.socket, "drain", "--wait"],
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        self.addCleanup(waiting.kill)
+        waiting = self.start_drain("--wait")
         waiting.stderr.readline()
         self.ask("drain", "--undo")
         self.assertIn("somebody has ended it", waiting.communicate(timeout=20)[1])
@@ -179,20 +174,14 @@ class TestDrain(WithGlaked):
         self.assertIn(f"glaked is drained, as it was told before: no new program is let in until 'glakectl drain --undo': {WHY}",
                       self.log_text())
         self.ask("drain", "--undo")
-        self.daemon.kill()
-        self.daemon.wait()
-        self.start_daemon()
+        self.kill_and_start_daemon()
         glake.Session(self.socket, cuda=False).close()
 
     def test_killed_at_any_moment(self):
         for i in range(8):
-            asking = subprocess.Popen([os.path.join(BUILD, "bin", "glakectl"), "--socket", self.socket, "drain"]
-                                      + (["--undo"] if i % 2 else []), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                                      text=True)
+            asking = self.start_drain(*(["--undo"] if i % 2 else []))
             time.sleep(0.002 * i)
-            self.daemon.kill()
-            self.daemon.wait()
-            self.start_daemon()
+            self.kill_and_start_daemon()
             error = asking.communicate(timeout=60)[1]
             # It asks the next glaked, or has failed with a word; and what it was told holds.
             self.assertIn(asking.returncode, (0, 3), error)
@@ -227,9 +216,7 @@ class TestDrain(WithGlaked):
             self.assertIn(self.mark(), log)
 
     def test_many_at_once(self):
-        asking = [subprocess.Popen([os.path.join(BUILD, "bin", "glakectl"), "--socket", self.socket, "drain"]
-                                   + (["--undo"] if i % 2 else []), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                                   text=True) for i in range(24)]
+        asking = [self.start_drain(*(["--undo"] if i % 2 else [])) for i in range(24)]
         for process in asking:
             error = process.communicate(timeout=60)[1]
             self.assertIn(process.returncode, (0, 6), error)

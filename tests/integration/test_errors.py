@@ -22,6 +22,8 @@ import time
 import unittest
 from ctypes import byref, c_size_t, c_uint64, c_void_p
 
+from tests.integration.driver_memory import Driver
+
 BUILD = os.environ["GLAKE_BUILD"]
 HEADERS = [f"libclient/{name}.h" for name in ("glake", "glake_admin", "glake_elastic", "glake_order",
                                                 "glake_torch")]
@@ -191,7 +193,6 @@ os.environ["CUDASIM_FAULT_FILE"] = FAULTS
 os.environ.setdefault("GLAKE_LIBCUDA", os.path.join(BUILD, "cudasim", "libcuda.so.1"))
 os.environ["CUDASIM_DEVICES"] = "1x256MiB"
 LIBRARY = load()
-DRIVER = ctypes.CDLL(os.environ["GLAKE_LIBCUDA"])
 ROW = ctypes.CFUNCTYPE(ctypes.c_int, c_void_p)(lambda user: 0)
 RELEASE = ctypes.CFUNCTYPE(None, c_void_p, c_void_p)(lambda user, allocation: None)
 
@@ -462,6 +463,8 @@ def dispatched(world, _):
     return (world.session,)
 
 
+QUOTAS = ("glake_set_host_quota", "glake_set_quota", "glake_force_quota")
+LIMITS = ("glake_set_max_sessions", "glake_set_manifest_quota")
 # How each function is called so that it would succeed: what to prepare, and the arguments.
 CALLS = {
     "glake_connect": (nothing, lambda w, x: (connect_options(w.path), out())),
@@ -526,34 +529,25 @@ CALLS = {
     "glake_pool_stats": (nothing, lambda w, x: (w.session, 0, sized())),
     "glake_pool_reset_peaks": (nothing, lambda w, x: (w.session, 0)),
     "glake_pool_snapshot": (nothing, lambda w, x: (w.session, 0, out(), out())),
-    "glake_get_status": (nothing, lambda w, x: (w.session, ROW, None)),
-    "glake_get_stats": (nothing, lambda w, x: (w.session, ROW, None)),
-    "glake_get_histograms": (nothing, lambda w, x: (w.session, ROW, None)),
-    "glake_list_sessions": (nothing, lambda w, x: (w.session, ROW, None)),
-    "glake_list_tenants": (nothing, lambda w, x: (w.session, ROW, None)),
-    "glake_list_models": (World.model, lambda w, x: (w.session, ROW, None)),
-    "glake_list_blocks": (World.model, lambda w, x: (w.session, ROW, None)),
-    "glake_list_events": (nothing, lambda w, x: (w.session, ROW, None)),
+    **{name: (nothing, lambda w, x: (w.session, ROW, None))
+       for name in ("glake_get_status", "glake_get_stats", "glake_get_histograms", "glake_list_sessions", "glake_list_tenants",
+                    "glake_list_events", "glake_list_sleepers", "glake_list_mistakes")},
+    **{name: (World.model, lambda w, x: (w.session, ROW, None))
+       for name in ("glake_list_models", "glake_list_blocks", "glake_list_uses")},
     "glake_list_events_after": (nothing, lambda w, x: (w.session, 0, ROW, None)),
-    "glake_list_uses": (World.model, lambda w, x: (w.session, ROW, None)),
     "glake_pin": (World.name_of_unused, lambda w, x: (w.session, x, 1)),
     "glake_evict": (World.name, lambda w, x: (w.session, None, None, None)),
     "glake_seal_session": (nothing, lambda w, x: (w.session, 1, None, sized())),
     "glake_sleep": (World.alloc, lambda w, x: (w.session, 1000, None)),
     "glake_wake": (World.asleep, lambda w, x: (w.session, None)),
     "glake_sleep_session": (nothing, lambda w, x: (w.session, 1, None, ROW, None)),
-    "glake_list_sleepers": (nothing, lambda w, x: (w.session, ROW, None)),
     "glake_drain": (World.undrained, lambda w, x: (w.session, None)),
     "glake_undrain": (nothing, lambda w, x: (w.session,)),
     "glake_list_candidates": (nothing, lambda w, x: (w.session, 1, ROW, None, None)),
     "glake_list_layout": (nothing, lambda w, x: (w.session, 1, ROW, None)),
-    "glake_list_mistakes": (nothing, lambda w, x: (w.session, ROW, None)),
     "glake_forgive": (nothing, lambda w, x: (w.session, 0)),
-    "glake_set_host_quota": (nothing, lambda w, x: (w.session, b"default", 0, 0)),
-    "glake_set_quota": (nothing, lambda w, x: (w.session, b"default", 0, 0)),
-    "glake_force_quota": (nothing, lambda w, x: (w.session, b"default", 0, 0)),
-    "glake_set_max_sessions": (nothing, lambda w, x: (w.session, b"default", 0)),
-    "glake_set_manifest_quota": (nothing, lambda w, x: (w.session, b"default", 0)),
+    **{name: (nothing, lambda w, x: (w.session, b"default", 0, 0)) for name in QUOTAS},
+    **{name: (nothing, lambda w, x: (w.session, b"default", 0)) for name in LIMITS},
     "glake_order_new": (nothing, lambda w, x: (order_options(), out())),
     "glake_order_stream": (World.order, lambda w, x: (x[0], None, 0, out())),
     "glake_order_follow": (World.parked, lambda w, x: (x[0], None, 0, x[1])),
@@ -722,18 +716,11 @@ WRONG = [
     ("glake_sleep_session", "-EINVAL", nothing,
      lambda w, x: (w.session, 1, sized(size=1), ROW, None)),
     ("glake_set_host_quota", "-ENOTSUP", nothing, lambda w, x: (w.session, b"default", 99, 0)),
-    ("glake_set_host_quota", "GLAKE_E_NOT_FOUND", nothing, lambda w, x: (w.session, b"none", 0, 0)),
-    ("glake_set_quota", "GLAKE_E_NOT_FOUND", nothing, lambda w, x: (w.session, b"none", 0, 0)),
-    ("glake_set_quota", "GLAKE_E_BAD_REQUEST", nothing,
-     lambda w, x: (w.session, b"default", 99, 0)),
+    *((name, "GLAKE_E_NOT_FOUND", nothing, lambda w, x: (w.session, b"none", 0, 0)) for name in QUOTAS),
+    *((name, "GLAKE_E_NOT_FOUND", nothing, lambda w, x: (w.session, b"none", 0)) for name in LIMITS),
+    ("glake_set_quota", "GLAKE_E_BAD_REQUEST", nothing, lambda w, x: (w.session, b"default", 99, 0)),
+    ("glake_force_quota", "GLAKE_E_BAD_REQUEST", nothing, lambda w, x: (w.session, b"default", 99, 0)),
     ("glake_set_quota", "GLAKE_E_BUSY", World.asleep, lambda w, x: (w.session, b"default", 0, 1)),
-    ("glake_force_quota", "GLAKE_E_NOT_FOUND", nothing, lambda w, x: (w.session, b"none", 0, 0)),
-    ("glake_force_quota", "GLAKE_E_BAD_REQUEST", nothing,
-     lambda w, x: (w.session, b"default", 99, 0)),
-    ("glake_set_max_sessions", "GLAKE_E_NOT_FOUND", nothing,
-     lambda w, x: (w.session, b"none", 0)),
-    ("glake_set_manifest_quota", "GLAKE_E_NOT_FOUND", nothing,
-     lambda w, x: (w.session, b"none", 0)),
     ("glake_order_follow", "-ENOENT", World.order, lambda w, x: (x[0], None, 0, 99)),
     ("glake_order_new", "-EINVAL", nothing, lambda w, x: (order_options(release=0), out())),
     ("glake_order_new", "GLAKE_E_NO_DRIVER", nothing,
@@ -838,10 +825,7 @@ class Errors(unittest.TestCase):
         self.addCleanup(os.close, self.model_fd)
         self.addCleanup(os.close, self.null_fd)
         self.seen = set()
-        context = c_void_p()
-        for result in (DRIVER.cuInit(0), DRIVER.cuDevicePrimaryCtxRetain(byref(context), 0),
-                       DRIVER.cuCtxSetCurrent(context)):
-            self.assertEqual(result, 0)
+        Driver()
 
     def start_daemon(self):
         config = os.path.join(self.folder, "glaked.conf")

@@ -15,7 +15,7 @@ import time
 import unittest
 import unittest.mock
 
-from tests.integration.with_glaked import BUILD, MIB, WithGlaked
+from tests.integration.with_glaked import BUILD, MIB, WithGlaked, tell
 
 NOBODY = 65534
 
@@ -44,9 +44,7 @@ class Glakectl(WithGlaked):
     def test_a_program_that_is_busy_all_the_time_is_an_error(self):
         program = self.serve("endless")
         self.assertIn("held back", self.refused(6, "GLAKE_E_BUSY", "seal", str(program.pid)))
-        program.stdin.write("\n")
-        program.stdin.flush()
-        self.assertEqual(program.stdout.readline(), "ready\n")
+        self.assertEqual(tell(program, ""), "ready\n")
         (row,) = self.ask("seal", str(program.pid))["sessions"]
         self.assertEqual((row["sealed_bytes"], row["failed_bytes"]), (4 * MIB, 0))
         program.communicate("\n", timeout=60)
@@ -213,9 +211,7 @@ class Glakectl(WithGlaked):
         self.assertEqual({re.sub("_bucket$", "", name) for name in names} - set(types), set())
 
     def test_metrics_are_for_this_host(self):
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            port = taken.getsockname()[1]
+        port = self.free_port()
         self.serve_metrics(f"127.0.0.1:{port}")
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         self.assertEqual(self.get(connection)[0], 200)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import unittest
 
-from tests.integration.with_glaked import BUILD, WithGlaked
+from tests.integration.with_glaked import BUILD, WithGlaked, started
 
 NOBODY = 65534
 UID = "0b5c2d3e-1f20-4a5b-8c6d-7e8f90a1b2c3"
@@ -43,10 +43,7 @@ class Identity(WithGlaked):
         return row
 
     def start(self, words, env=None, **more):
-        program = subprocess.Popen(words, env={**os.environ, "GLAKE_SOCKET": self.socket, **(env or {})},
-                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **more)
-        self.addCleanup(program.communicate)
-        self.addCleanup(program.kill)
+        program = started(self, words, env={**os.environ, "GLAKE_SOCKET": self.socket, **(env or {})}, **more)
         self.assertEqual(program.stdout.readline(), "ready\n")
         return program
 

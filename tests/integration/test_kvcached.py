@@ -3,7 +3,6 @@
 
 kvcached's own tests run here, too, where PyTorch is installed and tests/engines/fetch has brought them.
 """
-import ctypes
 import errno
 import fcntl
 import gc
@@ -18,19 +17,19 @@ import sys
 import tempfile
 import textwrap
 import threading
-import time
 import types
 import unittest
 import unittest.mock
 
+from tests.integration.driver_memory import Driver
 from tests.integration.engine_sources import Source
+from tests.integration.with_glaked import BUILD, WithSessions, started, tell
 
 import glake
 from glake import _kvcached_pool as pools
 from glake import kvcached
 from glake.elastic import HELD, HOLE, LENT, LOST
 
-BUILD = os.environ.get("GLAKE_BUILD", "build")
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 PAGE = 2 << 20
 SOURCE = Source("kvcached", "0.1.6")
@@ -40,72 +39,18 @@ FAULTS = tempfile.NamedTemporaryFile("w", suffix=".faults")
 os.environ["CUDASIM_FAULT_FILE"] = FAULTS.name
 
 
-class Driver:
-    """The simulated one, as a program asks it."""
-
-    def __init__(self):
-        self._cuda = ctypes.CDLL(os.environ["GLAKE_LIBCUDA"])
-        context = ctypes.c_void_p()
-        self("cuInit", 0)
-        self("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
-        self("cuCtxSetCurrent", context)
-
-    def __call__(self, name, *arguments):
-        result = getattr(self._cuda, name)(*arguments)
-        if result != 0:
-            raise RuntimeError(f"{name}: {result}")
-
-    def write(self, ptr, content):
-        self("cuMemcpyHtoD_v2", ctypes.c_uint64(ptr), content, ctypes.c_size_t(len(content)))
-
-    def read(self, ptr, n_bytes):
-        content = ctypes.create_string_buffer(n_bytes)
-        self("cuMemcpyDtoH_v2", content, ctypes.c_uint64(ptr), ctypes.c_size_t(n_bytes))
-        return content.raw
-
-
-class Case(unittest.TestCase):
+class Case(WithSessions):
     DEVICE = "1x1GiB"
     LAYERS = 4
 
     def setUp(self):
-        self.folder = tempfile.mkdtemp()
-        self.addCleanup(shutil.rmtree, self.folder)
-        os.environ["GLAKE_SOCKET"] = os.path.join(self.folder, "socket")
         os.environ["CUDASIM_DEVICES"] = self.DEVICE
-        self.addCleanup(self.forget)
-        self.start_daemon()
+        super().setUp()
 
     def forget(self):
         pools.stop()
         pools._device = None
-        glake.session._default = None
-        gc.collect()
-
-    def start_daemon(self, environment=None):
-        with open(os.path.join(self.folder, "log"), "ab") as log:
-            self.daemon = subprocess.Popen([os.path.join(BUILD, "bin", "glaked"), "--socket", os.environ["GLAKE_SOCKET"]],
-                                           env={**os.environ, **(environment or {})}, stdout=log, stderr=log)
-        self.addCleanup(self.stop_daemon, self.daemon)
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                glake.connect(cuda=False).close()
-                return
-            except glake.GoneError:
-                self.assertLess(time.monotonic(), deadline)
-                time.sleep(0.01)
-
-    @staticmethod
-    def stop_daemon(daemon):
-        daemon.kill()
-        daemon.wait()
-
-    def until(self, is_so):
-        deadline = time.monotonic() + 60
-        while not is_so():
-            self.assertLess(time.monotonic(), deadline)
-            time.sleep(0.01)
+        super().forget()
 
     def pool(self, n_pages=8, contiguous=True, layers=LAYERS, buffers=2, unified=False, group=0):
         """So many pages of 16 MiB in all layers."""
@@ -399,7 +344,7 @@ class Allocator(Case):
         pool.unmap(offsets)
         self.assertAlmostEqual(allocator.get_avail_physical_pages(), whole, delta=1)
         # What a neighbour has lent is to be had as well.
-        neighbour = subprocess.Popen([sys.executable, "-c", textwrap.dedent("""
+        neighbour = started(self, [sys.executable, "-c", textwrap.dedent("""
             import glake, sys
             elastic = glake.Elastic(16 << 20, steps=40)
             elastic.commit(0, 20)
@@ -407,14 +352,10 @@ class Allocator(Case):
             elastic.lend(0, 20)
             glake.default_session().ping()
             print(flush=True); sys.stdin.readline()
-            """)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.addCleanup(neighbour.communicate)
-        self.addCleanup(neighbour.kill)
+            """)])
         neighbour.stdout.readline()
         self.assertAlmostEqual(allocator.get_avail_physical_pages(), whole - 20, delta=1)
-        neighbour.stdin.write("\n")
-        neighbour.stdin.flush()
-        neighbour.stdout.readline()
+        tell(neighbour, "")
         self.until(lambda: abs(allocator.get_avail_physical_pages() - whole) <= 1)
 
     def test_what_is_to_be_lent_waits_for_the_gpu(self):
@@ -500,8 +441,7 @@ class Allocator(Case):
         allocator.alloc_page()
         second = allocator.alloc_page()
         pool.unmap([self.offset(second.page_id)])
-        self.daemon.kill()
-        self.daemon.wait()
+        self.stop_daemon(self.daemon)
         self.assertEqual(allocator.get_avail_physical_pages(), 0)
         # What is lent is still there.
         self.assertEqual(pool.map([self.offset(second.page_id)]), [self.offset(second.page_id)])
@@ -515,7 +455,7 @@ class Allocator(Case):
         """Each needs most of the GPU, then nothing, and decides nothing meanwhile. By its clock glaked is given back all in
         time, however busy the machine is."""
         self.stop_daemon(self.daemon)
-        self.start_daemon({"LD_PRELOAD": os.path.join(BUILD, "clocksim.so"), "CLOCKSIM_SLOWNESS": "30"})
+        self.start_daemon(LD_PRELOAD=os.path.join(BUILD, "clocksim.so"), CLOCKSIM_SLOWNESS="30")
         program = textwrap.dedent("""
             import sys
             from glake import _kvcached_pool as pools, kvcached
@@ -528,16 +468,9 @@ class Allocator(Case):
                 allocator.free_pages(pages)
                 print(len(set(pages)), flush=True)
             """)
-        engines = [subprocess.Popen([sys.executable, "-c", program, os.path.join(self.folder, str(i))], text=True,
-                                    stdin=subprocess.PIPE, stdout=subprocess.PIPE) for i in (0, 1)]
-        for engine in engines:
-            self.addCleanup(engine.communicate)
-            self.addCleanup(engine.kill)
+        engines = [started(self, [sys.executable, "-c", program, self.path(str(i))]) for i in (0, 1)]
         for turn in range(20):
-            engine = engines[turn % 2]
-            engine.stdin.write("44\n")
-            engine.stdin.flush()
-            self.assertEqual(engine.stdout.readline(), "44\n")
+            self.assertEqual(tell(engines[turn % 2], "44"), "44\n")
 
     def test_threads_and_a_neighbour(self):
         pool = self.pool(n_pages=40)
@@ -686,14 +619,14 @@ class Limits(Case):
     def setUp(self):
         super().setUp()
         self.pool()
-        self.path = os.path.join(self.folder, "segment")
+        self.segment = self.path("segment")
 
     def numbers(self):
-        with open(self.path, "rb") as file:
+        with open(self.segment, "rb") as file:
             return struct.unpack("=3q", file.read())
 
     def limit(self, n_pages):
-        with open(self.path, "r+b") as file:
+        with open(self.segment, "r+b") as file:
             file.write(struct.pack("=q", n_pages * PAGE * self.LAYERS * 2))
 
     def test_what_is_shown(self):
@@ -720,7 +653,7 @@ class Limits(Case):
 
     def test_who_keeps_the_lock_holds_nobody_up(self):
         allocator = self.allocator(prealloc=True)
-        with open(self.path, "rb") as file:
+        with open(self.segment, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH)
             allocator.alloc_page()
             self.assertEqual(self.numbers()[1], 0)
@@ -730,7 +663,7 @@ class Limits(Case):
 
     def test_a_file_that_is_cut_is_no_limit(self):
         allocator = self.allocator()
-        os.truncate(self.path, 0)
+        os.truncate(self.segment, 0)
         self.assertEqual(allocator.check_and_get_resize_target(8 * PAGE), -1)
         allocator.alloc_page()
 
@@ -738,7 +671,7 @@ class Limits(Case):
         victim = os.path.join(self.folder, "victim")
         with open(victim, "w", encoding="ascii") as file:
             file.write("mine")
-        os.symlink(victim, self.path)
+        os.symlink(victim, self.segment)
         allocator = self.allocator()
         allocator.alloc_page()
         self.assertTrue(allocator.release_shared_segment())
@@ -748,12 +681,12 @@ class Limits(Case):
     def test_only_its_own_file_is_removed(self):
         first, second = self.allocator(), self.allocator()
         self.assertTrue(first.release_shared_segment())
-        self.assertTrue(os.path.exists(self.path))
-        os.unlink(self.path)
-        with open(self.path, "wb") as file:
+        self.assertTrue(os.path.exists(self.segment))
+        os.unlink(self.segment)
+        with open(self.segment, "wb") as file:
             file.write(b"another's")
         self.assertTrue(second.release_shared_segment())
-        self.assertTrue(os.path.exists(self.path))
+        self.assertTrue(os.path.exists(self.segment))
 
 
 class Installed(unittest.TestCase):
@@ -835,11 +768,7 @@ class Own(Case):
             import kvcached_on_cudasim
             from kvcached.integration.vllm import interfaces
             """
-        process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(begin) + textwrap.dedent(text)], text=True,
-                                   env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self.addCleanup(process.communicate)
-        self.addCleanup(process.kill)
-        return process
+        return started(self, [sys.executable, "-c", textwrap.dedent(begin) + textwrap.dedent(text)], env=environment)
 
     def line(self, process, word=None):
         """The next line, or the next that begins so."""

@@ -5,7 +5,6 @@ import http.client
 import json
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -32,12 +31,6 @@ CONTRAST = """(() => {
 })()"""
 
 
-def free_port():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
-
-
 class InBrowser(WithGlaked):
     def setUp(self):
         super().setUp()
@@ -51,7 +44,7 @@ class InBrowser(WithGlaked):
         self.browser.wait("data !== null")
 
     def serve_page(self):
-        port = free_port()
+        port = self.free_port()
         self.serve_metrics(f"127.0.0.1:{port}")
         return f"http://127.0.0.1:{port}/"
 

@@ -10,7 +10,7 @@ import sys
 import time
 import unittest
 
-from tests.integration.with_glaked import BUILD, MIB
+from tests.integration.with_glaked import BUILD, MIB, started
 from tests.integration.with_metrics import WithMetrics, parse, series, total
 
 ID = "0123456789abcdef" * 3
@@ -65,16 +65,6 @@ class Metrics(WithMetrics):
         self.addCleanup(os.environ.pop, "GLAKE_POD_LOGS")
         return self.pod(POD_A, ID + "a" * 16), self.pod(POD_B, ID + "b" * 16)
 
-    def serve_in(self, enter):
-        program = subprocess.Popen(
-            [os.path.join(BUILD, "bin", "glake"), "run", "--socket", self.socket, "--",
-             os.path.join(BUILD, "tests", "shim", "outside"), "serve"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=enter)
-        self.addCleanup(program.communicate)
-        self.addCleanup(program.kill)
-        self.assertEqual(program.stdout.readline(), "ready\n")
-        return program
-
     def settled(self):
         """Samples of a moment at which nothing is being made, loaded or given back: all memory is somebody's."""
         for _ in range(600):
@@ -96,7 +86,7 @@ class Metrics(WithMetrics):
     def test_shares_of_pods_add_up_to_what_there_is(self):
         """One block that two programs of a pod have, and one of another: two thirds and one third of it, to the byte."""
         a, b = self.two_pods()
-        programs = [self.serve_in(enter) for enter in (a, a, b)]
+        programs = [self.serve(preexec_fn=enter) for enter in (a, a, b)]
         self.serve()
         self.ask("load", "--pin", self.model("m.safetensors", seed=7))
         for program in programs:
@@ -190,9 +180,7 @@ class Metrics(WithMetrics):
         self.assertEqual(series(samples), before)
         self.assertEqual(total(samples, "glake_pod_refusals_total", **first), 42)
         # Each glaked numbers its events anew.
-        self.daemon.kill()
-        self.daemon.wait()
-        self.start_daemon()
+        self.kill_and_start_daemon()
         served()
         self.assertEqual(self.ctl("quota", "default", "--device", "0", "--bytes", "8MiB").returncode, 0)
         be_refused(a)
@@ -206,10 +194,7 @@ class Metrics(WithMetrics):
 
     def test_programs_make_no_series(self):
         before = series(self.now())
-        program = subprocess.Popen([sys.executable, "-c", SHORT], env={**os.environ, "GLAKE_SOCKET": self.socket},
-                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.addCleanup(program.communicate)
-        self.addCleanup(program.kill)
+        program = started(self, [sys.executable, "-c", SHORT], env={**os.environ, "GLAKE_SOCKET": self.socket})
         counted = 0
         while program.stdout.readline() == "ready\n":
             samples = self.now()

@@ -7,12 +7,11 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import unittest
 
-from tests.integration.test_drain import PROGRAM
+from tests.integration.test_drain import Program
 from tests.integration.with_glaked import BUILD
 
 GLAKED, CTL = (os.path.join(BUILD, "bin", name) for name in ("glaked", "glakectl"))
@@ -151,28 +150,18 @@ class WithoutGpu(unittest.TestCase):
         os.symlink(os.environ["GLAKE_LIBCUDA"], self.driver)
         keeper = self.start(os.path.join(BUILD, "bin", "glake-keeper"), "--")
         self.wait_for(lambda: self.ctl("status").returncode == 0)
-        program = subprocess.Popen([sys.executable, "-c", PROGRAM, self.socket, "app.py"], stdin=subprocess.PIPE,
-                                   stdout=subprocess.PIPE, text=True)
-        self.addCleanup(program.communicate)
-        self.addCleanup(program.kill)
-
-        def tell(word):
-            program.stdin.write(word + "\n")
-            program.stdin.flush()
-            return program.stdout.readline().strip()
-
-        self.assertEqual(program.stdout.readline(), "ready\n")
-        self.assertEqual(tell("alloc"), "done")
+        program = Program(self)
+        self.assertEqual(program.tell("alloc"), "done")
         pid = int(re.search(r"(?m)^pid +(\d+)", self.ctl("status", "-v").stdout)[1])
         os.unlink(self.driver)
         os.kill(pid, signal.SIGKILL)
         self.wait_for(lambda: WHY in self.ctl("status").stderr)
         # It has no glaked now, and keeps its session.
-        self.assertRegex(tell("alloc"), "GoneError")
+        self.assertRegex(program.tell("alloc"), "GoneError")
         self.assertIsNone(keeper.poll())
         os.symlink(os.environ["GLAKE_LIBCUDA"], self.driver)
         self.wait_for(lambda: self.ctl("status").returncode == 0)
-        self.assertEqual(tell("alloc"), "done")
+        self.assertEqual(program.tell("alloc"), "done")
         self.assertRegex(self.ctl("sessions").stdout, r"app\.py +\S.*4\.0 MiB")
         self.assertFalse(os.path.exists(self.waits))
 

@@ -11,11 +11,9 @@ import gc
 import json
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import textwrap
 import threading
 import time
@@ -24,13 +22,12 @@ import unittest
 import numpy
 from safetensors.numpy import save, save_file
 
-from tests.integration.driver_memory import FILLED
+from tests.integration.driver_memory import FILLED, Driver
+from tests.integration.with_glaked import BUILD, MIB, WithSessions, started, tell
 
 import glake
 from glake import _lib
 from glake.tensor import DLManagedTensor, delete_managed
-
-BUILD = os.environ.get("GLAKE_BUILD", "build")
 
 DTYPES = ["bool", "uint8", "int8", "int16", "uint16", "float16", "int32", "uint32", "float32",
           "float64", "int64", "uint64", "complex64"]
@@ -59,53 +56,17 @@ def raw_file(path, entries):
         file.write(len(text).to_bytes(8, "little") + text + data)
 
 
-class Case(unittest.TestCase):
-    CONFIG = ""
-
+class Case(WithSessions):
     def setUp(self):
-        self.folder = tempfile.mkdtemp()
-        self.addCleanup(shutil.rmtree, self.folder)
-        os.environ["GLAKE_SOCKET"] = self.path("socket")
         os.environ.setdefault("CUDASIM_DEVICES", "2x8GiB")
         os.environ.setdefault("GLAKE_LIBCUDA", os.path.join(BUILD, "cudasim", "libcuda.so.1"))
-        self.addCleanup(self.forget_session)
-        self.start_daemon()
+        super().setUp()
 
-    def forget_session(self):
-        glake.session._default = None
-        gc.collect()
-
-    def path(self, name):
-        return os.path.join(self.folder, name)
-
-    def start_daemon(self):
-        with open(self.path("glaked.conf"), "w") as file:
-            file.write(self.CONFIG)
-        with open(self.path("log"), "ab") as log:
-            self.daemon = subprocess.Popen(
-                [os.path.join(BUILD, "bin", "glaked"), "-c", self.path("glaked.conf")],
-                stdout=log, stderr=log)
-        self.addCleanup(self.stop_daemon, self.daemon)
-        deadline = time.monotonic() + 10
-        while True:
-            try:
-                glake.connect(cuda=False).close()
-                return
-            except glake.GoneError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.01)
-
-    def until(self, is_so):
-        deadline = time.monotonic() + 60
-        while not is_so():
-            self.assertLess(time.monotonic(), deadline)
-            time.sleep(0.01)
-
-    @staticmethod
-    def stop_daemon(daemon):
-        daemon.kill()
-        daemon.wait()
+    def read(self, session, ptr, n_bytes):
+        got = bytearray(n_bytes)
+        memory = (ctypes.c_char * n_bytes).from_buffer(got)
+        _lib.check(_lib.library().glake_read(session.handle, 0, memory, ptr, n_bytes))
+        return bytes(got)
 
     def save(self, name="model.safetensors"):
         tensors = {f"t.{dtype}.{i}": make(i + 1, dtype, shape) for dtype in DTYPES
@@ -115,22 +76,13 @@ class Case(unittest.TestCase):
         return tensors
 
 
-class Memory:
-    """Private memory with content: the driver is asked as a program would."""
+class Memory(Driver):
+    """Private memory with content."""
 
     def __init__(self, session):
         self._session = session
-        self._cuda = ctypes.CDLL(os.environ["GLAKE_LIBCUDA"])
         session.device_index(0)
-        context = ctypes.c_void_p()
-        self._call("cuInit", 0)
-        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
-        self._call("cuCtxSetCurrent", context)
-
-    def _call(self, name, *arguments):
-        result = getattr(self._cuda, name)(*arguments)
-        if result != 0:
-            raise RuntimeError(f"{name}: {result}")
+        super().__init__()
 
     def holding(self, *arrays):
         """One allocation, the arrays 512 bytes apart in it. Their addresses."""
@@ -140,9 +92,7 @@ class Memory:
             n_bytes += -(-array.nbytes // 512) * 512
         ptr = self._session.alloc(max(n_bytes, 1), 0, zero=True)
         for place, array in zip(places, arrays):
-            raw = numpy.ascontiguousarray(array)
-            self._call("cuMemcpyHtoD_v2", ctypes.c_uint64(ptr + place),
-                       raw.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(raw.nbytes))
+            self.write(ptr + place, array.tobytes())
         return [ptr + place for place in places]
 
 
@@ -454,16 +404,14 @@ class Elastic(Case):
         with glake.Elastic(self.CHUNK, steps=4, lanes=2, floor=3) as elastic, \
                 glake.Elastic(self.CHUNK, steps=4, lanes=2) as view:
             for step in range(3):
-                memory._call("cuMemcpyHtoD_v2", ctypes.c_uint64(elastic.ptr(step, 1)), b"step %d" % step, ctypes.c_size_t(6))
+                memory.write(elastic.ptr(step, 1), b"step %d" % step)
             view.show(1, elastic, [2, 0])
             self.assertEqual(elastic.states(), [SHOWN, HELD, SHOWN, HOLE])
             self.assertEqual(view.states(), [HOLE, READ, READ, HOLE])
             self.assertEqual(view.stats()["n_read"], 2)
             self.assertEqual(session.usage()["reserved_bytes"], 6 * self.CHUNK)
             for place, text in ((1, b"step 2"), (2, b"step 0")):
-                got = ctypes.create_string_buffer(6)
-                _lib.check(_lib.library().glake_read(session.handle, 0, got, view.ptr(place, 1), 6))
-                self.assertEqual(got.raw, text)
+                self.assertEqual(self.read(session, view.ptr(place, 1), 6), text)
             for call in (lambda: elastic.unseal(2), elastic.close):
                 with self.assertRaises(OSError) as caught:
                     call()
@@ -475,7 +423,7 @@ class Elastic(Case):
 
     def test_a_sealed_step_outlives_its_process(self):
         program = f"""
-            import ctypes, glake, os, signal, sys
+            import glake, os, signal, sys
             sys.path.insert(0, sys.argv[1])
             from test_python import Memory
             session = glake.default_session()
@@ -484,8 +432,7 @@ class Elastic(Case):
             elastic.commit(0, 2)
             for step in range(2):
                 for lane in range(2):
-                    memory._call("cuMemcpyHtoD_v2", ctypes.c_uint64(elastic.ptr(step, lane)), b"%d %d" % (step, lane),
-                                 ctypes.c_size_t(3))
+                    memory.write(elastic.ptr(step, lane), b"%d %d" % (step, lane))
                 elastic.seal(step, b"hashes\\0%d" % step)
             elastic.unseal(0)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -505,9 +452,7 @@ class Elastic(Case):
             self.assertIsNone(elastic.adopt(0))
             self.assertEqual(elastic.n_living, 1)    # its own
             for lane in range(2):
-                got = ctypes.create_string_buffer(3)
-                _lib.check(_lib.library().glake_read(session.handle, 0, got, elastic.ptr(1, lane), 3))
-                self.assertEqual(got.raw, b"1 %d" % lane)
+                self.assertEqual(self.read(session, elastic.ptr(1, lane), 3), b"1 %d" % lane)
             elastic.unseal(0, 2)
             self.assertIsNone(elastic.adopt(0))
             self.assertEqual(elastic.n_living, 0)
@@ -522,7 +467,7 @@ class Elastic(Case):
         with glake.Elastic(self.CHUNK, steps=2, lanes=2, floor=2, key=b"layout", shared=True) as elastic, \
                 glake.Elastic(self.CHUNK, steps=2, lanes=2, key=b"layout", session=other) as reader:
             for step in range(2):
-                memory._call("cuMemcpyHtoD_v2", ctypes.c_uint64(elastic.ptr(step, 1)), b"step %d" % step, ctypes.c_size_t(6))
+                memory.write(elastic.ptr(step, 1), b"step %d" % step)
                 elastic.seal(step, b"hash%d" % step)
             self.assertIsNone(reader.read(0, b"hash2"))
             self.assertEqual(reader.read(0, b"hash0"), b"hash0")
@@ -530,9 +475,7 @@ class Elastic(Case):
             self.assertEqual(reader.states(), [READ, READ])
             self.assertEqual(other.usage()["reserved_bytes"], 0)
             for step in range(2):
-                got = ctypes.create_string_buffer(6)
-                _lib.check(_lib.library().glake_read(other.handle, 0, got, reader.ptr(step, 1), 6))
-                self.assertEqual(got.raw, b"step %d" % step)
+                self.assertEqual(self.read(other, reader.ptr(step, 1), 6), b"step %d" % step)
             with self.assertRaises(glake.Error) as caught:
                 elastic.unseal(0)
             self.assertIn("reads chunk", str(caught.exception))
@@ -750,18 +693,15 @@ class Export(Case):
         del model, session
         gc.collect()
         # Through another session: it is the same address space.
-        got = bytearray(len(expected))
-        memory = (ctypes.c_char * len(got)).from_buffer(got)
         other = glake.default_session()
-        _lib.check(_lib.library().glake_read(other.handle, 0, memory, managed.data, len(got)))
-        self.assertEqual(bytes(got), expected)
+        self.assertEqual(self.read(other, managed.data, len(expected)), expected)
         device_address = managed.data
         # Dropped by a thread that Python does not know, as a library might.
         thread = threading.Thread(target=delete_managed, args=(address,))
         thread.start()
         thread.join()
         with self.assertRaises(glake.DriverError):
-            _lib.check(_lib.library().glake_read(other.handle, 0, memory, device_address, 1))
+            self.read(other, device_address, 1)
 
     def test_the_end_of_the_interpreter_is_quiet(self):
         self.save()
@@ -784,9 +724,6 @@ class Export(Case):
             self.assertEqual(interface["typestr"], tensors["large"].dtype.str)
             self.assertEqual(interface["data"], (model["large"].ptr, True))
             self.assertEqual(interface["version"], 3)
-
-
-MIB = 1 << 20
 
 
 # What _torch_alloc.py uses of PyTorch, which does not run on the simulator. A program that has its GPU
@@ -849,10 +786,7 @@ class PyTorch(Case):
 
     def start(self, program):
         script = PYTORCH + textwrap.dedent(program) + "\nprint('ready', flush=True)\nsys.stdin.read()"
-        child = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE,
-                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        self.addCleanup(child.communicate)
-        self.addCleanup(child.kill)
+        child = started(self, [sys.executable, "-c", script], stderr=subprocess.PIPE)
         if child.stdout.readline() != "ready\n":
             self.fail(child.stderr.read())
         return child
@@ -905,8 +839,7 @@ class PyTorch(Case):
             except RuntimeError as error:
                 assert "before anything else uses torch.cuda" in str(error), error
             """)
-        self.daemon.kill()
-        self.daemon.wait()
+        self.stop_daemon(self.daemon)
         self.start("""
             import glake
             try:
@@ -938,12 +871,6 @@ class Seals(Case):
         device = glake.status()["devices"][0]
         return device["private_bytes"] + device["block_bytes"]
 
-    def read(self, session, ptr, n_bytes):
-        got = bytearray(n_bytes)
-        memory = (ctypes.c_char * n_bytes).from_buffer(got)
-        _lib.check(_lib.library().glake_read(session.handle, 0, memory, ptr, n_bytes))
-        return bytes(got)
-
     def test_pool_stats_are_all_there(self):
         with glake.connect(stitch=True) as session:
             stats = session.pool_stats()
@@ -971,12 +898,8 @@ class Seals(Case):
         self.assertEqual(one.usage()["shared_bytes"], 0)
 
     def test_a_program_is_sealed_from_outside(self):
-        program = subprocess.Popen(
-            [os.path.join(BUILD, "bin", "glake"), "run", "--",
-             os.path.join(BUILD, "tests", "shim", "outside"), "serve"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.addCleanup(program.communicate)
-        self.addCleanup(program.kill)
+        program = started(self, [os.path.join(BUILD, "bin", "glake"), "run", "--",
+                                 os.path.join(BUILD, "tests", "shim", "outside"), "serve"])
         program.stdout.readline()
         (row,) = (row for row in glake.sessions() if row["pid"] == program.pid)
         self.assertEqual(glake.seal_session(row["session"], dry_run=True)["sealed_bytes"], 2 * MIB)
@@ -1104,13 +1027,9 @@ class SealsByItself(Case):
         return os.path.join(self.tables, name + ".readers")
 
     def start(self, *scenario, **environment):
-        program = subprocess.Popen(
-            [os.path.join(BUILD, "bin", "glake"), "run", "--dedup=auto", "--",
-             os.path.join(BUILD, "tests", "shim", "auto"), *scenario], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True,
-            env={**os.environ, "GLAKE_READERS": self.tables, "GLAKE_DEDUP_QUIET_MS": "300", **environment})
-        self.addCleanup(program.kill)
-        return program
+        return started(self, [os.path.join(BUILD, "bin", "glake"), "run", "--dedup=auto", "--",
+                              os.path.join(BUILD, "tests", "shim", "auto"), *scenario], stderr=subprocess.PIPE,
+                       env={**os.environ, "GLAKE_READERS": self.tables, "GLAKE_DEDUP_QUIET_MS": "300", **environment})
 
     def test_candidates(self):
         program = self.start("shown")
@@ -1120,9 +1039,7 @@ class SealsByItself(Case):
         self.assertEqual((row["session"], row["bytes"], row["filled_bytes"], row["state"], row["refused_why"],
                           row["n_unsealed"]), (number, 4 * MIB, 4 * MIB, "sealed", "", 0))
         self.assertGreater(row["address"], 0)
-        program.stdin.write("\n")
-        program.stdin.flush()
-        self.assertEqual(program.stdout.readline(), "written\n")
+        self.assertEqual(tell(program, ""), "written\n")
         self.until(lambda: glake.candidates(number)[0]["state"] == "refused")
         self.assertIn("is in no table", glake.candidates(number)[0]["refused_why"])
         self.assertEqual(program.communicate("\n", 60), ("", ""))
@@ -1187,10 +1104,7 @@ class Sleep(Case):
         self.assertEqual(session.wake()["private_bytes"], 2 * MIB)
         self.assertFalse(session.is_asleep())
         self.assertEqual(glake.sleepers(), [])
-        back = numpy.empty_like(content)
-        memory._call("cuMemcpyDtoH_v2", back.ctypes.data_as(ctypes.c_void_p), ctypes.c_uint64(ptr),
-                     ctypes.c_size_t(back.nbytes))
-        self.assertEqual(back.tobytes(), content.tobytes())
+        self.assertEqual(memory.read(ptr, content.nbytes), content.tobytes())
 
     def test_a_session_that_allows_it_is_asked(self):
         ends = threading.Event()
@@ -1238,7 +1152,7 @@ class Sleep(Case):
             self.assertEqual(session.sleep(timeout_ms=0)["shared_bytes"], 4 * MIB)
             self.assertEqual(session.wake()["shared_bytes"], 4 * MIB)
             self.assertEqual(session.wake()["shared_bytes"], 0)
-            self.assertEqual(Seals.read(self, session, sealed, 4 * MIB), bytes(4 * MIB))
+            self.assertEqual(self.read(session, sealed, 4 * MIB), bytes(4 * MIB))
 
     def test_models_and_their_tensors_sleep_too(self):
         tensors = {"a": make(3, "float32", (3, MIB)), "b": make(4, "int16", (1000,))}
@@ -1282,7 +1196,7 @@ class Sleep(Case):
                 self.assertTrue(session.is_asleep())
             other.free(taken[0])
             session.wake()
-            self.assertEqual(Seals.read(self, session, ptr, MIB), bytes(MIB))
+            self.assertEqual(self.read(session, ptr, MIB), bytes(MIB))
 
     def test_wrong_numbers_and_closed_sessions(self):
         session = glake.connect()
@@ -1303,7 +1217,7 @@ class Sleep(Case):
         with self.assertRaises(glake.GoneError):
             session.sleep()
         self.assertFalse(session.is_asleep())
-        self.assertEqual(Seals.read(self, session, ptr, 2 * MIB), bytes(2 * MIB))
+        self.assertEqual(self.read(session, ptr, 2 * MIB), bytes(2 * MIB))
 
     def run_torch(self, program, *command):
         result = subprocess.run([*command, sys.executable, "-c", SLEEPY_PYTORCH + textwrap.dedent(program)],

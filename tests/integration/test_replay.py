@@ -46,8 +46,8 @@ MAPPED_LARGE = {"lora": 4600, "generate": 2200, "unet": 3100, "moe": 3000, "pipe
                 "twins": 4600}
 
 
-def glake_replay(*words, text=None):
-    environment = dict(os.environ, CUDASIM_DEVICES="2x8GiB")
+def glake_replay(*words, text=None, environment=None):
+    environment = environment or dict(os.environ, CUDASIM_DEVICES="2x8GiB")
     return subprocess.run([GLAKE, "replay", *words], input=text, capture_output=True, timeout=300,
                           text=not isinstance(text, bytes), env=environment, check=False)
 
@@ -69,54 +69,43 @@ def frees(*numbers, stream=0):
     return [f"f {number} {stream}" for number in numbers]
 
 
+# What is proved, the events, and what models need for them.
+RULES = [
+    ("the smallest allocation", ["a 1 1 0"], dict(caching=(2, 2), expandable=(2, 2), driver=(2, 2))),
+    ("small ones share", allocs(*[1 / 2048] * 4096), dict(caching=(2, 2), expandable=(2, 2), driver=(2, 2))),
+    ("small ones share, but no more than fit", allocs(*[1 / 2048] * 4097),
+     dict(caching=(4, 4), expandable=(4, 4), driver=(4, 4))),
+    ("a segment for 1 MiB", allocs(1), dict(caching=(2, 2), expandable=(2, 2), driver=(2, 2))),
+    ("a segment for a byte more", ["a 1 1048577 0"], dict(caching=(20, 20), expandable=(20, 20), driver=(2, 2))),
+    ("a segment for four times 5 MiB", allocs(5, 5, 5, 5), dict(caching=(20, 20), expandable=(20, 20), driver=(24, 24))),
+    ("a segment for 10 MiB", allocs(10), dict(caching=(10, 10), expandable=(20, 20), driver=(10, 10))),
+    ("a segment for 21 MiB", allocs(21), dict(caching=(22, 22), expandable=(40, 40), driver=(22, 22))),
+    ("a rest of 1 MiB stays with its block", allocs(20) + frees(0) + allocs(19, 1.5),
+     dict(caching=(40, 40), expandable=(40, 40))),
+    ("a larger rest does not", allocs(20) + frees(0) + allocs(18.5, 1.5), dict(caching=(20, 20), expandable=(20, 20))),
+    ("a rest of the driver's does not", allocs(20) + frees(0) + allocs(18, 1.5), dict(driver=(20, 20))),
+    ("the best fit is taken", allocs(40, 30) + frees(0, 1) + allocs(30, 40, first=2), dict(caching=(70, 70))),
+    ("streams share nothing until memory is short", allocs(20) + frees(0) + allocs(20, stream=7),
+     dict(caching=(40, 20), expandable=(40, 20), driver=(20, 20))),
+    ("what is cached goes back and the request is tried again", allocs(30) + frees(0) + allocs(40),
+     dict(caching=(70, 40), expandable=(40, 40))),
+    ("a used part keeps a segment but not pages",
+     allocs(80) + frees(0) + allocs(20, 20, 20, 20) + frees(0, 2) + allocs(40, first=8),
+     dict(caching=(120, 120), expandable=(120, 80), driver=(80, 80))),
+    # The hole in the middle joins the free block before it.
+    ("free pages are mapped before new ones", allocs(20, 20, 20) + frees(0, 1) + allocs(60, first=4),
+     dict(expandable=(120, 80))),
+    ("ids come again and streams are any number",
+     ["# a comment", "", "a 0xffffffffffffffff 512 18446744073709551615 12", "f 18446744073709551615 0",
+      "a 0xffffffffffffffff 512 0"], dict(driver=(2, 2))),
+]
+
+
 class Models(unittest.TestCase):
-    def check(self, events, **expected):
-        self.assertEqual({name: replay(events)[name] for name in expected}, expected)
-
-    def test_the_smallest_allocation(self):
-        self.check(["a 1 1 0"], caching=(2, 2), expandable=(2, 2), driver=(2, 2))
-
-    def test_small_ones_share(self):
-        self.check(allocs(*[1 / 2048] * 4096), caching=(2, 2), expandable=(2, 2), driver=(2, 2))
-        self.check(allocs(*[1 / 2048] * 4097), caching=(4, 4), expandable=(4, 4), driver=(4, 4))
-
-    def test_sizes_of_segments(self):
-        self.check(allocs(1), caching=(2, 2), expandable=(2, 2), driver=(2, 2))
-        self.check(["a 1 1048577 0"], caching=(20, 20), expandable=(20, 20), driver=(2, 2))
-        self.check(allocs(5, 5, 5, 5), caching=(20, 20), expandable=(20, 20), driver=(24, 24))
-        self.check(allocs(10), caching=(10, 10), expandable=(20, 20), driver=(10, 10))
-        self.check(allocs(21), caching=(22, 22), expandable=(40, 40), driver=(22, 22))
-
-    def test_a_rest_of_one_mib_stays_with_its_block(self):
-        self.check(allocs(20) + frees(0) + allocs(19, 1.5), caching=(40, 40), expandable=(40, 40))
-        self.check(allocs(20) + frees(0) + allocs(18.5, 1.5), caching=(20, 20), expandable=(20, 20))
-        self.check(allocs(20) + frees(0) + allocs(18, 1.5), driver=(20, 20))
-
-    def test_the_best_fit_is_taken(self):
-        events = allocs(40, 30) + frees(0, 1) + allocs(30, 40, first=2)
-        self.check(events, caching=(70, 70))
-
-    def test_streams_share_nothing_until_memory_is_short(self):
-        events = allocs(20) + frees(0) + allocs(20, stream=7)
-        self.check(events, caching=(40, 20), expandable=(40, 20), driver=(20, 20))
-
-    def test_what_is_cached_goes_back_and_the_request_is_tried_again(self):
-        self.check(allocs(30) + frees(0) + allocs(40), caching=(70, 40), expandable=(40, 40))
-
-    def test_a_used_part_keeps_a_segment_but_not_pages(self):
-        events = (allocs(80) + frees(0) + allocs(20, 20, 20, 20) + frees(0, 2) +
-                  allocs(40, first=8))
-        self.check(events, caching=(120, 120), expandable=(120, 80), driver=(80, 80))
-
-    def test_free_pages_are_mapped_before_new_ones(self):
-        """The hole in the middle joins the free block before it."""
-        events = allocs(20, 20, 20) + frees(0, 1) + allocs(60, first=4)
-        self.check(events, expandable=(120, 80))
-
-    def test_ids_come_again_and_streams_are_any_number(self):
-        events = ["# a comment", "", "a 0xffffffffffffffff 512 18446744073709551615 12",
-                  "f 18446744073709551615 0", "a 0xffffffffffffffff 512 0"]
-        self.check(events, driver=(2, 2))
+    def test_each_rule(self):
+        for what, events, expected in RULES:
+            with self.subTest(what):
+                self.assertEqual({name: replay(events)[name] for name in expected}, expected)
 
 
 class Traces(unittest.TestCase):
@@ -173,13 +162,15 @@ class WithDaemon(unittest.TestCase):
 
 
 class Ours(WithDaemon):
+    def allocators(self, *words, text=None, environment=None):
+        done = glake_replay("--json", f"--socket={self.socket}", *words, text=text, environment=environment or self.environment)
+        self.assertEqual((done.returncode, done.stderr), (0, ""), words)
+        return json.loads(done.stdout)["allocators"]
+
     def test_every_allocation_is_served(self):
         self.start_daemon()
         for name, (live, *_) in PEAKS.items():
-            done = glake_replay("--json", f"--socket={self.socket}", "--on=stitch,plain",
-                                f"{TRACES}/{name}.trace")
-            self.assertEqual((done.returncode, done.stderr), (0, ""), name)
-            rows = json.loads(done.stdout)["allocators"]
+            rows = self.allocators("--on=stitch,plain", f"{TRACES}/{name}.trace")
             self.assertEqual([row["name"] for row in rows], ["stitch", "plain"])
             for row in rows:
                 self.assertGreaterEqual(row["peak_reserved_bytes"], live)
@@ -196,11 +187,7 @@ class Ours(WithDaemon):
         for name in PEAKS:
             with open(f"{TRACES}/{name}.trace", encoding="ascii") as file:
                 text = re.sub(r"(?m)^(a \d+ )(\d+)", lambda m: m[1] + str(int(m[2]) * 8), file.read())
-            done = subprocess.run([GLAKE, "replay", "--json", f"--socket={self.socket}",
-                                   "--on=stitch", "-"], input=text, capture_output=True, text=True,
-                                  env=self.environment, timeout=300, check=False)
-            self.assertEqual((done.returncode, done.stderr), (0, ""), name)
-            (row,) = json.loads(done.stdout)["allocators"]
+            (row,) = self.allocators("--on=stitch", "-", text=text)
             self.assertGreaterEqual(row["utilization"], 0.98, name)
             self.assertLessEqual(row["n_made"], MAPPED_LARGE[name], name)
 
@@ -214,19 +201,15 @@ class Ours(WithDaemon):
             rows = []
             for n_rounds in (3, 6):
                 text = "\n".join(lines[:n_kept] + lines[n_kept:] * n_rounds) + "\n"
-                done = glake_replay("--json", f"--socket={self.socket}", "--on=stitch", "-", text=text)
-                self.assertEqual((done.returncode, done.stderr), (0, ""), name)
-                rows += json.loads(done.stdout)["allocators"]
+                rows += self.allocators("--on=stitch", "-", text=text)
             first, second = ((row["n_made"], row["n_freed"], row["peak_reserved_bytes"])
                              for row in rows)
             self.assertEqual(first, second, name)
 
     def test_the_environment_does_not_choose(self):
         self.start_daemon()
-        done = subprocess.run([GLAKE, "replay", "--json", f"--socket={self.socket}",
-                               "--on=stitch,plain", f"{TRACES}/moe.trace"], capture_output=True,
-                              env=dict(self.environment, GLAKE_ALLOC="stitch"), check=True)
-        stitch, plain = json.loads(done.stdout)["allocators"]
+        stitch, plain = self.allocators("--on=stitch,plain", f"{TRACES}/moe.trace",
+                                        environment=dict(self.environment, GLAKE_ALLOC="stitch"))
         self.assertGreater(stitch["n_made"], 0)
         self.assertEqual(plain["n_made"], 0)
         self.assertGreater(plain["peak_reserved_bytes"], stitch["peak_reserved_bytes"])
@@ -256,29 +239,36 @@ class Ours(WithDaemon):
 class Recording(WithDaemon):
     """`glake run --record`: what a program allocates of glaked's memory becomes a trace."""
 
+    def setUp(self):
+        super().setUp()
+        self.start_daemon()
+
+    def run_program(self, command, environment):
+        """Returns its pid."""
+        with subprocess.Popen(command, cwd=self.folder, env=environment, stdin=subprocess.PIPE,
+                              stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as child:
+            error = child.communicate(b"\n" * 100, timeout=300)[1]
+        self.assertEqual((child.returncode, error), (0, b""))
+        return child.pid
+
     def run_recorded(self, *words, options=("--record=r.trace",), **more):
         """The traces by what their names have behind the pid, each as its lines. A child that the program forks may leave one of its
         own, if it is written before the child ends: that is whole as well."""
         environment = dict(self.environment, **more)
         program = os.path.join(BUILD, "tests", "shim", words[0])
-        command = [GLAKE, "run", f"--socket={self.socket}", *options, "--", program, *words[1:]]
-        with subprocess.Popen(command, cwd=self.folder, env=environment, stdin=subprocess.PIPE,
-                              stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as child:
-            error = child.communicate(b"\n" * 100, timeout=300)[1]
-        self.assertEqual((child.returncode, error), (0, b""))
+        pid = self.run_program([GLAKE, "run", f"--socket={self.socket}", *options, "--", program, *words[1:]], environment)
         traces = {}
         for path in glob.glob(os.path.join(self.folder, "r.trace.*")):
             done = glake_replay("--on=driver", path)
             self.assertEqual((done.returncode, done.stderr), (0, ""))
             with open(path, encoding="ascii") as file:
                 lines = file.read().splitlines()
-            if f".{child.pid}" in path:
-                traces[path.split(f".{child.pid}", 1)[1]] = lines
+            if f".{pid}" in path:
+                traces[path.split(f".{pid}", 1)[1]] = lines
             os.unlink(path)
         return traces
 
     def test_every_allocation_is_in_it(self):
-        self.start_daemon()
         counts = os.path.join(self.folder, "counts")
         (lines,) = self.run_recorded("runtime", SHIM_COUNTS=counts).values()
         with open(counts, encoding="utf-8") as file:
@@ -289,28 +279,22 @@ class Recording(WithDaemon):
         self.assertGreater(len({line.split()[-1] for line in lines}), 1)
 
     def test_threads_and_contexts_that_end_leave_it_whole(self):
-        self.start_daemon()
         for how in ("plain", "stitch"):
             for scenario in ("async_threads", "threads", "resets", "async_resets", "forks"):
                 traces = self.run_recorded("program", "dlsym", scenario, GLAKE_ALLOC=how)
                 self.assertEqual(list(traces), [""], scenario)
 
     def test_a_second_device_has_a_trace_of_its_own(self):
-        self.start_daemon()
         self.assertIn(".1", self.run_recorded("program", "dlsym", "async"))
 
     def record_over(self, prepare):
         """What `prepare`, a line for the shell, has put where the trace goes, is there."""
         program = os.path.join(BUILD, "tests", "shim", "runtime")
         line = f'{prepare}; exec "{GLAKE}" run --socket="{self.socket}" --record=r.trace -- "{program}"'
-        with subprocess.Popen(["sh", "-c", line], cwd=self.folder, env=self.environment, stdin=subprocess.PIPE,
-                              stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as child:
-            error = child.communicate(b"\n" * 100, timeout=300)[1]
-        self.assertEqual((child.returncode, error), (0, b""))
-        return os.path.join(self.folder, f"r.trace.{child.pid}")
+        pid = self.run_program(["sh", "-c", line], self.environment)
+        return os.path.join(self.folder, f"r.trace.{pid}")
 
     def test_no_link_is_followed(self):
-        self.start_daemon()
         victim = os.path.join(self.folder, "victim")
         for link in ("ln -s", "ln"):
             with open(victim, "w", encoding="utf-8") as file:
@@ -324,20 +308,17 @@ class Recording(WithDaemon):
         self.record_over("mkfifo r.trace.$$")
 
     def test_an_own_file_is_written_anew(self):
-        self.start_daemon()
         path = self.record_over("seq 100000 > r.trace.$$")
         done = glake_replay("--on=driver", path)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
 
     def test_a_folder_that_cannot_be_written_is_refused(self):
-        self.start_daemon()
         done = subprocess.run([GLAKE, "run", f"--socket={self.socket}", "--record=/proc/no/r", "--",
                                "true"], capture_output=True, text=True, check=False)
         self.assertEqual(done.returncode, 125)
         self.assertRegex(done.stderr, "^glake: /proc/no/r: .+\n$")
 
     def test_what_cannot_be_written_disturbs_nobody(self):
-        self.start_daemon()
         counts = os.path.join(self.folder, "counts")
         self.run_recorded("runtime", options=(), SHIM_COUNTS=counts, GLAKE_SHIM_RECORD="/proc/no/r")
         with open(counts, encoding="utf-8") as file:

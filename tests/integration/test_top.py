@@ -14,7 +14,7 @@ import unittest
 import unittest.mock
 
 from tests.integration.terminal import Terminal
-from tests.integration.with_glaked import BUILD, WithGlaked
+from tests.integration.with_glaked import BUILD, WithGlaked, started
 
 GLAKECTL = os.path.join(BUILD, "bin", "glakectl")
 
@@ -25,11 +25,10 @@ class TopOfTwoGpus(WithGlaked):
             super().setUp()
 
     def test_live_is_that_of_the_gpu(self):
-        program = subprocess.Popen(
-            [sys.executable, "-c", "import glake, sys\ns = glake.Session(sys.argv[1], program='both')\n"
-             "s.alloc(64 << 20, 0)\ns.alloc(32 << 20, 1)\nprint(flush=True)\nsys.stdin.read()", self.socket],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "CUDASIM_DEVICES": "2x2GiB"})
-        self.addCleanup(program.communicate)
+        program = started(
+            self, [sys.executable, "-c", "import glake, sys\ns = glake.Session(sys.argv[1], program='both')\n"
+                   "s.alloc(64 << 20, 0)\ns.alloc(32 << 20, 1)\nprint(flush=True)\nsys.stdin.read()", self.socket],
+            env={**os.environ, "CUDASIM_DEVICES": "2x2GiB"})
         program.stdout.readline()
         for _ in range(100):
             text = self.ctl("top", "--once").stdout

@@ -27,35 +27,20 @@ class TwoGpus(unittest.TestCase):
         self.assertEqual(code, 0, text)
         self.assertNotIn("skipped", text)
 
-    def test_copies_are_right_while_memory_is_sealed_and_asleep(self):
-        self.run_part("copies")
-
-    def test_copies_are_right_on_two_of_four(self):
-        self.run_part("copies", "4x512MiB", "0,1")
-
-    def test_copies_are_right_while_glaked_is_killed(self):
-        self.run_part("kills")
-
-    def test_one_wake_brings_both_and_waits_for_either(self):
-        self.run_part("wake")
-
-    def test_a_full_small_gpu_is_waited_for(self):
-        self.run_part("wake", "128MiB,512MiB")
-
-    def test_all_who_share_published_weights_sleep(self):
-        self.run_part("published")
-
-    def test_a_quota_is_of_each_gpu(self):
-        self.run_part("quota")
-
-    def test_a_crowd_on_both_keeps_its_bytes_and_its_limit(self):
-        self.run_part("crowd")
-
-    def test_memory_for_the_other_gpu_is_there(self):
-        self.run_part("places")
-
-    def test_the_map_has_both(self):
-        self.run_part("page")
+    def test_each_part(self):
+        for what, *arguments in (
+                ("copies are right while memory is sealed and asleep", "copies"),
+                ("copies are right on two of four", "copies", "4x512MiB", "0,1"),
+                ("copies are right while glaked is killed", "kills"),
+                ("one wake brings both and waits for either", "wake"),
+                ("a full small GPU is waited for", "wake", "128MiB,512MiB"),
+                ("all who share published weights sleep", "published"),
+                ("a quota is of each GPU", "quota"),
+                ("a crowd on both keeps its bytes and its limit", "crowd"),
+                ("memory for the other GPU is there", "places"),
+                ("the map has both", "page")):
+            with self.subTest(what):
+                self.run_part(*arguments)
 
 
 if __name__ == "__main__":

@@ -17,31 +17,16 @@ import unittest
 from unittest import mock
 
 from tests.integration.driver_memory import FILLED
-from tests.integration.engine_sources import Source, pinned
-from tests.integration.with_glaked import start_glaked
+from tests.integration.engine_sources import SOURCES, changed, for_each_version
+from tests.integration.with_glaked import BUILD, Served
 
 from glake import _vllm_key as keys
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
-BUILD = os.environ.get("GLAKE_BUILD", "build")
-SOURCES = {version: Source("vllm", version) for version in pinned("vllm")}
 
 LOADERS = "model_executor/model_loader/"
 SLEEP = "device_allocator/sleep_mode_backend.py"
 WORKER = "v1/worker/gpu_worker.py"
-
-
-def for_each_version(test):
-    def run(self):
-        absent = [source.why for source in SOURCES.values() if source.why]
-        for source in SOURCES.values():
-            if not source.why:
-                with self.subTest(version=source.version):
-                    test(self, source)
-        if absent:
-            self.skipTest(absent[0])
-    run.__name__, run.__doc__ = test.__name__, test.__doc__
-    return run
 
 
 class Doors(unittest.TestCase):
@@ -164,10 +149,7 @@ def config(folder, **more):
     parallel = types.SimpleNamespace(enable_eplb=False, tensor_parallel_size=1)
     whole = types.SimpleNamespace(parallel_config=parallel, weight_transfer_config=None, speculative_config=None,
                                   model_config=model, cache_config=types.SimpleNamespace(cache_dtype="auto"))
-    for name, value in more.items():
-        owner = next(part for part in (whole, model, parallel, whole.cache_config) if hasattr(part, name))
-        setattr(owner, name, value)
-    return whole
+    return changed(whole, more)
 
 
 class Key(unittest.TestCase):
@@ -286,11 +268,7 @@ class RangeKey(unittest.TestCase):
         vars(whole.cache_config).update(enable_prefix_caching=True, calculate_kv_scales=False, block_size=16,
                                         prefix_caching_hash_algo="sha256")
         whole.lora_config = None
-        for name, value in more.items():
-            owner = next(part for part in (whole, whole.model_config, whole.parallel_config, whole.cache_config)
-                         if hasattr(part, name))
-            setattr(owner, name, value)
-        return whole
+        return changed(whole, more)
 
     def key(self, layers=("a", "b"), heads=8, weights="weights", chunk=1, seed="0", **more):
         spec = dataclasses.make_dataclass("FullAttentionSpec", ["heads", "dtype"])(heads, object)
@@ -323,14 +301,6 @@ class RangeKey(unittest.TestCase):
                              ({"enable_eplb": True}, "weights may change"), ({"weight_transfer_config": object()}, "may change"),
                              ({"model": "org/name", "hf_config": object()}, "revision")):
             self.assertIn(why, keys.why_not_kept(self.engine(**changes), self.environment))
-
-
-class Served(unittest.TestCase):
-    def setUp(self):
-        self.folder = tempfile.mkdtemp()
-        self.addCleanup(shutil.rmtree, self.folder)
-        self.environment = {**os.environ, "GLAKE_SOCKET": os.path.join(self.folder, "socket")}
-        start_glaked(self, self.folder, self.environment)
 
 
 class Store(Served):

@@ -10,24 +10,19 @@ import math
 import os
 import random
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import types
 import unittest
 from unittest import mock
 
-from tests.integration.engine_sources import Source, pinned
-from tests.integration.with_glaked import start_glaked
+from tests.integration.engine_sources import SOURCES, for_each_version
+from tests.integration.with_glaked import BUILD, MIB, Served
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
-BUILD = os.environ.get("GLAKE_BUILD", "build")
-SOURCES = {version: Source("vllm", version) for version in pinned("vllm")}
-MIB = 1 << 20
 CHUNK = 2 * MIB
 LANES = 2
 #: of a range whose blocks outlive the engine: its key, and where layers have what
@@ -116,6 +111,11 @@ class Machine:
             assert n > 0, "requests do not end"
         self.settle()
 
+    def serve(self, seed=1, n_tokens=100, n_answers=8):
+        """A request, from its beginning to its end."""
+        self.one.add(prompt(seed, n_tokens), [7] * n_answers)
+        self.finish()
+
     def check(self):
         """The invariant, and the books."""
         from glake.elastic import HELD
@@ -155,31 +155,26 @@ def growth(m):
     assert engine.pool.get_usage() == 0.0
     # No step is waited for to serve the same again: it is all there. Others may still come ahead.
     n_waited_for = m.n_waited_for()
-    engine.add(prompt(1, 100), [7] * 8)
-    m.finish()
+    m.serve()
     assert engine.n_hit == 96 and m.n_waited_for() == n_waited_for, (engine.n_hit, m.elastic.stats())
     assert m.one.pool.reset_prefix_cache()
     m.check()
-    engine.add(prompt(1, 100), [7] * 8)
-    m.finish()
+    m.serve()
     assert engine.n_hit == 96
 
 
 def lost_prefix(m):
     """A look-up never leads to memory that others have, and others' content is never taken for a prefix."""
     engine = m.engine()
-    engine.add(prompt(1, 100), [7] * 8)
-    m.finish()
+    m.serve()
     # The highest steps go.
     assert m.elastic.give_back(4, m.layout.n_steps - 4) > 0
-    engine.add(prompt(1, 100), [7] * 8)
-    m.finish()
+    m.serve()
     m.check()
     assert 0 < engine.n_hit < 96, engine.n_hit
     m.elastic.give_back(1, m.layout.n_steps - 1)
     before = engine.n_hit
-    engine.add(prompt(1, 100), [7] * 8)
-    m.finish()
+    m.serve()
     # What is in the floor's step.
     assert engine.n_hit - before <= 12, engine.n_hit - before
     assert engine.n_done == 3
@@ -357,7 +352,7 @@ def to_a_neighbour(m):
     engine = m.engine()
     with glake.connect() as neighbour:
         n_free = len(take_all(neighbour))
-        trim(neighbour, True)
+        trim(neighbour)
     for seed in range(4):
         engine.add(prompt(seed, 60), [7] * 4)
     m.finish()
@@ -424,8 +419,7 @@ def find_some(m):
     m.settle()
     for seed in (2, 1):
         before = engine.n_hit
-        engine.add(prompt(seed, 100), [7] * 8)
-        m.finish()
+        m.serve(seed)
         m.check()
         n_hit = engine.n_hit - before
         assert (n_hit == 0) if seed == 2 else (n_hit == 96), (seed, n_hit)
@@ -434,8 +428,7 @@ def find_some(m):
 def leave_after_reuse(m):
     """Content that gave way is in no record, from before it is written to."""
     engine = m.engine(key=KEY, n_blocks=32, budget=200)
-    engine.add(prompt(1, 100), [7] * 8)
-    m.finish()
+    m.serve()
     assert len(m.sealed()) >= 6
     engine.add(prompt(2, 110), [7] * 4)
 
@@ -450,20 +443,17 @@ def find_no_other(m):
     """The GPU finds each block as its tokens say."""
     engine = m.engine(key=KEY, n_blocks=32)
     m.settle()
-    engine.add(prompt(1, 100), [7] * 8)
-    m.finish()
+    m.serve()
     assert engine.n_done == 1
 
 
 def leave_after_reset(m):
     """Whoever resets the cache may have changed the weights."""
     engine = m.engine(key=KEY)
-    engine.add(prompt(1, 100), [7] * 8)
-    m.finish()
+    m.serve()
     assert m.sealed()
     assert engine.pool.reset_prefix_cache()
-    engine.add(prompt(1, 100), [7] * 8)
-    m.finish()
+    m.serve()
     assert not m.sealed()
     m.crash()
 
@@ -472,8 +462,7 @@ def find_nothing(m):
     engine = m.engine(key=KEY)
     m.settle()
     assert m.elastic.stats()["n_commits"] == 1
-    engine.add(prompt(1, 100), [7] * 8)
-    m.finish()
+    m.serve()
     assert engine.n_hit == 0
 
 
@@ -489,17 +478,17 @@ def leave_at_random(m):
         rounds(m, dice, 10)
 
 
-def take_all(session, size=CHUNK * LANES):
+def take_all(session, size=CHUNK * LANES, device=0):
     import glake
     taken = []
     while True:
         try:
-            taken.append(session.alloc(size))
+            taken.append(session.alloc(size, device))
         except glake.OutOfMemoryError:
             return taken
 
 
-def trim(session, wholly=False):
+def trim(session):
     """What it freed is not kept warm."""
     session.dispatch()
 
@@ -508,12 +497,8 @@ def cache_grows_first(m):
     """While there is memory, new content does not take the place of cached content."""
     m.patient()
     engine = m.engine()
-    for seed in range(4):
-        engine.add(prompt(seed, 40), [7])
-        m.finish()
-    for seed in range(4):
-        engine.add(prompt(seed, 40), [7])
-        m.finish()
+    for seed in (0, 1, 2, 3, 0, 1, 2, 3):
+        m.serve(seed, 40, 1)
     assert engine.n_hit >= 4 * 36, engine.n_hit
 
 
@@ -532,16 +517,13 @@ def own_first(m):
         assert neighbour.give_back(n_all - 4, 4) == 4
         m.patient()
         # Five steps have twenty blocks, and one block is vLLM's.
-        engine.add(prompt(30, 18 * 4), [7])
-        m.finish()
+        m.serve(30, 18 * 4, 1)
         m.patient(with_free=0.01)
         for seed in range(10):
-            engine.add(prompt(seed, 40), [7])
-            m.finish()
+            m.serve(seed, 40, 1)
             m.check()
         assert neighbour.stats()["n_lent"] == n_all - 4, neighbour.stats()
-        engine.add(prompt(20, 4 * 4 * 7), [7])
-        m.finish()
+        m.serve(20, 4 * 4 * 7, 1)
         assert engine.n_done == 12 and neighbour.stats()["n_lent"] < n_all - 4
         neighbour.close()
 
@@ -565,16 +547,14 @@ def ahead_too_late(m):
     """A step that was asked for ahead, came in another way, went with content, and comes ahead then: nobody finds the content."""
     engine, real, asked = m.engine(), m.elastic.ahead, []
     m.elastic.ahead = lambda first, n: asked.append((first, n))
-    engine.add(prompt(1, 100), [7] * 8)
-    m.finish()
+    m.serve()
     assert asked
     m.elastic.give_back(1, 15)
     for first, n in asked:
         real(first, n)
     m.wait_for(lambda: m.elastic.stats()["n_ahead"] > 0)
     time.sleep(0.1)
-    engine.add(prompt(1, 100), [7] * 8)
-    m.finish()
+    m.serve()
     m.check()
     assert engine.n_done == 2 and engine.n_hit <= 12, engine.n_hit
 
@@ -582,8 +562,7 @@ def ahead_too_late(m):
 def watermark(m):
     """A request that only fits without the spare blocks is not kept waiting for them."""
     engine = m.engine(n_blocks=32, watermark=0.3)
-    engine.add(prompt(1, 110), [7] * 4)
-    m.finish()
+    m.serve(1, 110, 4)
     assert engine.n_done == 1
 
 
@@ -599,7 +578,7 @@ def without_caching(m):
 
 def across_borders(m):
     """Blocks that lie in two steps."""
-    engine = m.engine(n_blocks=40, block_bytes=CHUNK // 8 * 3)
+    m.engine(n_blocks=40, block_bytes=CHUNK // 8 * 3)
     assert any(len(m.layout.steps_of(block)) == 2 for block in range(40))
     rounds(m, random.Random(1), 60)
 
@@ -609,8 +588,7 @@ def asleep(m):
     import glake
     m.patient()
     engine = m.engine()
-    engine.add(prompt(1, 100), [7] * 8)
-    m.finish()
+    m.serve()
     engine.add(prompt(2, 40), [7] * 20)
     m.run(4)
     m.settle()
@@ -625,8 +603,7 @@ def asleep(m):
     assert m.held() == held and after["n_lent"] <= after["n_ahead"] - before["n_ahead"], (before, after)
     # Perhaps none is free as soon as this.
     m.patient(with_free=0.0)
-    engine.add(prompt(1, 100), [7] * 8)
-    m.finish()
+    m.serve()
     m.check()
     assert engine.n_done == 3 and engine.n_hit < 48, engine.n_hit
 
@@ -710,44 +687,37 @@ def while_others_take(m):
 class Names(unittest.TestCase):
     """What decides that a cache is plain."""
 
-    def each(self):
-        for version, source in SOURCES.items():
-            with self.subTest(version):
-                if source.why:
-                    self.skipTest(source.why)
-                yield source
-
-    def test_sizes_of_ranks_are_in_the_configuration(self):
+    @for_each_version
+    def test_sizes_of_ranks_are_in_the_configuration(self, source):
         from glake._vllm_plan import _EXECUTORS, _SIZES
-        for source in self.each():
-            for name in ("tensor_parallel_size", *(name for name, _ in _SIZES)):
-                source.find("config/parallel.py", f"ParallelConfig.{name}")
-            for name, path in zip(_EXECUTORS, ("uniproc_executor", "multiproc_executor")):
-                source.find(f"v1/executor/{path}.py", name)
-            # Of every executor; a subclass of several processes asks all ranks by it.
-            source.find("v1/executor/abstract.py", "Executor.initialize_from_config")
-            with self.assertRaises(KeyError):
-                source.find("v1/executor/multiproc_executor.py", "MultiprocExecutor.initialize_from_config")
+        for name in ("tensor_parallel_size", *(name for name, _ in _SIZES)):
+            source.find("config/parallel.py", f"ParallelConfig.{name}")
+        for name, path in zip(_EXECUTORS, ("uniproc_executor", "multiproc_executor")):
+            source.find(f"v1/executor/{path}.py", name)
+        # Of every executor; a subclass of several processes asks all ranks by it.
+        source.find("v1/executor/abstract.py", "Executor.initialize_from_config")
+        with self.assertRaises(KeyError):
+            source.find("v1/executor/multiproc_executor.py", "MultiprocExecutor.initialize_from_config")
 
-    def test_workers_run_what_they_are_asked_in_order(self):
-        for source in self.each():
-            path = "v1/executor/multiproc_executor.py"
-            parameters = source.parameters(path, "MultiprocExecutor.collective_rpc")
-            self.assertEqual([name for name in parameters if name in ("method", "args", "non_block", "unique_reply_rank")],
-                             ["method", "args", "non_block", "unique_reply_rank"])
-            asks = source.code(path, "MultiprocExecutor.collective_rpc")
-            self.assertIn("cloudpickle.dumps(method, protocol=pickle.HIGHEST_PROTOCOL)", asks)
-            self.assertIn("self.rpc_broadcast_mq.enqueue((send_method, args, kwargs, output_rank))", asks)
-            # A batch, and what is asked behind it, are asked in the same way.
-            self.assertIn("self.collective_rpc('execute_model'", source.code(path, "MultiprocExecutor.execute_model"))
-            code = source.text(path)
-            self.assertIn("func = partial(cloudpickle.loads(method), self.worker)", code)
-            self.assertIn("if output_rank is None or self.rank == output_rank:", code)
-            # Answers that nobody waits for are read before the next one that somebody does.
-            self.assertIn("self.futures_queue.pop()", source.code(path, "FutureWrapper.result"))
-            worker = source.code("v1/worker/worker_base.py", "WorkerWrapperBase")
-            self.assertIn("kv_cache_configs[self.global_rank]", worker)
-            self.assertIn("self.vllm_config = vllm_config", worker)
+    @for_each_version
+    def test_workers_run_what_they_are_asked_in_order(self, source):
+        path = "v1/executor/multiproc_executor.py"
+        parameters = source.parameters(path, "MultiprocExecutor.collective_rpc")
+        self.assertEqual([name for name in parameters if name in ("method", "args", "non_block", "unique_reply_rank")],
+                         ["method", "args", "non_block", "unique_reply_rank"])
+        asks = source.code(path, "MultiprocExecutor.collective_rpc")
+        self.assertIn("cloudpickle.dumps(method, protocol=pickle.HIGHEST_PROTOCOL)", asks)
+        self.assertIn("self.rpc_broadcast_mq.enqueue((send_method, args, kwargs, output_rank))", asks)
+        # A batch, and what is asked behind it, are asked in the same way.
+        self.assertIn("self.collective_rpc('execute_model'", source.code(path, "MultiprocExecutor.execute_model"))
+        code = source.text(path)
+        self.assertIn("func = partial(cloudpickle.loads(method), self.worker)", code)
+        self.assertIn("if output_rank is None or self.rank == output_rank:", code)
+        # Answers that nobody waits for are read before the next one that somebody does.
+        self.assertIn("self.futures_queue.pop()", source.code(path, "FutureWrapper.result"))
+        worker = source.code("v1/worker/worker_base.py", "WorkerWrapperBase")
+        self.assertIn("kv_cache_configs[self.global_rank]", worker)
+        self.assertIn("self.vllm_config = vllm_config", worker)
 
 
 # ---- doors, with PyTorch ----
@@ -939,8 +909,7 @@ def allocated(m):
             assert view.data_ptr() == m.elastic.ptr(0, lane)
             assert view.stride(0) * view.element_size() == MIB // 2 and view.shape[0] == 64
         engine.glake = engine.pool.glake_cache
-        engine.add(prompt(1, 100), [7] * 8)
-        m.finish()
+        m.serve()
         m.check()
         m.rests()
         assert engine.n_done == 1
@@ -966,8 +935,7 @@ def allocated_by_worker(m):
             assert [views[name].data_ptr() for name in vllm.layers] == [m.elastic.ptr(0, lane) for lane in range(LANES)]
             engine.glake = engine.pool.glake_cache
             assert isinstance(m.steps._elastic, Ranks)
-            engine.add(prompt(1, 100), [7] * 8)
-            m.finish()
+            m.serve()
             m.check()
             m.rests()
             assert engine.n_done == 1
@@ -1029,16 +997,10 @@ def why_not_torch():
     return None if importlib.util.find_spec("torch") else "PyTorch is not here"
 
 
-class Case(unittest.TestCase):
+class Case(Served):
+    ENVIRONMENT = {"CUDASIM_DEVICES": "1x128MiB", "PYTHONHASHSEED": "0"}
     #: the module whose Machine is used
-    module, devices = "test_vllm_kv", "1x128MiB"
-
-    def setUp(self):
-        self.folder = tempfile.mkdtemp()
-        self.addCleanup(shutil.rmtree, self.folder)
-        self.environment = {**os.environ, "GLAKE_SOCKET": os.path.join(self.folder, "socket"),
-                            "CUDASIM_DEVICES": self.devices, "PYTHONHASHSEED": "0"}
-        start_glaked(self, self.folder, self.environment)
+    module = "test_vllm_kv"
 
     def each(self, *functions):
         """Each in a process of its own, one after the other; those that leave something are killed."""
@@ -1178,81 +1140,72 @@ class Cache(Case):
 class Doors(unittest.TestCase):
     """What of vLLM the cache relies on is as it thinks."""
 
-    def each(self):
-        absent = [source.why for source in SOURCES.values() if source.why]
-        for version, source in SOURCES.items():
-            if not source.why:
-                with self.subTest(version=version):
-                    yield source
-        if absent:
-            self.skipTest(absent[0])
+    @for_each_version
+    def test_the_executor_allocates_and_then_the_scheduler_is_made(self, source):
+        self.assertEqual(source.parameters("v1/executor/abstract.py", "Executor.initialize_from_config"),
+                         ["self", "kv_cache_configs"])
+        self.assertIn("collective_rpc('initialize_from_config', args=(kv_cache_configs,))",
+                      source.code("v1/executor/abstract.py", "Executor.initialize_from_config"))
+        names = [node.name for node in source.find("v1/executor/uniproc_executor.py", "UniProcExecutor").body
+                 if hasattr(node, "name")]
+        self.assertNotIn("initialize_from_config", names)
+        # What is executed is queued on the GPU before the call returns.
+        self.assertNotIn("submit(", source.code("v1/executor/uniproc_executor.py", "UniProcExecutor.collective_rpc"))
+        init = source.code("v1/engine/core.py", "EngineCore.__init__")
+        self.assertLess(init.index("self._initialize_kv_caches("), init.index("self.scheduler: SchedulerInterface"))
+        self.assertIn("self.model_executor.initialize_from_config(kv_cache_configs)",
+                      source.code("v1/engine/core.py", "EngineCore._initialize_kv_caches"))
 
-    def test_the_executor_allocates_and_then_the_scheduler_is_made(self):
-        for source in self.each():
-            self.assertEqual(source.parameters("v1/executor/abstract.py", "Executor.initialize_from_config"),
-                             ["self", "kv_cache_configs"])
-            self.assertIn("collective_rpc('initialize_from_config', args=(kv_cache_configs,))",
-                          source.code("v1/executor/abstract.py", "Executor.initialize_from_config"))
-            names = [node.name for node in source.find("v1/executor/uniproc_executor.py", "UniProcExecutor").body
-                     if hasattr(node, "name")]
-            self.assertNotIn("initialize_from_config", names)
-            # What is executed is queued on the GPU before the call returns.
-            self.assertNotIn("submit(", source.code("v1/executor/uniproc_executor.py", "UniProcExecutor.collective_rpc"))
-            init = source.code("v1/engine/core.py", "EngineCore.__init__")
-            self.assertLess(init.index("self._initialize_kv_caches("), init.index("self.scheduler: SchedulerInterface"))
-            self.assertIn("self.model_executor.initialize_from_config(kv_cache_configs)",
-                          source.code("v1/engine/core.py", "EngineCore._initialize_kv_caches"))
+    @for_each_version
+    def test_each_batch_is_scheduled_and_its_output_processed_in_order(self, source):
+        for name in ("step", "step_with_batch_queue"):
+            code = source.code("v1/engine/core.py", f"EngineCore.{name}")
+            self.assertIn("self.scheduler.schedule(", code)
+            self.assertIn("self.scheduler.update_from_output(scheduler_output, model_output)", code)
+        self.assertIn("batch_queue.appendleft((future, scheduler_output", code)
+        self.assertIn("batch_queue.pop()", code)
+        for name in ("get_num_unfinished_requests", "schedule", "update_from_output"):
+            source.find("v1/core/sched/scheduler.py", f"Scheduler.{name}")
 
-    def test_each_batch_is_scheduled_and_its_output_processed_in_order(self):
-        for source in self.each():
-            for name in ("step", "step_with_batch_queue"):
-                code = source.code("v1/engine/core.py", f"EngineCore.{name}")
-                self.assertIn("self.scheduler.schedule(", code)
-                self.assertIn("self.scheduler.update_from_output(scheduler_output, model_output)", code)
-            self.assertIn("batch_queue.appendleft((future, scheduler_output", code)
-            self.assertIn("batch_queue.pop()", code)
-            for name in ("get_num_unfinished_requests", "schedule", "update_from_output"):
-                source.find("v1/core/sched/scheduler.py", f"Scheduler.{name}")
+    @for_each_version
+    def test_free_blocks_are_counted_behind_what_is_needed(self, source):
+        code = source.code("v1/core/kv_cache_manager.py", "KVCacheManager.allocate_slots")
+        needed, free = "self.coordinator.get_num_blocks_to_allocate(", "self.block_pool.get_num_free_blocks()"
+        self.assertEqual((code.count(needed), code.count(free)), (2, 2))
+        first, second = code.index(needed), code.rindex(needed)
+        self.assertTrue(first < code.index(free) < second < code.rindex(free))
+        self.assertEqual(code.count("new_computed_blocks=new_computed_block_list"), 3)
 
-    def test_free_blocks_are_counted_behind_what_is_needed(self):
-        for source in self.each():
-            code = source.code("v1/core/kv_cache_manager.py", "KVCacheManager.allocate_slots")
-            needed, free = "self.coordinator.get_num_blocks_to_allocate(", "self.block_pool.get_num_free_blocks()"
-            self.assertEqual((code.count(needed), code.count(free)), (2, 2))
-            first, second = code.index(needed), code.rindex(needed)
-            self.assertTrue(first < code.index(free) < second < code.rindex(free))
-            self.assertEqual(code.count("new_computed_blocks=new_computed_block_list"), 3)
+    @for_each_version
+    def test_nobody_else_has_the_queue_of_free_blocks(self, source):
+        used = set(re.findall(r"free_block_queue\.(\w+)", source.text("v1/core/block_pool.py")))
+        self.assertLessEqual(used, {"popleft", "popleft_n", "remove", "append_n", "prepend_n", "num_free_blocks"})
+        for folder, _, files in os.walk(os.path.join(source.path, "v1", "core")):
+            for name in files:
+                if name.endswith(".py") and name not in ("block_pool.py", "kv_cache_utils.py"):
+                    with open(os.path.join(folder, name), encoding="utf-8") as file:
+                        found = re.findall(r"free_block_queue[.\w]*", file.read())
+                    # Blocks that are taken when the pool is made
+                    self.assertLessEqual(set(found), {"free_block_queue.popleft_n"}, name)
+        self.assertIn("get_cached_block(", source.text("v1/core/single_type_kv_cache_manager.py"))
+        for name in ("get_cached_block", "_maybe_evict_cached_block", "get_usage", "reset_prefix_cache"):
+            source.find("v1/core/block_pool.py", f"BlockPool.{name}")
 
-    def test_nobody_else_has_the_queue_of_free_blocks(self):
-        for source in self.each():
-            used = set(re.findall(r"free_block_queue\.(\w+)", source.text("v1/core/block_pool.py")))
-            self.assertLessEqual(used, {"popleft", "popleft_n", "remove", "append_n", "prepend_n", "num_free_blocks"})
-            for folder, _, files in os.walk(os.path.join(source.path, "v1", "core")):
-                for name in files:
-                    if name.endswith(".py") and name not in ("block_pool.py", "kv_cache_utils.py"):
-                        with open(os.path.join(folder, name), encoding="utf-8") as file:
-                            found = re.findall(r"free_block_queue[.\w]*", file.read())
-                        # Blocks that are taken when the pool is made
-                        self.assertLessEqual(set(found), {"free_block_queue.popleft_n"}, name)
-            self.assertIn("get_cached_block(", source.text("v1/core/single_type_kv_cache_manager.py"))
-            for name in ("get_cached_block", "_maybe_evict_cached_block", "get_usage", "reset_prefix_cache"):
-                source.find("v1/core/block_pool.py", f"BlockPool.{name}")
-
-    def test_the_cache_is_allocated_where_it_is_looked_for(self):
+    @for_each_version
+    def test_the_cache_is_allocated_where_it_is_looked_for(self, source):
         from glake import _vllm_places as places
-        for source in self.each():
-            found = []
-            for module, owner, name in places.ALLOCATES:
-                path = module.removeprefix("vllm.").replace(".", "/") + ".py"
-                try:
-                    code = source.code(path, f"{owner}.{name}" if owner else name)
-                except KeyError:
-                    if f"    {name}," not in source.text(path) or owner:
-                        continue
-                    code = source.code("v1/worker/utils.py", name)
-                found.append(module)
-                self.assertRegex(code, r"torch\.zeros\([\w.]+, dtype=torch\.int8, device=")
-            self.assertEqual(sorted(found), sorted({module for module, *_ in places.ALLOCATES}))
+        found = []
+        for module, owner, name in places.ALLOCATES:
+            path = module.removeprefix("vllm.").replace(".", "/") + ".py"
+            try:
+                code = source.code(path, f"{owner}.{name}" if owner else name)
+            except KeyError:
+                if f"    {name}," not in source.text(path) or owner:
+                    continue
+                code = source.code("v1/worker/utils.py", name)
+            found.append(module)
+            self.assertRegex(code, r"torch\.zeros\([\w.]+, dtype=torch\.int8, device=")
+        self.assertEqual(sorted(found), sorted({module for module, *_ in places.ALLOCATES}))
 
 
 @unittest.skipIf(why_not_torch(), why_not_torch())

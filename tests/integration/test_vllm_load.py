@@ -19,14 +19,13 @@ import unittest
 import warnings
 from unittest import mock
 
-from tests.integration.engine_sources import Source, pinned
+from tests.integration.engine_sources import SOURCES, changed
 
 try:
     import torch
 except ImportError:
     torch = None
 
-SOURCES = {version: Source("vllm", version) for version in pinned("vllm")}
 LOADERS = "model_executor/model_loader/"
 
 
@@ -231,45 +230,27 @@ class Store:
 # ---- tests ----
 
 class Case(unittest.TestCase):
-    """Each test runs in a process of its own for each version, since vLLM's modules stay in a process."""
-
-    def each(self, function):
+    def test_each_version(self):
+        """Each in a process of its own, since vLLM's modules stay in a process."""
         why = missing()
         if why:
             self.skipTest(why)
-        for version in SOURCES:
-            with self.subTest(version=version):
-                code = f"from tests.integration import test_vllm_load as t; t.{function}(t.Engine({version!r}))"
-                done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300,
-                                      cwd=os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
-                self.assertEqual((done.returncode, done.stdout), (0, ""), done.stderr)
-
-    def test_the_second_engine_loads_nothing_and_has_what_a_twin_has(self):
-        self.each("second_engine")
-
-    def test_who_attaches_has_no_memory_for_parameters_before(self):
-        self.each("no_memory")
-
-    def test_what_speaks_against_it_is_found_first(self):
-        self.each("refusals")
-
-    def test_what_loading_leaves_outside_of_tensors_is_not_published(self):
-        self.each("other_state")
-
-    def test_what_processing_writes_to_is_not_published(self):
-        self.each("processing_writes")
-
-    def test_a_view_that_would_not_see_the_weights_ends_the_load(self):
-        self.each("views")
-
-    def test_weights_that_are_written_to_stay_private(self):
-        self.each("writers")
-
-    def test_the_load_format_is_registered(self):
-        self.each("registered")
-
-    def test_a_reload_has_writable_weights(self):
-        self.each("reload")
+        for function, what in (
+                (second_engine, "the second engine loads nothing and has what a twin has"),
+                (no_memory, "who attaches has no memory for parameters before"),
+                (refusals, "what speaks against it is found first"),
+                (other_state, "what loading leaves outside of tensors is not published"),
+                (processing_writes, "what processing writes to is not published"),
+                (views, "a view that would not see the weights ends the load"),
+                (writers, "weights that are written to stay private"),
+                (registered, "the load format is registered"),
+                (reload, "a reload has writable weights")):
+            for version in SOURCES:
+                with self.subTest(what, version=version):
+                    code = f"from tests.integration import test_vllm_load as t; t.{function.__name__}(t.Engine({version!r}))"
+                    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300,
+                                          cwd=os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+                    self.assertEqual((done.returncode, done.stdout), (0, ""), done.stderr)
 
 
 class Engine:
@@ -302,11 +283,7 @@ class Engine:
             cache_config=types.SimpleNamespace(cache_dtype="auto", calculate_kv_scales=False),
             weight_transfer_config=None, speculative_config=None, quant_config=None,
             device_config=types.SimpleNamespace(device="cpu"), load_config=None)
-        for name, value in more.items():
-            owner = next(part for part in (whole, model, whole.parallel_config, whole.cache_config)
-                         if hasattr(part, name))
-            setattr(owner, name, value)
-        return whole
+        return changed(whole, more)
 
     def start(self, loader=None, **more):
         """A model, and how often files were read for it."""

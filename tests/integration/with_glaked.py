@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of glakectl begin with: a glaked on simulated GPUs, and ways to ask it."""
+"""What tests begin with that need a glaked on simulated GPUs: it, ways to ask it, and programs that use it."""
 
+import gc
 import json
 import os
 import shutil
+import socket
 import struct
 import subprocess
 import tempfile
@@ -25,17 +27,87 @@ def write_model(path, seed, n_tensors=3, tensor_bytes=2 * MIB):
         file.write(struct.pack("<Q", len(text)) + text + data)
 
 
-def start_glaked(test, folder, environment):
-    """One without a configuration, at the socket that @environment names, until @test ends."""
-    with open(os.path.join(folder, "log"), "w", encoding="utf-8") as log:
-        daemon = subprocess.Popen([os.path.join(BUILD, "bin", "glaked"), "-s", environment["GLAKE_SOCKET"]],
-                                  stdout=log, stderr=log, env=environment)
-    test.addCleanup(daemon.wait)
-    test.addCleanup(daemon.kill)
-    deadline = time.monotonic() + 30
-    while not os.path.exists(environment["GLAKE_SOCKET"]):
-        test.assertLess(time.monotonic(), deadline)
-        time.sleep(0.01)
+class Served(unittest.TestCase):
+    """A glaked without a configuration, for programs that have the environment."""
+    ENVIRONMENT = {}
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.folder)
+        at = os.path.join(self.folder, "socket")
+        self.environment = {**os.environ, "GLAKE_SOCKET": at, **self.ENVIRONMENT}
+        with open(os.path.join(self.folder, "log"), "w", encoding="utf-8") as log:
+            daemon = subprocess.Popen([os.path.join(BUILD, "bin", "glaked"), "-s", at], stdout=log, stderr=log,
+                                      env=self.environment)
+        self.addCleanup(daemon.wait)
+        self.addCleanup(daemon.kill)
+        deadline = time.monotonic() + 30
+        while not os.path.exists(at):
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.01)
+
+
+def started(test, command, **more):
+    """A program that is told things by its stdin, and ends with the test."""
+    program = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **more)
+    test.addCleanup(program.communicate)
+    test.addCleanup(program.kill)
+    return program
+
+
+def tell(program, line):
+    """Returns the line that it answers."""
+    program.stdin.write(line + "\n")
+    program.stdin.flush()
+    return program.stdout.readline()
+
+
+class WithSessions(unittest.TestCase):
+    """A glaked of which this process has sessions."""
+    CONFIG = ""
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.folder)
+        os.environ["GLAKE_SOCKET"] = self.path("socket")
+        self.addCleanup(self.forget)
+        self.start_daemon()
+
+    def forget(self):
+        import glake
+        glake.session._default = None
+        gc.collect()
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def start_daemon(self, **environment):
+        import glake
+        with open(self.path("glaked.conf"), "w", encoding="utf-8") as file:
+            file.write(self.CONFIG)
+        with open(self.path("log"), "ab") as log:
+            self.daemon = subprocess.Popen([os.path.join(BUILD, "bin", "glaked"), "-c", self.path("glaked.conf")],
+                                           env={**os.environ, **environment}, stdout=log, stderr=log)
+        self.addCleanup(self.stop_daemon, self.daemon)
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                glake.connect(cuda=False).close()
+                return
+            except glake.GoneError:
+                self.assertLess(time.monotonic(), deadline)
+                time.sleep(0.01)
+
+    @staticmethod
+    def stop_daemon(daemon):
+        daemon.kill()
+        daemon.wait()
+
+    def until(self, is_so):
+        deadline = time.monotonic() + 60
+        while not is_so():
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.01)
 
 
 class WithGlaked(unittest.TestCase):
@@ -69,6 +141,11 @@ class WithGlaked(unittest.TestCase):
             self.daemon.terminate()
             self.assertEqual(self.daemon.wait(30), 0)
 
+    def kill_and_start_daemon(self):
+        self.daemon.kill()
+        self.daemon.wait()
+        self.start_daemon()
+
     def ctl(self, *words, uid=None):
         command = [os.path.join(BUILD, "bin", "glakectl"), "--socket", self.socket, *words]
         if uid is not None:
@@ -94,14 +171,10 @@ class WithGlaked(unittest.TestCase):
         write_model(path, **more)
         return path
 
-    def serve(self, scenario="serve"):
+    def serve(self, scenario="serve", **more):
         """A program that knows nothing of glake. It has loaded 2 MiB."""
-        program = subprocess.Popen(
-            [os.path.join(BUILD, "bin", "glake"), "run", "--socket", self.socket, "--",
-             os.path.join(BUILD, "tests", "shim", "outside"), scenario],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.addCleanup(program.communicate)
-        self.addCleanup(program.kill)
+        program = started(self, [os.path.join(BUILD, "bin", "glake"), "run", "--socket", self.socket, "--",
+                                 os.path.join(BUILD, "tests", "shim", "outside"), scenario], **more)
         self.assertEqual(program.stdout.readline(), "ready\n")
         return program
 
@@ -123,6 +196,11 @@ class WithGlaked(unittest.TestCase):
             with open(os.path.join(at, "cgroup.procs"), "w", encoding="utf-8") as file:
                 file.write("0")
         return enter
+
+    def free_port(self):
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            return taken.getsockname()[1]
 
     def serve_metrics(self, address, *options):
         server = subprocess.Popen([os.path.join(BUILD, "bin", "glakectl"), "--socket", self.socket, "metrics",

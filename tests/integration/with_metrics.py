@@ -6,7 +6,6 @@ import http.client
 import os
 import re
 import secrets
-import socket
 
 from tests.integration.with_glaked import WithGlaked
 
@@ -34,11 +33,6 @@ def series(samples):
 
 
 class WithMetrics(WithGlaked):
-    def free_port(self):
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            return taken.getsockname()[1]
-
     def get(self, port, path="/metrics", host="127.0.0.1", **headers):
         with contextlib.closing(http.client.HTTPConnection(host, port, timeout=60)) as connection:
             connection.request("GET", path, headers=headers)

@@ -2,6 +2,8 @@
 /* The simulated driver: what streams capture, and which streams come along. */
 #include "tests/cudasim/test_given.h"
 
+BEGIN_EACH(driver_begin_64m)
+
 #define RELAXED CU_STREAM_CAPTURE_MODE_RELAXED
 
 static CUgraph end(CUstream stream)
@@ -46,14 +48,11 @@ static void CUDA_CB count_up(void *data)
 
 START_TEST(nothing_runs_while_it_is_captured)
 {
-	driver_begin("1x64MiB");
 	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
-	CUdeviceptr ptr = alloc(64);
+	CUdeviceptr ptr = zeroed(64);
 	uint32_t pageable = 9;
 	int n_called = 0;
 
-	ck_ok(cu.MemsetD8_v2(ptr, 0, 64));
-	ck_ok(cu.CtxSynchronize());
 	ck_ok(cu.StreamBeginCapture_v2(stream, RELAXED));
 	ck_ok(cu.MemsetD32Async(ptr, 4, 1, stream));
 	ck_ok(launch_put(ptr + 4, 5, stream));
@@ -81,7 +80,6 @@ END_TEST
 
 START_TEST(events_bring_other_streams_along)
 {
-	driver_begin("1x64MiB");
 	CUstream a = stream_new(CU_STREAM_NON_BLOCKING), b = stream_new(CU_STREAM_NON_BLOCKING);
 	CUdeviceptr ptr = alloc(64);
 	CUevent fork = event_new(), join = event_new();
@@ -116,7 +114,6 @@ END_TEST
 
 START_TEST(captures_end_as_they_began)
 {
-	driver_begin("1x64MiB");
 	CUstream a = stream_new(CU_STREAM_NON_BLOCKING), b = stream_new(CU_STREAM_NON_BLOCKING);
 	CUdeviceptr ptr = alloc(64);
 	CUevent fork = event_new(), outside = event_new();
@@ -149,7 +146,6 @@ END_TEST
 
 START_TEST(the_default_stream_stays_out_of_captures)
 {
-	driver_begin("1x64MiB");
 	CUstream blocking = stream_new(0), other = stream_new(CU_STREAM_NON_BLOCKING);
 	CUdeviceptr ptr = alloc(64);
 	CUstreamCaptureStatus status;
@@ -168,7 +164,6 @@ END_TEST
 
 START_TEST(captures_can_be_steered)
 {
-	driver_begin("1x64MiB");
 	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
 	CUdeviceptr ptr = alloc(64);
 	CUgraph graph, now;
@@ -207,7 +202,6 @@ END_TEST
 /* Outside of the capture, but inside of the graph. */
 START_TEST(external_events_are_nodes)
 {
-	driver_begin("1x64MiB");
 	CUstream a = stream_new(CU_STREAM_NON_BLOCKING), b = stream_new(CU_STREAM_NON_BLOCKING);
 	struct gate gate;
 	CUdeviceptr ptr = alloc(64);
@@ -233,7 +227,6 @@ END_TEST
 
 START_TEST(a_graph_that_is_launched_in_a_capture_is_a_child)
 {
-	driver_begin("1x64MiB");
 	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
 	CUdeviceptr ptr = alloc(64);
 	CUgraphExec exec;

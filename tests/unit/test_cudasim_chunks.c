@@ -6,9 +6,10 @@
 
 #include "proto/cleanup.h"
 
+BEGIN_EACH(driver_begin_64m)
+
 START_TEST(chunk_sizes_and_properties_are_checked)
 {
-	driver_begin("1x64MiB");
 	CUmemAllocationProp prop = chunk_prop(CU_MEM_LOCATION_TYPE_DEVICE, 0);
 	CUmemGenericAllocationHandle handle;
 	size_t granularity;
@@ -46,7 +47,7 @@ START_TEST(chunk_sizes_and_properties_are_checked)
 }
 END_TEST
 
-START_TEST(devices_are_full_at_their_size)
+START_TEST_WITH(devices_are_full_at_their_size, .begin = driver_not_yet)
 {
 	driver_begin("1x16MiB");
 	CUmemGenericAllocationHandle handles[8], one_more;
@@ -64,7 +65,7 @@ START_TEST(devices_are_full_at_their_size)
 }
 END_TEST
 
-START_TEST(fresh_chunks_read_zero)
+START_TEST_WITH(fresh_chunks_read_zero, .begin = driver_not_yet)
 {
 	driver_begin("1x2MiB");
 	uint8_t *bytes = malloc(GRANULE);
@@ -88,7 +89,6 @@ END_TEST
 
 START_TEST(export_and_import_follow_the_rules)
 {
-	driver_begin("1x64MiB");
 	CUmemAllocationProp prop = chunk_prop(CU_MEM_LOCATION_TYPE_DEVICE, 0);
 	CUmemGenericAllocationHandle private_one, shared, imported, again;
 	CUmemFabricHandle fabric;
@@ -130,7 +130,8 @@ static const struct {
 	bool is_there;
 } folders[] = {{"chunks", true}, {"absent", false}, {"", false}};
 
-START_TEST_WITH(chunks_are_where_the_environment_says, .n = n_elements(folders))
+START_TEST_WITH(chunks_are_where_the_environment_says, .begin = driver_not_yet,
+                .n = n_elements(folders))
 {
 	CUmemGenericAllocationHandle imported;
 	char link[64], target[512] = "";
@@ -159,7 +160,6 @@ END_TEST
 
 START_TEST(what_is_no_chunk_cannot_be_imported)
 {
-	driver_begin("1x64MiB");
 	CUmemGenericAllocationHandle handle = 0;
 	int memfd = memfd_create("cudasim", MFD_CLOEXEC);
 	int file = open("/dev/null", O_RDWR | O_CLOEXEC);
@@ -179,7 +179,6 @@ END_TEST
 
 START_TEST(handles_are_counted_and_mappings_keep_memory)
 {
-	driver_begin("1x64MiB");
 	CUmemGenericAllocationHandle handle = chunk_new(GRANULE), again;
 	CUdeviceptr addr = chunk_map(handle, GRANULE, READ_WRITE);
 	uint32_t value = 0;
@@ -206,7 +205,7 @@ START_TEST(handles_are_counted_and_mappings_keep_memory)
 }
 END_TEST
 
-START_TEST(running_out_of_fds_is_an_error)
+START_TEST_WITH(running_out_of_fds_is_an_error, .begin = driver_not_yet)
 {
 	driver_begin("1x512MiB");
 	struct rlimit limit = {.rlim_cur = 40, .rlim_max = 40};
@@ -242,7 +241,6 @@ END_TEST
 
 START_TEST(reservations_honour_size_alignment_and_hint)
 {
-	driver_begin("1x64MiB");
 	CUdeviceptr addr, other;
 
 	ck_cu(cu.MemAddressReserve(&addr, 0, 0, 0, 0), CUDA_ERROR_INVALID_VALUE);
@@ -272,7 +270,6 @@ END_TEST
 
 START_TEST(only_whole_handles_are_mapped)
 {
-	driver_begin("1x64MiB");
 	CUdeviceptr addr = reserve(8 * GRANULE);
 	CUmemGenericAllocationHandle handle = chunk_new(2 * GRANULE);
 
@@ -312,7 +309,6 @@ static unsigned long long access_at(CUdeviceptr addr)
 
 START_TEST(access_is_set_on_whole_mappings)
 {
-	driver_begin("1x64MiB");
 	CUdeviceptr addr = reserve(8 * GRANULE);
 	CUmemGenericAllocationHandle handle = chunk_new(2 * GRANULE);
 	CUmemLocation location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0};
@@ -352,7 +348,6 @@ END_TEST
 
 START_TEST(mappings_of_one_handle_share_its_bytes)
 {
-	driver_begin("1x64MiB");
 	CUmemGenericAllocationHandle handle = chunk_new(GRANULE);
 	CUdeviceptr a = chunk_map(handle, GRANULE, READ_WRITE);
 	CUdeviceptr b = chunk_map(handle, GRANULE, READ_ONLY);
@@ -375,7 +370,7 @@ static void touch_device_address(int sock)
 	*(volatile int *)addr = 1;
 }
 
-START_TEST(device_addresses_are_not_for_the_cpu)
+START_TEST_WITH(device_addresses_are_not_for_the_cpu, .begin = driver_not_yet)
 {
 	driver_setup("1x64MiB");
 	struct child child = child_start(touch_device_address);
@@ -404,7 +399,7 @@ static CUresult host_try(int node, uint64_t bytes, CUmemGenericAllocationHandle 
 	return cu.MemCreate(out, bytes, &prop, 0);
 }
 
-START_TEST(a_host_node_is_full_at_its_size)
+START_TEST_WITH(a_host_node_is_full_at_its_size, .begin = driver_not_yet)
 {
 	setenv("CUDASIM_HOST", "16MiB,any", 1);
 	driver_begin("1x4MiB");
@@ -435,7 +430,7 @@ START_TEST(a_host_node_is_full_at_its_size)
 }
 END_TEST
 
-START_TEST(host_memory_of_the_current_node_is_not_made)
+START_TEST_WITH(host_memory_of_the_current_node_is_not_made, .begin = driver_not_yet)
 {
 	driver_begin("1x4MiB");
 	CUmemAllocationProp prop = chunk_prop(CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT, 0);
@@ -445,7 +440,7 @@ START_TEST(host_memory_of_the_current_node_is_not_made)
 }
 END_TEST
 
-START_TEST(a_driver_without_host_chunks_says_so)
+START_TEST_WITH(a_driver_without_host_chunks_says_so, .begin = driver_not_yet)
 {
 	setenv("CUDASIM_HOST", "none", 1);
 	driver_begin("1x4MiB");
@@ -467,7 +462,7 @@ static uint64_t now_ms(void)
 	return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
-START_TEST(host_chunks_take_their_time_if_asked)
+START_TEST_WITH(host_chunks_take_their_time_if_asked, .begin = driver_not_yet)
 {
 	setenv("CUDASIM_HOST_COST", "1", 1);
 	driver_begin("1x4MiB");
@@ -480,7 +475,7 @@ START_TEST(host_chunks_take_their_time_if_asked)
 }
 END_TEST
 
-START_TEST(host_chunks_cost_no_device_memory)
+START_TEST_WITH(host_chunks_cost_no_device_memory, .begin = driver_not_yet)
 {
 	driver_begin("1x4MiB");
 	CUmemAllocationProp prop = chunk_prop(CU_MEM_LOCATION_TYPE_HOST_NUMA, 0);

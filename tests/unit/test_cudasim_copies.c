@@ -2,6 +2,8 @@
 /* The simulated driver: copies and sets of planes, and many copies at once. */
 #include "tests/cudasim/test_work.h"
 
+BEGIN_EACH(driver_begin_64m)
+
 static uint8_t byte_at(CUdeviceptr ptr)
 {
 	uint8_t byte = 0;
@@ -10,18 +12,8 @@ static uint8_t byte_at(CUdeviceptr ptr)
 	return byte;
 }
 
-static CUdeviceptr zeroed(size_t bytes)
-{
-	CUdeviceptr ptr = alloc(bytes);
-
-	ck_ok(cu.MemsetD8_v2(ptr, 0, bytes));
-	ck_ok(cu.CtxSynchronize());
-	return ptr;
-}
-
 START_TEST(planes_are_copied_row_by_row)
 {
-	driver_begin("1x64MiB");
 	CUdeviceptr ptr = zeroed(4096);
 	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
 	uint8_t host[6][10];
@@ -76,7 +68,6 @@ END_TEST
 
 START_TEST(boxes_are_copied_plane_by_plane)
 {
-	driver_begin("1x64MiB");
 	CUdeviceptr ptr = zeroed(4096), other = zeroed(4096);
 	CUDA_MEMCPY3D box = {
 		.srcZ = 1,
@@ -107,7 +98,6 @@ END_TEST
 
 START_TEST(a_plane_that_is_not_writable_is_refused)
 {
-	driver_begin("1x64MiB");
 	CUdeviceptr ptr = zeroed(4096), at = reserve(2 * GRANULE);
 	CUmemGenericAllocationHandle first = chunk_new(GRANULE), second = chunk_new(GRANULE);
 	CUDA_MEMCPY2D plane = {
@@ -135,7 +125,6 @@ END_TEST
 
 START_TEST(planes_are_set_by_element)
 {
-	driver_begin("1x64MiB");
 	CUdeviceptr ptr = zeroed(4096);
 
 	ck_ok(cu.MemsetD2D16_v2(ptr, 512, 0x1234, 3, 2));
@@ -151,7 +140,6 @@ END_TEST
 
 START_TEST(batches_copy_in_order)
 {
-	driver_begin("1x64MiB");
 	CUdeviceptr ptr = zeroed(4096);
 	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
 	CUdeviceptr dsts[] = {ptr + 4, ptr + 8};

@@ -5,20 +5,11 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-static void *per_thread(const char *name)
-{
-	void *call = NULL;
-
-	ck_ok(cu.GetProcAddress_v2(name, &call, 13000,
-	                           CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, NULL));
-	ck_assert_ptr_nonnull(call);
-	return call;
-}
+BEGIN_EACH(driver_begin_64m)
 
 /* The legacy one waits for those of threads, and they for it, as for any blocking stream. */
 START_TEST(default_streams_of_threads_are_blocking)
 {
-	driver_begin("1x64MiB");
 	struct gate gate;
 	CUdeviceptr ptr = alloc(64);
 	unsigned flags = 9;
@@ -42,7 +33,6 @@ END_TEST
 /* Calls of programs that are built for them. */
 START_TEST(stream_zero_is_the_thread_s_where_asked_for)
 {
-	driver_begin("1x64MiB");
 	struct gate gate;
 	CUdeviceptr ptr = alloc(64);
 	CUstream other = stream_new(CU_STREAM_NON_BLOCKING);
@@ -101,13 +91,10 @@ static void *answer(void *argument)
 
 START_TEST(streams_wait_for_what_another_thread_submits)
 {
-	CUcontext ctx = driver_begin("1x64MiB");
 	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
-	struct partner partner = {.ctx = ctx, .words = alloc(64)};
+	struct partner partner = {.ctx = driver_context, .words = zeroed(64)};
 	pthread_t thread;
 
-	ck_ok(cu.MemsetD8_v2(partner.words, 0, 64));
-	ck_ok(cu.CtxSynchronize());
 	ck_ok(launch_put(partner.words, 1, stream));
 	ck_ok(launch_put_late(partner.words + 4, partner.words + 8, 7, stream));
 	ck_cu(cu.StreamQuery(stream), CUDA_ERROR_NOT_READY);
@@ -126,7 +113,6 @@ static void CUDA_CB write_word(void *word)
 
 START_TEST(host_functions_release_kernels)
 {
-	driver_begin("1x64MiB");
 	CUstream a = stream_new(CU_STREAM_NON_BLOCKING), b = stream_new(CU_STREAM_NON_BLOCKING);
 	CUdeviceptr ptr = alloc(64);
 	uint32_t *pinned;
@@ -160,7 +146,6 @@ static void *open_later(void *argument)
 /* Or its caller would free what a copy still reads. */
 START_TEST(unregistering_waits_for_copies)
 {
-	driver_begin("1x64MiB");
 	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
 	CUdeviceptr ptr = alloc(MIB);
 	void *memory = NULL;

@@ -6,9 +6,10 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+BEGIN_EACH(driver_begin_64m)
+
 START_TEST(kernels_get_their_parameters_both_ways)
 {
-	driver_begin("1x64MiB");
 	CUdeviceptr ptr = alloc(64);
 	uint32_t value = 5;
 	void *params[] = {&ptr, &value};
@@ -31,7 +32,6 @@ END_TEST
 
 START_TEST(other_ways_to_launch_are_launches)
 {
-	driver_begin("1x64MiB");
 	CUdeviceptr ptr = alloc(64);
 	uint32_t value = 5;
 	void *params[] = {&ptr, &value};
@@ -67,7 +67,6 @@ END_TEST
 
 START_TEST(pointers_hide_in_memory_and_in_variables)
 {
-	driver_begin("1x64MiB");
 	CUdeviceptr ptr = alloc(64), place = alloc(8), variable;
 	size_t bytes = 0;
 
@@ -88,7 +87,6 @@ END_TEST
 /* The address of a store need not be a parameter, nor in memory when the kernel is submitted. */
 START_TEST(a_hidden_write_to_read_only_memory_ends_the_context)
 {
-	driver_begin("1x64MiB");
 	CUdeviceptr addr = chunk_map(chunk_new(GRANULE), GRANULE, READ_WRITE), place = alloc(8);
 
 	ck_ok(launch_put(addr, 1, NULL));
@@ -103,12 +101,9 @@ END_TEST
 
 START_TEST(a_kernel_waits_for_another_stream)
 {
-	driver_begin("1x64MiB");
 	CUstream a = stream_new(CU_STREAM_NON_BLOCKING), b = stream_new(CU_STREAM_NON_BLOCKING);
-	CUdeviceptr words = alloc(64);
+	CUdeviceptr words = zeroed(64);
 
-	ck_ok(cu.MemsetD8_v2(words, 0, 64));
-	ck_ok(cu.CtxSynchronize());
 	ck_ok(launch_put_late(words, words + 4, 7, a));
 	ck_cu(cu.StreamQuery(a), CUDA_ERROR_NOT_READY);
 	ck_ok(launch_put(words, 1, b));
@@ -120,9 +115,8 @@ END_TEST
 /* As measured on an H200: sets and copies on the device are kernels, copies from and to the host are not. */
 START_TEST(a_kernel_that_fills_the_device_keeps_kernels_out)
 {
-	driver_begin("1x64MiB");
 	CUstream streams[4];
-	CUdeviceptr words = alloc(64), other = alloc(64), begun = words + 4;
+	CUdeviceptr words = zeroed(64), other = alloc(64), begun = words + 4;
 	void *params[] = {&words, &begun};
 	uint32_t word = 0, one = 1;
 	CUmodule module;
@@ -133,8 +127,6 @@ START_TEST(a_kernel_that_fills_the_device_keeps_kernels_out)
 	}
 	ck_ok(cu.ModuleLoadData(&module, &spin_image));
 	ck_ok(cu.ModuleGetFunction(&hold, module, "hold"));
-	ck_ok(cu.MemsetD8_v2(words, 0, 64));
-	ck_ok(cu.CtxSynchronize());
 	ck_ok(cu.LaunchKernel(hold, 264, 1, 1, 1024, 1, 1, 0, streams[0], params, NULL));
 	while (word == 0) {
 		ck_ok(cu.MemcpyDtoHAsync_v2(&word, begun, sizeof(word), streams[3]));
@@ -157,14 +149,11 @@ END_TEST
 /* As measured on an H200: a change of access, or an unmap, waits for nobody, and the late store faults. */
 START_TEST_WITH(a_late_store_meets_a_change_or_the_unmap, .n = 2)
 {
-	driver_begin("1x64MiB");
 	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING),
 		 b = stream_new(CU_STREAM_NON_BLOCKING);
-	CUdeviceptr flag = alloc(4);
+	CUdeviceptr flag = zeroed(4);
 	CUdeviceptr addr = chunk_map(chunk_new(GRANULE), GRANULE, READ_WRITE);
 
-	ck_ok(cu.MemsetD8_v2(flag, 0, 4));
-	ck_ok(cu.CtxSynchronize());
 	ck_ok(launch_put_late(flag, addr, 7, stream));
 	ck_ok(_i ? cu.MemUnmap(addr, GRANULE) : set_access(addr, GRANULE, READ_ONLY));
 	ck_cu(cu.StreamQuery(stream), CUDA_ERROR_NOT_READY);
@@ -177,17 +166,14 @@ END_TEST
 /* Other memory is mapped, opened and unmapped beside a kernel that runs. */
 START_TEST(other_ranges_change_beside_a_kernel)
 {
-	driver_begin("1x64MiB");
 	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING),
 		 b = stream_new(CU_STREAM_NON_BLOCKING);
-	CUdeviceptr flag = alloc(8);
+	CUdeviceptr flag = zeroed(8);
 	CUdeviceptr at = reserve(2 * GRANULE);
 	CUmemGenericAllocationHandle first = chunk_new(GRANULE), second = chunk_new(GRANULE);
 
 	ck_ok(cu.MemMap(at, GRANULE, 0, first, 0));
 	ck_ok(set_access(at, GRANULE, READ_WRITE));
-	ck_ok(cu.MemsetD8_v2(flag, 0, 8));
-	ck_ok(cu.CtxSynchronize());
 	ck_ok(launch_put_late(flag, at, 7, stream));
 	ck_ok(cu.MemMap(at + GRANULE, GRANULE, 0, second, 0));
 	ck_ok(set_access(at + GRANULE, GRANULE, READ_WRITE));
@@ -223,15 +209,12 @@ static void *open_later(void *argument)
 
 START_TEST(a_free_waits_for_kernels)
 {
-	CUcontext ctx = driver_begin("1x64MiB");
 	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
-	CUdeviceptr flag = alloc(4), freed = alloc(GRANULE), other = alloc(4);
+	CUdeviceptr flag = zeroed(4), freed = alloc(GRANULE), other = alloc(4);
 	atomic_bool is_freed = false;
-	struct opener opener = {.ctx = ctx, .flag = flag, .is_freed = &is_freed};
+	struct opener opener = {.ctx = driver_context, .flag = flag, .is_freed = &is_freed};
 	pthread_t thread;
 
-	ck_ok(cu.MemsetD8_v2(flag, 0, 4));
-	ck_ok(cu.CtxSynchronize());
 	ck_ok(launch_put_late(flag, other, 7, stream));
 	ck_assert_int_eq(pthread_create(&thread, NULL, open_later, &opener), 0);
 	ck_ok(cu.MemFree_v2(freed));
@@ -245,13 +228,10 @@ END_TEST
 /* Nobody has to come for those that wait when the context is lost. */
 START_TEST(waiting_kernels_end_with_their_context)
 {
-	driver_begin("1x64MiB");
 	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING),
 		 b = stream_new(CU_STREAM_NON_BLOCKING);
-	CUdeviceptr flag = alloc(8);
+	CUdeviceptr flag = zeroed(8);
 
-	ck_ok(cu.MemsetD8_v2(flag, 0, 8));
-	ck_ok(cu.CtxSynchronize());
 	ck_ok(launch_put_late(flag, flag + 4, 7, stream));
 	ck_ok(launch_put(reserve(GRANULE), 1, b));
 	ck_cu(cu.StreamSynchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);

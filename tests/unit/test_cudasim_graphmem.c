@@ -2,6 +2,8 @@
 /* The simulated driver: memory that graphs allocate. */
 #include "tests/cudasim/test_given.h"
 
+BEGIN_EACH(driver_begin_64m)
+
 #define RELAXED CU_STREAM_CAPTURE_MODE_RELAXED
 
 static uint64_t attribute(CUgraphMem_attribute which)
@@ -40,7 +42,6 @@ static CUgraph capture(CUstream stream, CUdeviceptr out, bool is_freed, CUdevice
 
 START_TEST(memory_is_there_when_it_is_launched)
 {
-	driver_begin("1x64MiB");
 	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
 	CUdeviceptr out = alloc(GRANULE), ptr;
 	CUgraph graph = capture(stream, out, true, &ptr);
@@ -71,7 +72,6 @@ END_TEST
 
 START_TEST(what_a_graph_leaves_is_freed_by_the_program)
 {
-	driver_begin("1x64MiB");
 	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
 	CUdeviceptr out = alloc(GRANULE), ptr;
 	CUgraph graph = capture(stream, out, false, &ptr);
@@ -111,7 +111,6 @@ END_TEST
 
 START_TEST(nodes_allocate_and_free)
 {
-	driver_begin("1x64MiB");
 	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
 	CUgraph graph, clone;
 	CUgraphNode take, give, set;
@@ -143,7 +142,7 @@ START_TEST(nodes_allocate_and_free)
 }
 END_TEST
 
-START_TEST(a_launch_that_finds_no_memory_is_refused)
+START_TEST_WITH(a_launch_that_finds_no_memory_is_refused, .begin = driver_not_yet)
 {
 	driver_begin("1x16MiB");
 	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);

@@ -2,6 +2,8 @@
 /* The simulated driver: graphs made node by node, their executables, and how those change. */
 #include "tests/cudasim/test_given.h"
 
+BEGIN_EACH(driver_begin_64m)
+
 static CUgraph graph_new(void)
 {
 	CUgraph graph = NULL;
@@ -84,7 +86,6 @@ static void CUDA_CB count_up(void *data)
 
 START_TEST(nodes_run_in_the_order_of_their_edges)
 {
-	driver_begin("1x64MiB");
 	CUdeviceptr ptr = alloc(64);
 	CUgraph graph = graph_new();
 	int n_called = 0;
@@ -111,7 +112,6 @@ END_TEST
 
 START_TEST(launches_wait_for_their_stream)
 {
-	driver_begin("1x64MiB");
 	struct gate gate;
 	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
 	CUdeviceptr ptr = alloc(64);
@@ -135,7 +135,6 @@ END_TEST
 
 START_TEST(launches_of_one_executable_are_in_order)
 {
-	driver_begin("1x64MiB");
 	struct gate gate;
 	CUstream a = stream_new(CU_STREAM_NON_BLOCKING), b = stream_new(CU_STREAM_NON_BLOCKING);
 	CUgraph graph = graph_new();
@@ -157,7 +156,6 @@ END_TEST
 
 START_TEST(graphs_can_be_looked_at)
 {
-	driver_begin("1x64MiB");
 	CUdeviceptr ptr = alloc(64);
 	CUgraph graph = graph_new(), clone;
 	CUgraphNode set = add_set(graph, NULL, ptr, 5), put = add_put(graph, set, ptr, 6);
@@ -214,7 +212,6 @@ END_TEST
 
 START_TEST(executables_change_for_later_launches)
 {
-	driver_begin("1x64MiB");
 	struct gate gate;
 	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
 	CUdeviceptr ptr = alloc(64), other = ptr + 16;
@@ -248,7 +245,6 @@ END_TEST
 
 START_TEST(an_update_needs_the_same_shape)
 {
-	driver_begin("1x64MiB");
 	CUdeviceptr ptr = alloc(64);
 	CUgraph graph = graph_new(), same = graph_new(), more = graph_new(), type = graph_new();
 	CUgraphNode first = add_set(graph, NULL, ptr, 1);
@@ -281,7 +277,6 @@ END_TEST
 
 START_TEST(children_events_and_words_are_nodes)
 {
-	driver_begin("1x64MiB");
 	struct gate gate;
 	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING), other = stream_new(1);
 	CUdeviceptr ptr = alloc(64);
@@ -334,7 +329,6 @@ END_TEST
 /* As measured on an H200: without a context it is that of the memory, and what is mapped has none. */
 START_TEST(a_set_of_mapped_memory_wants_a_context)
 {
-	CUcontext ctx = driver_begin("1x64MiB");
 	CUdeviceptr addr = chunk_map(chunk_new(GRANULE), GRANULE, READ_WRITE), ptr = alloc(64);
 	CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_MEMSET};
 	CUgraph graph = graph_new();
@@ -345,7 +339,7 @@ START_TEST(a_set_of_mapped_memory_wants_a_context)
 	params.memset.width = 1;
 	params.memset.height = 1;
 	ck_cu(cu.GraphAddNode_v2(&node, graph, NULL, NULL, 0, &params), CUDA_ERROR_INVALID_VALUE);
-	params.memset.ctx = ctx;
+	params.memset.ctx = driver_context;
 	ck_ok(cu.GraphAddNode_v2(&node, graph, NULL, NULL, 0, &params));
 	params.memset.ctx = NULL;
 	params.memset.dst = ptr;
@@ -356,7 +350,6 @@ END_TEST
 /* As measured on an H200. */
 START_TEST(read_only_memory_is_no_destination)
 {
-	driver_begin("1x64MiB");
 	CUdeviceptr addr = chunk_map(chunk_new(GRANULE), GRANULE, READ_WRITE), ptr = alloc(64);
 	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
 	CUgraph graph = graph_new(), captured;
@@ -379,7 +372,6 @@ END_TEST
 /* Nobody looks at the addresses of a graph when it is launched. */
 START_TEST(a_graph_that_writes_to_read_only_memory_ends_the_context)
 {
-	driver_begin("1x64MiB");
 	CUdeviceptr addr = chunk_map(chunk_new(GRANULE), GRANULE, READ_WRITE);
 	CUgraph graph = graph_new();
 
@@ -392,19 +384,13 @@ START_TEST(a_graph_that_writes_to_read_only_memory_ends_the_context)
 }
 END_TEST
 
-static void CUDA_CB note_end(void *data)
-{
-	++*(int *)data;
-}
-
 START_TEST(objects_live_as_long_as_their_graphs)
 {
-	driver_begin("1x64MiB");
 	CUgraph graph = graph_new();
 	CUuserObject object;
 	int n_ended = 0;
 
-	ck_ok(cu.UserObjectCreate(&object, &n_ended, note_end, 1,
+	ck_ok(cu.UserObjectCreate(&object, &n_ended, count_up, 1,
 	                          CU_USER_OBJECT_NO_DESTRUCTOR_SYNC));
 	ck_ok(cu.GraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE));
 	CUgraphExec exec = instantiate(graph);

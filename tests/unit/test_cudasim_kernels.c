@@ -4,9 +4,12 @@
 
 #include <xxhash.h>
 
+#include "proto/cleanup.h"
+
+BEGIN_EACH(driver_begin_64m)
+
 START_TEST(modules_and_functions_are_looked_at)
 {
-	driver_begin("1x64MiB");
 	static const uint32_t fatbin[4] = {0xba55ed50};
 	CUmodule module;
 	CUfunction found;
@@ -29,7 +32,6 @@ END_TEST
 
 START_TEST(launches_are_checked)
 {
-	driver_begin("1x64MiB");
 	CUfunction kernel = function("cudasim_fill");
 	CUdeviceptr ptr = alloc(64);
 	uint64_t n = 64;
@@ -75,7 +77,6 @@ static uint64_t sum_of(CUdeviceptr src, uint64_t n)
 
 START_TEST(fill_and_sum_agree)
 {
-	driver_begin("1x64MiB");
 	CUdeviceptr ptr = alloc(3 * GRANULE);
 
 	ck_ok(launch_fill(ptr, 3 * GRANULE, 3, NULL));
@@ -93,7 +94,6 @@ struct root_item {
 START_TEST(digests_are_those_of_the_host)
 {
 	enum { LEAF = 8192, N_LEAVES = 300 };
-	driver_begin("1x64MiB");
 	uint8_t *content = malloc(N_LEAVES * LEAF);
 	uint64_t *expected = calloc(N_LEAVES, 16), *got = calloc(N_LEAVES, 16);
 	uint64_t n_leaves = N_LEAVES, root[2], got_root[2];
@@ -149,7 +149,6 @@ static uint32_t compare(CUdeviceptr a, CUdeviceptr b, uint64_t n, CUdeviceptr ou
 
 START_TEST(compare_finds_one_byte_and_forgets_nothing)
 {
-	driver_begin("1x64MiB");
 	CUdeviceptr a = alloc(2 * GRANULE), b = alloc(2 * GRANULE), out = alloc(4);
 
 	ck_ok(cu.MemsetD32_v2(out, 0, 1));
@@ -178,7 +177,7 @@ static void survive_next_door(int sock)
 	must_ok(cu.CtxSynchronize());
 }
 
-START_TEST(an_illegal_write_ends_the_context_for_good)
+START_TEST_WITH(an_illegal_write_ends_the_context_for_good, .begin = driver_not_yet)
 {
 	driver_setup("1x64MiB");
 	struct child child = child_start(survive_next_door);
@@ -231,7 +230,6 @@ END_TEST
 
 START_TEST(kernels_fault_where_nothing_is_mapped)
 {
-	driver_begin("1x64MiB");
 	uint64_t n = 4;
 	CUdeviceptr nowhere = reserve(GRANULE), out = alloc(8);
 	void *params[] = {&nowhere, &n, &out};
@@ -243,7 +241,6 @@ END_TEST
 
 START_TEST(kernels_fault_on_pageable_memory)
 {
-	driver_begin("1x64MiB");
 	static int pageable;
 
 	ck_ok(launch_fill((uintptr_t)&pageable, 4, 1, NULL));
@@ -252,33 +249,30 @@ START_TEST(kernels_fault_on_pageable_memory)
 }
 END_TEST
 
-START_TEST(taking_access_away_does_not_wait_for_writers)
-{
-	driver_begin("1x64MiB");
-	struct gate gate;
-	CUdeviceptr addr = chunk_map(chunk_new(GRANULE), GRANULE, READ_WRITE);
-	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
+static const struct {
+	bool is_read;     /* by a copy, or else written to by a set */
+	bool is_unmapped; /* or else it may only be read from now on */
+	bool is_freed;    /* the addresses are not host memory all of a sudden */
+} takings[] = {{false, false, false}, {true, true, false}, {true, true, true}, {false, true, true}};
 
-	gate_close(&gate, stream);
-	ck_ok(cu.MemsetD8Async(addr, 1, GRANULE, stream));
-	ck_ok(set_access(addr, GRANULE, READ_ONLY));
-	gate_open(&gate);
-	ck_cu(cu.StreamSynchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
-}
-END_TEST
-
-/* Nor are they host memory all of a sudden, when the addresses are given back as well. */
-START_TEST_WITH(unmapping_does_not_wait_for_readers, .n = 2)
+START_TEST_WITH(taking_memory_away_does_not_wait_for_work, .n = n_elements(takings))
 {
-	driver_begin("1x64MiB");
 	struct gate gate;
 	CUdeviceptr addr = chunk_map(chunk_new(GRANULE), GRANULE, READ_WRITE), ptr = alloc(GRANULE);
 	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
 
 	gate_close(&gate, stream);
-	ck_ok(cu.MemcpyDtoDAsync_v2(ptr, addr, GRANULE, stream));
-	ck_ok(cu.MemUnmap(addr, GRANULE));
-	if (_i) {
+	if (takings[_i].is_read) {
+		ck_ok(cu.MemcpyDtoDAsync_v2(ptr, addr, GRANULE, stream));
+	} else {
+		ck_ok(cu.MemsetD8Async(addr, 1, GRANULE, stream));
+	}
+	if (takings[_i].is_unmapped) {
+		ck_ok(cu.MemUnmap(addr, GRANULE));
+	} else {
+		ck_ok(set_access(addr, GRANULE, READ_ONLY));
+	}
+	if (takings[_i].is_freed) {
 		ck_ok(cu.MemAddressFree(addr, GRANULE));
 	}
 	gate_open(&gate);
@@ -286,24 +280,9 @@ START_TEST_WITH(unmapping_does_not_wait_for_readers, .n = 2)
 }
 END_TEST
 
-START_TEST(sets_meet_addresses_that_are_gone)
-{
-	driver_begin("1x64MiB");
-	struct gate gate;
-	CUdeviceptr addr = chunk_map(chunk_new(GRANULE), GRANULE, READ_WRITE);
-	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
-
-	gate_close(&gate, stream);
-	ck_ok(cu.MemsetD8Async(addr, 1, GRANULE, stream));
-	ck_ok(cu.MemUnmap(addr, GRANULE));
-	ck_ok(cu.MemAddressFree(addr, GRANULE));
-	gate_open(&gate);
-	ck_cu(cu.StreamSynchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
-}
-END_TEST
-
 /* As the driver 580.159 does on two H200s. */
-START_TEST(copies_reach_what_other_devices_allocate_but_not_what_they_map)
+START_TEST_WITH(copies_reach_what_other_devices_allocate_but_not_what_they_map,
+                .begin = driver_not_yet)
 {
 	CUcontext first = driver_begin("2x64MiB"), second;
 	CUmemGenericAllocationHandle handle;
@@ -340,7 +319,7 @@ START_TEST(copies_reach_what_other_devices_allocate_but_not_what_they_map)
 }
 END_TEST
 
-START_TEST(devices_reach_what_they_may)
+START_TEST_WITH(devices_reach_what_they_may, .begin = driver_not_yet)
 {
 	CUcontext first = driver_begin("2x64MiB"), second;
 	CUmemGenericAllocationHandle handle;

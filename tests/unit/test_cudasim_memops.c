@@ -5,18 +5,10 @@
 #include <sched.h>
 #include <stdatomic.h>
 
-static CUdeviceptr zeroed(size_t bytes)
-{
-	CUdeviceptr ptr = alloc(bytes);
-
-	ck_ok(cu.MemsetD8_v2(ptr, 0, bytes));
-	ck_ok(cu.CtxSynchronize());
-	return ptr;
-}
+BEGIN_EACH(driver_begin_64m)
 
 START_TEST(streams_wait_for_words)
 {
-	driver_begin("1x64MiB");
 	CUstream a = stream_new(CU_STREAM_NON_BLOCKING), b = stream_new(CU_STREAM_NON_BLOCKING);
 	CUdeviceptr words = zeroed(64);
 
@@ -54,7 +46,6 @@ START_TEST(conditions_are_those_of_the_header)
 		{6, 6, CU_STREAM_WAIT_VALUE_GEQ},          {6, 6, CU_STREAM_WAIT_VALUE_EQ},
 		{6, 2, CU_STREAM_WAIT_VALUE_AND},          {6, 1, CU_STREAM_WAIT_VALUE_NOR},
 	};
-	driver_begin("1x64MiB");
 	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
 	CUdeviceptr word = zeroed(8);
 
@@ -70,7 +61,6 @@ END_TEST
 
 START_TEST(batches_go_in_order)
 {
-	driver_begin("1x64MiB");
 	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
 	CUdeviceptr word = zeroed(8);
 	CUstreamBatchMemOpParams ops[3] = {0};
@@ -94,7 +84,6 @@ END_TEST
 /* A word in memory that only kernels may write is no place for a stream to write to. */
 START_TEST(writing_a_word_needs_access)
 {
-	driver_begin("1x64MiB");
 	struct gate gate;
 	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
 	CUdeviceptr addr = chunk_map(chunk_new(GRANULE), GRANULE, READ_ONLY);
@@ -119,7 +108,6 @@ static void CUDA_CB note_status(CUstream stream, CUresult status, void *data)
 
 START_TEST(callbacks_hear_of_lost_contexts)
 {
-	driver_begin("1x64MiB");
 	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
 	CUstream seen = NULL;
 	uint64_t n = 4;
@@ -146,7 +134,6 @@ END_TEST
 
 START_TEST(an_event_of_a_context_is_behind_all_its_streams)
 {
-	CUcontext ctx = driver_begin("1x64MiB");
 	struct gate first, second;
 	CUstream a = stream_new(CU_STREAM_NON_BLOCKING), b = stream_new(CU_STREAM_NON_BLOCKING);
 	CUstream c = stream_new(CU_STREAM_NON_BLOCKING);
@@ -154,11 +141,11 @@ START_TEST(an_event_of_a_context_is_behind_all_its_streams)
 	CUevent event;
 
 	ck_ok(cu.EventCreate(&event, CU_EVENT_DISABLE_TIMING));
-	ck_ok(cu.CtxRecordEvent(ctx, event));
+	ck_ok(cu.CtxRecordEvent(driver_context, event));
 	ck_ok(cu.EventQuery(event));
 	gate_close(&first, a);
 	gate_close(&second, b);
-	ck_ok(cu.CtxRecordEvent(ctx, event));
+	ck_ok(cu.CtxRecordEvent(driver_context, event));
 	ck_ok(cu.MemsetD8Async(ptr, 1, 4, c)); /* later, and not waited for */
 	ck_ok(cu.StreamSynchronize(c));
 	ck_cu(cu.EventQuery(event), CUDA_ERROR_NOT_READY);
@@ -174,7 +161,6 @@ END_TEST
 /* The default stream waits for blocking ones, and they for it; but not for the sake of the event. */
 START_TEST(an_event_of_a_context_holds_no_stream_back)
 {
-	CUcontext ctx = driver_begin("1x64MiB");
 	struct gate first;
 	struct gate second;
 	CUstream a = stream_new(CU_STREAM_DEFAULT);
@@ -187,7 +173,7 @@ START_TEST(an_event_of_a_context_holds_no_stream_back)
 	sem_init(&second.entered, 0, 0);
 	sem_init(&second.open, 0, 0);
 	ck_ok(cu.LaunchHostFunc(a, stand_at_gate, &second));
-	ck_ok(cu.CtxRecordEvent(ctx, event));
+	ck_ok(cu.CtxRecordEvent(driver_context, event));
 	ck_ok(cu.MemsetD8Async(ptr, 1, 4, b));
 	gate_open(&first);
 	ck_ok(cu.StreamSynchronize(b));
@@ -199,7 +185,6 @@ END_TEST
 
 START_TEST(streams_know_what_they_are)
 {
-	driver_begin("1x64MiB");
 	CUstream stream;
 	unsigned flags = 9;
 	int priority = 9;

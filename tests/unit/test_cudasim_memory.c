@@ -2,9 +2,10 @@
 /* The simulated driver: allocations, what pointers say, copies and sets. */
 #include "tests/cudasim/test_work.h"
 
+BEGIN_EACH(driver_begin_64m)
+
 START_TEST(small_allocations_share_a_granule)
 {
-	driver_begin("1x64MiB");
 	CUdeviceptr a = alloc(100), b = alloc(100), c = alloc(MIB + 1);
 
 	ck_assert_uint_eq(a % 512, 0);
@@ -32,7 +33,6 @@ END_TEST
 START_TEST(slabs_fill_up_and_empty)
 {
 	enum { N = 10000 };
-	driver_begin("1x64MiB");
 	CUdeviceptr *ptrs = calloc(N, sizeof(*ptrs));
 
 	for (int i = 0; i < N; i++) {
@@ -63,7 +63,6 @@ START_TEST(arrays_take_whole_granules)
 	const CUDA_ARRAY3D_DESCRIPTOR cube = {128, 128, 128, CU_AD_FORMAT_HALF, 1, 0};
 	const CUDA_ARRAY_DESCRIPTOR none = {0, 1, CU_AD_FORMAT_FLOAT, 4};
 
-	driver_begin("1x64MiB");
 	ck_ok(cu.ArrayCreate_v2(&small, &hundred));
 	ck_assert_uint_eq(used_bytes(), GRANULE);
 	ck_ok(cu.ArrayCreate_v2(&large, &thousand));
@@ -89,7 +88,6 @@ START_TEST(managed_memory_is_on_the_host)
 	unsigned is_managed = 0;
 	cuuint64_t kept = 1;
 
-	driver_begin("1x64MiB");
 	/* More than the device has. */
 	ck_ok(cu.MemAllocManaged(&ptr, 128 * MIB, CU_MEM_ATTACH_GLOBAL));
 	*(volatile char *)ptr = 1;
@@ -109,7 +107,6 @@ END_TEST
 START_TEST(torn_slabs_are_left_alone)
 {
 	enum { N = 8 };
-	driver_begin("1x64MiB");
 	CUdeviceptr ptrs[N];
 
 	for (int i = 0; i < N; i++) {
@@ -133,7 +130,6 @@ END_TEST
 
 START_TEST(allocations_are_not_chunks)
 {
-	driver_begin("1x64MiB");
 	CUdeviceptr ptr = alloc(2 * GRANULE);
 	CUmemGenericAllocationHandle handle = chunk_new(GRANULE);
 	CUipcMemHandle ipc;
@@ -153,7 +149,6 @@ END_TEST
 
 START_TEST(pitches_are_multiples_of_512)
 {
-	driver_begin("1x64MiB");
 	CUdeviceptr ptr;
 	size_t pitch;
 
@@ -179,7 +174,6 @@ static uint64_t pointer_word(CUpointer_attribute attribute, CUdeviceptr ptr)
 
 START_TEST(pointers_are_known_by_what_they_point_to)
 {
-	CUcontext ctx = driver_begin("1x64MiB");
 	CUdeviceptr ptr = alloc(1000), base;
 	CUdeviceptr chunks = reserve(4 * GRANULE);
 	CUmemGenericAllocationHandle handle = chunk_new(GRANULE);
@@ -188,7 +182,8 @@ START_TEST(pointers_are_known_by_what_they_point_to)
 
 	ck_ok(cu.MemMap(chunks, GRANULE, 0, handle, 0));
 	ck_ok(cu.MemMap(chunks + GRANULE, GRANULE, 0, handle, 0));
-	ck_assert_uint_eq(pointer_word(CU_POINTER_ATTRIBUTE_CONTEXT, ptr + 9), (uintptr_t)ctx);
+	ck_assert_uint_eq(pointer_word(CU_POINTER_ATTRIBUTE_CONTEXT, ptr + 9),
+	                  (uintptr_t)driver_context);
 	ck_assert_uint_eq(pointer_word(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, ptr),
 	                  CU_MEMORYTYPE_DEVICE);
 	ck_assert_uint_eq(pointer_word(CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, ptr + 9), ptr);
@@ -234,7 +229,6 @@ END_TEST
 
 START_TEST(host_memory_can_be_pinned_and_registered)
 {
-	driver_begin("1x64MiB");
 	CUdeviceptr ptr;
 	void *host;
 	char *plain = malloc(64 * 1024);
@@ -267,7 +261,6 @@ END_TEST
 
 START_TEST(copies_cross_mappings_and_reservations)
 {
-	driver_begin("1x64MiB");
 	CUdeviceptr first, second;
 	CUmemGenericAllocationHandle a = chunk_new(GRANULE), b = chunk_new(2 * GRANULE);
 	uint8_t *in = malloc(3 * GRANULE), *out = malloc(3 * GRANULE);
@@ -301,7 +294,6 @@ END_TEST
 
 START_TEST(forbidden_copies_are_refused_and_nothing_else)
 {
-	driver_begin("1x64MiB");
 	CUmemGenericAllocationHandle handle = chunk_new(GRANULE);
 	CUdeviceptr writable = chunk_map(handle, GRANULE, READ_WRITE);
 	CUdeviceptr readable = chunk_map(handle, GRANULE, READ_ONLY);
@@ -339,7 +331,6 @@ END_TEST
 
 START_TEST(sets_write_their_elements)
 {
-	driver_begin("1x64MiB");
 	CUdeviceptr ptr = alloc(64);
 
 	ck_ok(cu.MemsetD8_v2(ptr, 0x11, 64));
@@ -355,7 +346,6 @@ END_TEST
 
 START_TEST(managed_memory_can_be_asked_anywhere)
 {
-	driver_begin("1x64MiB");
 	CUdeviceptr managed, ptr;
 	CUmemLocation device = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0};
 	unsigned value = 1;

@@ -5,6 +5,8 @@
 #include <dirent.h>
 #include <pthread.h>
 
+BEGIN_EACH(driver_begin_64m)
+
 static int count_threads(void)
 {
 	DIR *dir = opendir("/proc/self/task");
@@ -17,7 +19,7 @@ static int count_threads(void)
 	return n;
 }
 
-START_TEST(threads_appear_with_the_first_work)
+START_TEST_WITH(threads_appear_with_the_first_work, .begin = driver_not_yet)
 {
 	driver_setup("1x64MiB");
 	int n_before = count_threads();
@@ -43,7 +45,6 @@ END_TEST
 
 START_TEST(streams_run_later_and_in_order)
 {
-	driver_begin("1x64MiB");
 	struct gate gate;
 	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
 	CUdeviceptr ptr = alloc(64);
@@ -70,7 +71,6 @@ END_TEST
 
 START_TEST(pageable_memory_is_copied_before_the_call_returns)
 {
-	driver_begin("1x64MiB");
 	CUstream stream = stream_new(0);
 	CUdeviceptr ptr = alloc(4);
 	uint32_t value = 11;
@@ -85,7 +85,6 @@ END_TEST
 
 START_TEST(events_order_streams)
 {
-	driver_begin("1x64MiB");
 	struct gate gate;
 	CUstream a = stream_new(CU_STREAM_NON_BLOCKING), b = stream_new(CU_STREAM_NON_BLOCKING);
 	CUdeviceptr ptr = alloc(4);
@@ -128,7 +127,6 @@ END_TEST
 
 START_TEST(the_default_stream_orders_blocking_streams_only)
 {
-	driver_begin("1x64MiB");
 	struct gate gate;
 	CUstream blocking = stream_new(0), other = stream_new(0);
 	CUstream free_one = stream_new(CU_STREAM_NON_BLOCKING);
@@ -158,7 +156,6 @@ END_TEST
 
 START_TEST(destroyed_streams_finish_their_work)
 {
-	driver_begin("1x64MiB");
 	struct gate gate;
 	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
 	CUdeviceptr ptr = alloc(4);
@@ -174,7 +171,6 @@ END_TEST
 
 START_TEST(stream_ordered_memory_is_freed_in_order)
 {
-	driver_begin("1x64MiB");
 	struct gate gate;
 	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
 	CUdeviceptr ptr;
@@ -229,17 +225,6 @@ static void *work(void *arg)
 	return NULL;
 }
 
-/* As programs get it that are built for default streams by thread. */
-static void *per_thread(const char *name)
-{
-	void *call = NULL;
-
-	ck_ok(cu.GetProcAddress_v2(name, &call, 13000,
-	                           CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, NULL));
-	ck_assert_ptr_nonnull(call);
-	return call;
-}
-
 static unsigned long long id_of(CUstream stream)
 {
 	unsigned long long id = 0;
@@ -259,7 +244,6 @@ static void *own_id(void *ctx)
 
 START_TEST(threads_have_default_streams)
 {
-	CUcontext ctx = driver_begin("1x64MiB");
 	CUdeviceptr ptr = alloc(64);
 	unsigned long long own = id_of(CU_STREAM_PER_THREAD);
 	unsigned long long id = 0;
@@ -273,7 +257,7 @@ START_TEST(threads_have_default_streams)
 	ck_assert_uint_eq(own, id_of(CU_STREAM_PER_THREAD));
 	ck_ok(get_id(NULL, &id));
 	ck_assert_uint_eq(id, own);
-	pthread_create(&thread, NULL, own_id, ctx);
+	pthread_create(&thread, NULL, own_id, driver_context);
 	pthread_join(thread, &other);
 	ck_assert_uint_ne(*(unsigned long long *)other, own);
 	/* Work on it is on nobody else's stream. */
@@ -288,7 +272,7 @@ START_TEST(threads_have_default_streams)
 }
 END_TEST
 
-START_TEST(threads_do_not_disturb_each_other)
+START_TEST_WITH(threads_do_not_disturb_each_other, .begin = driver_not_yet)
 {
 	CUcontext ctx = driver_begin("1x256MiB");
 	pthread_t threads[4];
@@ -354,7 +338,6 @@ START_TEST(captures_forbid_by_modes)
 		{global, relaxed, false, CUDA_SUCCESS}, {local, global, false, CUDA_SUCCESS},
 		{relaxed, global, false, CUDA_SUCCESS},
 	};
-	CUcontext ctx = driver_begin("1x64MiB");
 	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
 	CUevent event;
 	CUgraph graph;
@@ -369,7 +352,7 @@ START_TEST(captures_forbid_by_modes)
 			result = cu.EventQuery(event);
 			ck_ok(cu.ThreadExchangeStreamCaptureMode(&mode));
 		} else {
-			result = ask_elsewhere(ctx, mode, event);
+			result = ask_elsewhere(driver_context, mode, event);
 		}
 		ck_assert_msg(result == cases[i].result, "case %zu gave %d", i, result);
 		ck_cu(cu.StreamEndCapture(stream, &graph),
@@ -378,7 +361,7 @@ START_TEST(captures_forbid_by_modes)
 }
 END_TEST
 
-START_TEST(captures_forbid_in_any_mode)
+START_TEST_WITH(captures_forbid_in_any_mode, .begin = driver_not_yet)
 {
 	CUcontext ctx = driver_begin("2x64MiB");
 	CUcontext second;
@@ -409,7 +392,6 @@ END_TEST
 
 START_TEST(captures_end_with_their_stream_and_context)
 {
-	CUcontext ctx = driver_begin("1x64MiB");
 	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
 	CUcontext again;
 	unsigned long long first = 0;
@@ -420,11 +402,11 @@ START_TEST(captures_end_with_their_stream_and_context)
 	alloc(GRANULE);
 	stream = stream_new(CU_STREAM_NON_BLOCKING);
 	ck_ok(cu.StreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
-	ck_ok(cu.CtxGetId(ctx, &first));
+	ck_ok(cu.CtxGetId(driver_context, &first));
 	ck_ok(cu.DevicePrimaryCtxReset_v2(0));
 	ck_ok(cu.DevicePrimaryCtxRetain(&again, 0));
 	ck_ok(cu.CtxGetId(again, &next));
-	ck_assert_ptr_eq(again, ctx);
+	ck_assert_ptr_eq(again, driver_context);
 	ck_assert_uint_ne(next, first);
 	ck_ok(cu.CtxSetCurrent(again));
 	alloc(GRANULE);
