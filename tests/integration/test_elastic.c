@@ -407,7 +407,8 @@ static void work_at_random(uint32_t flags, bool works_ahead)
 	pthread_join(thread, NULL);
 	ck_assert_uint_gt(n_back, 0);
 	ck_assert_uint_gt(n_shown, 0);
-	ck_assert_uint_gt(stats().n_returns, 0);
+	/* Who asks a glaked that ends may never get one. */
+	ck_assert(stats().n_returns > 0 || ends_glaked);
 	ck_assert_int_eq(stats().n_ahead > 0, works_ahead);
 	ck_assert(glake__space_is_valid());
 	world_disconnect(other);
@@ -472,6 +473,7 @@ START_TEST_WITH(glaked_may_end_at_any_time, .begin = begin_kept)
 	pid_t client = world_client(work_beside_ends, NULL);
 	while (*world_stage < 1) {
 		while (*world_stage < 1 && atomic_load(n_done) == n_seen) {
+			ck_assert_int_ne(world_state_of(client, &(pid_t){0}), 'Z');
 			usleep(1000);
 		}
 		n_seen = atomic_load(n_done);

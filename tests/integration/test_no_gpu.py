@@ -58,12 +58,18 @@ class WithoutGpu(unittest.TestCase):
         return subprocess.run([CTL, "--socket", self.socket, *words], capture_output=True, text=True, check=False, timeout=60,
                               env={**os.environ, "GLAKE_LIBCUDA": self.driver})
 
+    def have_waited(self, ms):
+        """glaked has looked for so long already: so long it waits now, a minute at most."""
+        with open(self.waits, "w", encoding="ascii") as file:
+            file.write(f"{max(1, boot_ms() - ms)}\n")
+
     def test_each_command_says_why(self):
+        self.have_waited(60000)
         self.start()
         for words in (("status",), ("tenants",), ("load", self.config), ("top", "--once"), ("drain",)):
             done = self.ctl(*words)
             self.assertEqual((done.returncode, done.stdout), (3, ""), done.stderr)
-            self.assertRegex(done.stderr, rf"\Aglakectl: {words[0]}: .*{WHY}{self.driver}: .*; it looks again in [12] s\n")
+            self.assertRegex(done.stderr, rf"\Aglakectl: {words[0]}: .*{WHY}{self.driver}: .*; it looks again in \d+ s\n")
         # What the doctor would say.
         lines = re.sub(r"\s+", " ", self.ctl("status").stderr)
         self.assertIn(f"error driver {self.driver}: cannot open shared object file", lines)
@@ -85,8 +91,7 @@ class WithoutGpu(unittest.TestCase):
         for waited_ms, seconds in ((None, 2), (500, 2), (4500, 4), (31000, 31), (10**7, 60), (-10**6, 2)):
             with self.subTest(waited_ms):
                 if waited_ms is not None:
-                    with open(self.waits, "w", encoding="ascii") as file:
-                        file.write(f"{max(1, boot_ms() - waited_ms)}\n")
+                    self.have_waited(waited_ms)
                 before = len(self.log_text())
                 daemon = self.start()
                 self.wait_for(lambda: "looks again in" in self.log_text()[before:])
@@ -114,8 +119,7 @@ class WithoutGpu(unittest.TestCase):
             self.assertEqual(daemon.wait(10), status, number)
 
     def test_who_says_nothing_or_nonsense_keeps_nobody_out(self):
-        with open(self.waits, "w", encoding="ascii") as file:
-            file.write(f"{max(1, boot_ms() - 40000)}\n")
+        self.have_waited(40000)
         daemon = self.start()
         callers = []
         for i in range(300):
