@@ -23,6 +23,43 @@
 
 /* ---- one request, one answer ------------------------------------------------------------------ */
 
+/* Who gets the rows of an answer. */
+struct reader {
+	union {
+		glake_status_fn status;
+		glake_metric_fn metric;
+		glake_histogram_fn histogram;
+		glake_session_fn session;
+		glake_tenant_fn tenant;
+		glake_model_fn model;
+		glake_block_fn block;
+		glake_event_fn event;
+		glake_use_fn use;
+		glake_sleeper_fn sleeper;
+		glake_mistake_fn mistake;
+	} row;
+	void *user;
+};
+
+/* Returns what @show returns of the answer, or an error. NULL: it says no more than that it was done. */
+static int ask(struct glake_session *session, Glake__Wire__Request *request,
+               Glake__Wire__Answer__BodyCase kind,
+               int (*show)(const Glake__Wire__Answer *answer, const struct reader *reader),
+               const struct reader *reader)
+{
+	int r = glake__session_check(session);
+	if (r < 0) {
+		return r;
+	}
+	struct glake__call call;
+	r = glake__call(&session->link, &call, request, kind, NULL, 0);
+	if (r == 0) {
+		r = show ? show(call.answer, reader) : 0;
+		glake__call_end(&session->link, &call);
+	}
+	return glake__leave(session, r);
+}
+
 static void take_device(struct glake_device_status *to, const Glake__Wire__DeviceStatus *from)
 {
 	*to = (struct glake_device_status){
@@ -76,8 +113,9 @@ static void take_host(struct glake_host_status *to, const Glake__Wire__HostStatu
 	};
 }
 
-static int show_status(const Glake__Wire__StatusAnswer *from, glake_status_fn row, void *user)
+static int show_status(const Glake__Wire__Answer *answer, const struct reader *reader)
 {
+	const Glake__Wire__StatusAnswer *from = answer->status_get;
 	cleanup_free struct glake_device_status *devices = calloc(from->n_devices + 1,
 	                                                          sizeof(*devices));
 	cleanup_free struct glake_host_status *hosts = calloc(from->n_hosts + 1, sizeof(*hosts));
@@ -123,65 +161,38 @@ static int show_status(const Glake__Wire__StatusAnswer *from, glake_status_fn ro
 		.drained_by = from->drained_by,
 		.n_programs = from->n_programs,
 	};
-	return row(user, &status);
+	return reader->row.status(reader->user, &status);
 }
 
 int glake_get_status(struct glake_session *session, glake_status_fn row, void *user)
 {
-	int r = glake__session_check(session);
-	if (r < 0) {
-		return r;
-	}
-	Glake__Wire__Request *request = REQUEST(STATUS_GET, StatusGet, status_get);
-	struct glake__call call;
-	r = glake__call(&session->link, &call, request, GLAKE__WIRE__ANSWER__BODY_STATUS_GET, NULL,
-	                0);
-	if (r == 0) {
-		r = show_status(call.answer->status_get, row, user);
-		glake__call_end(&session->link, &call);
-	}
-	return glake__leave(session, r);
+	const struct reader reader = {.row.status = row, .user = user};
+	return ask(session, REQUEST(STATUS_GET, StatusGet, status_get),
+	           GLAKE__WIRE__ANSWER__BODY_STATUS_GET, show_status, &reader);
 }
 
-typedef int (*show_stats_fn)(const Glake__Wire__StatsAnswer *stats, const void *row, void *user);
-
-/* @row: a pointer to the callback. */
-static int get_stats(struct glake_session *session, show_stats_fn show, const void *row, void *user)
+static int show_metrics(const Glake__Wire__Answer *answer, const struct reader *reader)
 {
-	int r = glake__session_check(session);
-	if (r < 0) {
-		return r;
-	}
-	Glake__Wire__Request *request = REQUEST(STATS_GET, StatsGet, stats_get);
-	struct glake__call call;
-	r = glake__call(&session->link, &call, request, GLAKE__WIRE__ANSWER__BODY_STATS_GET, NULL,
-	                0);
-	if (r == 0) {
-		r = show(call.answer->stats_get, row, user);
-		glake__call_end(&session->link, &call);
-	}
-	return glake__leave(session, r);
-}
-
-static int show_metrics(const Glake__Wire__StatsAnswer *stats, const void *row, void *user)
-{
-	const glake_metric_fn *fn = row;
+	const Glake__Wire__StatsAnswer *stats = answer->stats_get;
 	int r = 0;
 	for (size_t i = 0; r == 0 && i < stats->n_metrics; i++) {
 		const Glake__Wire__Metric *metric = stats->metrics[i];
-		r = (*fn)(user, TEXT(metric->name), metric->value, TEXT(metric->help));
+		r = reader->row.metric(reader->user, TEXT(metric->name), metric->value,
+		                       TEXT(metric->help));
 	}
 	return r;
 }
 
 int glake_get_stats(struct glake_session *session, glake_metric_fn row, void *user)
 {
-	return get_stats(session, show_metrics, &row, user);
+	const struct reader reader = {.row.metric = row, .user = user};
+	return ask(session, REQUEST(STATS_GET, StatsGet, stats_get),
+	           GLAKE__WIRE__ANSWER__BODY_STATS_GET, show_metrics, &reader);
 }
 
-static int show_histograms(const Glake__Wire__StatsAnswer *stats, const void *row, void *user)
+static int show_histograms(const Glake__Wire__Answer *answer, const struct reader *reader)
 {
-	const glake_histogram_fn *fn = row;
+	const Glake__Wire__StatsAnswer *stats = answer->stats_get;
 	int r = 0;
 	for (size_t i = 0; r == 0 && i < stats->n_histograms; i++) {
 		const Glake__Wire__Histogram *from = stats->histograms[i];
@@ -197,14 +208,16 @@ static int show_histograms(const Glake__Wire__StatsAnswer *stats, const void *ro
 			.counts = from->counts,
 			.sum_ns = from->sum_ns,
 		};
-		r = (*fn)(user, &histogram);
+		r = reader->row.histogram(reader->user, &histogram);
 	}
 	return r;
 }
 
 int glake_get_histograms(struct glake_session *session, glake_histogram_fn row, void *user)
 {
-	return get_stats(session, show_histograms, &row, user);
+	const struct reader reader = {.row.histogram = row, .user = user};
+	return ask(session, REQUEST(STATS_GET, StatsGet, stats_get),
+	           GLAKE__WIRE__ANSWER__BODY_STATS_GET, show_histograms, &reader);
 }
 
 /* ---- paged lists ------------------------------------------------------------------------------ */
@@ -214,18 +227,9 @@ struct list {
 	Glake__Wire__Answer__BodyCase kind;
 	void (*ask)(Glake__Wire__Request *request, void *body, uint64_t after);
 	/* Returns what the callback returned; *next_out: the next page's cursor. */
-	int (*show)(const Glake__Wire__Answer *answer, const struct list *list, uint64_t *next_out);
-	union {
-		glake_session_fn session;
-		glake_tenant_fn tenant;
-		glake_model_fn model;
-		glake_block_fn block;
-		glake_event_fn event;
-		glake_use_fn use;
-		glake_sleeper_fn sleeper;
-		glake_mistake_fn mistake;
-	} row;
-	void *user;
+	int (*show)(const Glake__Wire__Answer *answer, const struct reader *reader,
+	            uint64_t *next_out);
+	struct reader reader;
 	uint64_t after; /* begin behind this row */
 };
 
@@ -244,10 +248,10 @@ union list_body {
 #define LIST(NAME, name, row_, user_) \
 	{ \
 		.kind = GLAKE__WIRE__ANSWER__BODY_##NAME##_LIST, .ask = ask_##name##s, \
-		.show = show_##name##s, .row.name = (row_), .user = (user_) \
+		.show = show_##name##s, .reader.row.name = (row_), .reader.user = (user_) \
 	}
 
-/* Defines those two, behind show_@name(), which shows one row. */
+/* Defines those two, behind show_@name(), which shows one row; and glake_list_@names(). */
 #define PAGES(Name, NAME, name) \
 	static void ask_##name##s(Glake__Wire__Request *request, void *body, uint64_t after) \
 	{ \
@@ -257,16 +261,21 @@ union list_body {
 		request->body_case = GLAKE__WIRE__REQUEST__BODY_##NAME##_LIST; \
 		request->name##_list = list; \
 	} \
-	static int show_##name##s(const Glake__Wire__Answer *answer, const struct list *list, \
+	static int show_##name##s(const Glake__Wire__Answer *answer, const struct reader *reader, \
 	                          uint64_t *next_out) \
 	{ \
 		const Glake__Wire__##Name##ListAnswer *page = answer->name##_list; \
 		int r = 0; \
 		for (size_t i = 0; r == 0 && i < page->n_##name##s; i++) { \
-			r = show_##name(page->name##s[i], list); \
+			r = show_##name(page->name##s[i], reader); \
 		} \
 		*next_out = page->next; \
 		return r; \
+	} \
+	int glake_list_##name##s(struct glake_session *session, glake_##name##_fn row, void *user) \
+	{ \
+		const struct list list = LIST(NAME, name, row, user); \
+		return walk(session, &list); \
 	}
 
 static int walk_pages(struct glake_session *session, const struct list *list)
@@ -283,7 +292,7 @@ static int walk_pages(struct glake_session *session, const struct list *list)
 			return r;
 		}
 		uint64_t next = 0;
-		r = list->show(call.answer, list, &next);
+		r = list->show(call.answer, &list->reader, &next);
 		glake__call_end(&session->link, &call);
 		if (r == 0 && next != 0 && next <= after) {
 			return glake__link_kill(&session->link, GLAKE_E_PROTOCOL,
@@ -337,11 +346,14 @@ static void take_pool(struct glake_session_pool *to, const Glake__Wire__PoolRepo
 	};
 }
 
-static int show_session(const Glake__Wire__SessionInfo *from, const struct list *list)
+static int show_session(const Glake__Wire__SessionInfo *from, const struct reader *reader)
 {
 	cleanup_free struct glake_session_device *devices = calloc(from->n_devices + 1,
 	                                                           sizeof(*devices));
-	if (!devices) {
+	cleanup_free struct glake_unsealed *unsealed = calloc(from->n_unsealed + 1,
+	                                                      sizeof(*unsealed));
+	cleanup_free struct glake_session_pool *pools = calloc(from->n_pools + 1, sizeof(*pools));
+	if (!devices || !unsealed || !pools) {
 		return glake__fail(-ENOMEM, "out of memory");
 	}
 	for (size_t i = 0; i < from->n_devices; i++) {
@@ -361,12 +373,6 @@ static int show_session(const Glake__Wire__SessionInfo *from, const struct list 
 			.live_bytes = from->devices[i]->live_bytes,
 			.knows_live = from->devices[i]->knows_live,
 		};
-	}
-	cleanup_free struct glake_unsealed *unsealed = calloc(from->n_unsealed + 1,
-	                                                      sizeof(*unsealed));
-	cleanup_free struct glake_session_pool *pools = calloc(from->n_pools + 1, sizeof(*pools));
-	if (!unsealed || !pools) {
-		return glake__fail(-ENOMEM, "out of memory");
 	}
 	for (size_t i = 0; i < from->n_pools; i++) {
 		take_pool(&pools[i], from->pools[i]);
@@ -430,16 +436,10 @@ static int show_session(const Glake__Wire__SessionInfo *from, const struct list 
 		row.refused_bytes = from->alone->refused_bytes;
 		row.refused_why = TEXT(from->alone->why);
 	}
-	return list->row.session(list->user, &row);
+	return reader->row.session(reader->user, &row);
 }
 
 PAGES(Session, SESSION, session)
-
-int glake_list_sessions(struct glake_session *session, glake_session_fn row, void *user)
-{
-	struct list list = LIST(SESSION, session, row, user);
-	return walk(session, &list);
-}
 
 static void take_refused(const Glake__Wire__Refused *from, struct glake_tenant_device *to)
 {
@@ -483,7 +483,7 @@ static struct glake_tenant_device *take_tenant_devices(Glake__Wire__TenantDevice
 	return to;
 }
 
-static int show_tenant(const Glake__Wire__TenantInfo *from, const struct list *list)
+static int show_tenant(const Glake__Wire__TenantInfo *from, const struct reader *reader)
 {
 	cleanup_free struct glake_tenant_device *devices = take_tenant_devices(from->devices,
 	                                                                       from->n_devices);
@@ -506,18 +506,12 @@ static int show_tenant(const Glake__Wire__TenantInfo *from, const struct list *l
 		.n_devices = (uint32_t)from->n_devices,
 		.devices = devices,
 	};
-	return list->row.tenant(list->user, &row);
+	return reader->row.tenant(reader->user, &row);
 }
 
 PAGES(Tenant, TENANT, tenant)
 
-int glake_list_tenants(struct glake_session *session, glake_tenant_fn row, void *user)
-{
-	struct list list = LIST(TENANT, tenant, row, user);
-	return walk(session, &list);
-}
-
-static int show_model(const Glake__Wire__ModelInfo *from, const struct list *list)
+static int show_model(const Glake__Wire__ModelInfo *from, const struct reader *reader)
 {
 	struct glake_model_row row = {
 		.id = from->id,
@@ -538,17 +532,11 @@ static int show_model(const Glake__Wire__ModelInfo *from, const struct list *lis
 		.is_published = from->is_published,
 		.copied_bytes = from->copied_bytes,
 	};
-	return list->row.model(list->user, &row);
+	return reader->row.model(reader->user, &row);
 }
 PAGES(Model, MODEL, model)
 
-int glake_list_models(struct glake_session *session, glake_model_fn row, void *user)
-{
-	struct list list = LIST(MODEL, model, row, user);
-	return walk(session, &list);
-}
-
-static int show_block(const Glake__Wire__BlockInfo *from, const struct list *list)
+static int show_block(const Glake__Wire__BlockInfo *from, const struct reader *reader)
 {
 	struct glake_block_row row = {
 		.id = from->id,
@@ -563,17 +551,11 @@ static int show_block(const Glake__Wire__BlockInfo *from, const struct list *lis
 	if (from->digest.len == sizeof(row.digest.bytes)) {
 		memcpy(row.digest.bytes, from->digest.data, sizeof(row.digest.bytes));
 	}
-	return list->row.block(list->user, &row);
+	return reader->row.block(reader->user, &row);
 }
 PAGES(Block, BLOCK, block)
 
-int glake_list_blocks(struct glake_session *session, glake_block_fn row, void *user)
-{
-	struct list list = LIST(BLOCK, block, row, user);
-	return walk(session, &list);
-}
-
-static int show_event(const Glake__Wire__EventInfo *from, const struct list *list)
+static int show_event(const Glake__Wire__EventInfo *from, const struct reader *reader)
 {
 	struct glake__pod pod;
 	glake__pod_of_cgroup(TEXT(from->cgroup), &pod);
@@ -597,7 +579,7 @@ static int show_event(const Glake__Wire__EventInfo *from, const struct list *lis
 		.used = from->used,
 		.limit = from->limit,
 	};
-	return list->row.event(list->user, &row);
+	return reader->row.event(reader->user, &row);
 }
 PAGES(Event, EVENT, event)
 
@@ -609,29 +591,18 @@ int glake_list_events_after(struct glake_session *session, uint64_t after, glake
 	return walk(session, &list);
 }
 
-int glake_list_events(struct glake_session *session, glake_event_fn row, void *user)
-{
-	return glake_list_events_after(session, 0, row, user);
-}
-
-static int show_use(const Glake__Wire__Use *from, const struct list *list)
+static int show_use(const Glake__Wire__Use *from, const struct reader *reader)
 {
 	const struct glake_use_row row = {
 		.session = from->session,
 		.n_models = (uint32_t)from->n_models,
 		.models = from->models,
 	};
-	return list->row.use(list->user, &row);
+	return reader->row.use(reader->user, &row);
 }
 PAGES(Use, USE, use)
 
-int glake_list_uses(struct glake_session *session, glake_use_fn row, void *user)
-{
-	struct list list = LIST(USE, use, row, user);
-	return walk(session, &list);
-}
-
-static int show_mistake(const Glake__Wire__MistakeInfo *from, const struct list *list)
+static int show_mistake(const Glake__Wire__MistakeInfo *from, const struct reader *reader)
 {
 	const struct glake_mistake_row row = {
 		.id = from->id,
@@ -644,15 +615,9 @@ static int show_mistake(const Glake__Wire__MistakeInfo *from, const struct list 
 		.n_words = from->n_words,
 		.kernels = TEXT(from->kernels),
 	};
-	return list->row.mistake(list->user, &row);
+	return reader->row.mistake(reader->user, &row);
 }
 PAGES(Mistake, MISTAKE, mistake)
-
-int glake_list_mistakes(struct glake_session *session, glake_mistake_fn row, void *user)
-{
-	struct list list = LIST(MISTAKE, mistake, row, user);
-	return walk(session, &list);
-}
 
 /* ---- layout ----------------------------------------------------------------------------------- */
 
@@ -744,21 +709,16 @@ static struct glake_stay *take_stays(Glake__Wire__SleepStay *const *from, size_t
 
 static const char *sleep_text(Glake__Wire__SleepWhy why)
 {
-	switch (why) {
-	case GLAKE__WIRE__SLEEP_WHY__SLEEP_SELF:
-		return "itself";
-	case GLAKE__WIRE__SLEEP_WHY__SLEEP_ASKED:
-		return "asked";
-	case GLAKE__WIRE__SLEEP_WHY__SLEEP_IDLE:
-		return "idle";
-	case GLAKE__WIRE__SLEEP_WHY__SLEEP_PRESSURE:
-		return "pressure";
-	default:
-		return "unknown";
-	}
+	static const char *const names[] = {
+		[GLAKE__WIRE__SLEEP_WHY__SLEEP_SELF] = "itself",
+		[GLAKE__WIRE__SLEEP_WHY__SLEEP_ASKED] = "asked",
+		[GLAKE__WIRE__SLEEP_WHY__SLEEP_IDLE] = "idle",
+		[GLAKE__WIRE__SLEEP_WHY__SLEEP_PRESSURE] = "pressure",
+	};
+	return (unsigned)why < n_elements(names) ? names[why] : "unknown";
 }
 
-static int show_sleeper(const Glake__Wire__SleeperInfo *from, const struct list *list)
+static int show_sleeper(const Glake__Wire__SleeperInfo *from, const struct reader *reader)
 {
 	cleanup_free struct glake_stay *stays = take_stays(from->stays, from->n_stays);
 	if (!stays) {
@@ -793,16 +753,10 @@ static int show_sleeper(const Glake__Wire__SleeperInfo *from, const struct list 
 	for (size_t i = 0; i < from->n_stays; i++) {
 		row.stays_bytes += stays[i].bytes;
 	}
-	return list->row.sleeper(list->user, &row);
+	return reader->row.sleeper(reader->user, &row);
 }
 
 PAGES(Sleeper, SLEEPER, sleeper)
-
-int glake_list_sleepers(struct glake_session *session, glake_sleeper_fn row, void *user)
-{
-	struct list list = LIST(SLEEPER, sleeper, row, user);
-	return walk(session, &list);
-}
 
 static int report_sleep(const Glake__Wire__SleepResult *from, glake_sleep_fn report, void *user)
 {
@@ -850,17 +804,7 @@ int glake_sleep_session(struct glake_session *session, uint64_t id,
 
 static int act(struct glake_session *session, Glake__Wire__Request *request)
 {
-	int r = glake__session_check(session);
-	if (r < 0) {
-		return r;
-	}
-	struct glake__call call;
-	r = glake__call(&session->link, &call, request, GLAKE__WIRE__ANSWER__BODY__NOT_SET, NULL,
-	                0);
-	if (r == 0) {
-		glake__call_end(&session->link, &call);
-	}
-	return glake__leave(session, r);
+	return ask(session, request, GLAKE__WIRE__ANSWER__BODY__NOT_SET, NULL, NULL);
 }
 
 int glake_forgive(struct glake_session *session, uint64_t id)
@@ -899,11 +843,6 @@ int glake_evict(struct glake_session *session, const char *model, uint64_t *n_mo
 	return glake__leave(session, r);
 }
 
-static void copy_text(char *out, size_t n_bytes, const char *text)
-{
-	snprintf(out, n_bytes, "%s", text ? text : "");
-}
-
 static int take_report(const Glake__Wire__SealResult *from, struct glake_seal_report *report)
 {
 	struct glake_seal_report full = {
@@ -918,8 +857,8 @@ static int take_report(const Glake__Wire__SealResult *from, struct glake_seal_re
 		.held_ns = from->held_ns,
 		.longest_held_ns = from->longest_held_ns,
 	};
-	copy_text(full.pinned_why, sizeof(full.pinned_why), from->pinned_why);
-	copy_text(full.failed_why, sizeof(full.failed_why), from->failed_why);
+	snprintf(full.pinned_why, sizeof(full.pinned_why), "%s", TEXT(from->pinned_why));
+	snprintf(full.failed_why, sizeof(full.failed_why), "%s", TEXT(from->failed_why));
 	return glake__sized_out(report, &full, sizeof(full));
 }
 
@@ -956,7 +895,7 @@ int glake_seal_session(struct glake_session *session, uint64_t id,
 static const char *candidate_state(Glake__Wire__CandidateState state)
 {
 	static const char *const names[] = {"filling", "quiet", "sealed", "refused"};
-	return (unsigned)state < sizeof(names) / sizeof(names[0]) ? names[state] : "unknown";
+	return (unsigned)state < n_elements(names) ? names[state] : "unknown";
 }
 
 static int show_candidates(const Glake__Wire__SealResult *from, uint64_t id, glake_candidate_fn fn,
@@ -1005,32 +944,18 @@ int glake_list_candidates(struct glake_session *session, uint64_t id, glake_cand
 	return glake__leave(session, r);
 }
 
-static int set_quota(struct glake_session *session, Glake__Wire__QuotaSet *body, const char *tenant)
-{
-	body->tenant = tenant ? (char *)tenant : body->tenant;
-	return act(session, REQUEST_OF(QUOTA_SET, quota_set, body));
-}
-
-static int set_device_quota(struct glake_session *session, const char *tenant, uint32_t device,
-                            uint64_t quota_bytes, bool force)
-{
-	Glake__Wire__QuotaSet body = GLAKE__WIRE__QUOTA_SET__INIT;
-	body.device = device;
-	body.quota_bytes = quota_bytes;
-	body.force = force;
-	return set_quota(session, &body, tenant);
-}
-
 int glake_set_quota(struct glake_session *session, const char *tenant, uint32_t device,
                     uint64_t quota_bytes)
 {
-	return set_device_quota(session, tenant, device, quota_bytes, false);
+	return act(session, REQUEST(QUOTA_SET, QuotaSet, quota_set, .tenant = (char *)TEXT(tenant),
+	                            .device = device, .quota_bytes = quota_bytes));
 }
 
 int glake_force_quota(struct glake_session *session, const char *tenant, uint32_t device,
                       uint64_t quota_bytes)
 {
-	return set_device_quota(session, tenant, device, quota_bytes, true);
+	return act(session, REQUEST(QUOTA_SET, QuotaSet, quota_set, .tenant = (char *)TEXT(tenant),
+	                            .device = device, .quota_bytes = quota_bytes, .force = true));
 }
 
 int glake_set_host_quota(struct glake_session *session, const char *tenant, uint32_t node,
@@ -1043,47 +968,32 @@ int glake_set_host_quota(struct glake_session *session, const char *tenant, uint
 	if (!glake__session_host(session, node)) {
 		return -ENOTSUP;
 	}
-	Glake__Wire__QuotaSet body = GLAKE__WIRE__QUOTA_SET__INIT;
-	body.at = GLAKE__WIRE__LOCATION_KIND__LOCATION_HOST;
-	body.device = node;
-	body.quota_bytes = quota_bytes;
-	return set_quota(session, &body, tenant);
+	return act(session, REQUEST(QUOTA_SET, QuotaSet, quota_set, .tenant = (char *)TEXT(tenant),
+	                            .at = GLAKE__WIRE__LOCATION_KIND__LOCATION_HOST, .device = node,
+	                            .quota_bytes = quota_bytes));
 }
 
 int glake_set_max_sessions(struct glake_session *session, const char *tenant, uint32_t max_sessions)
 {
-	Glake__Wire__QuotaSet body = GLAKE__WIRE__QUOTA_SET__INIT;
-	body.set_sessions = true;
-	body.max_sessions = max_sessions;
-	return set_quota(session, &body, tenant);
+	return act(session, REQUEST(QUOTA_SET, QuotaSet, quota_set, .tenant = (char *)TEXT(tenant),
+	                            .set_sessions = true, .max_sessions = max_sessions));
 }
 
 int glake_set_manifest_quota(struct glake_session *session, const char *tenant,
                              uint64_t quota_bytes)
 {
-	Glake__Wire__QuotaSet body = GLAKE__WIRE__QUOTA_SET__INIT;
-	body.set_manifests = true;
-	body.manifest_bytes = quota_bytes;
-	return set_quota(session, &body, tenant);
+	return act(session, REQUEST(QUOTA_SET, QuotaSet, quota_set, .tenant = (char *)TEXT(tenant),
+	                            .set_manifests = true, .manifest_bytes = quota_bytes));
 }
 
 _Static_assert(GLAKE_DRAIN_REASON_BYTES == GLAKE_MAX_REASON_BYTES, "one limit");
 
-static int drain(struct glake_session *session, Glake__Wire__Drain *body)
-{
-	return act(session, REQUEST_OF(DRAIN, drain, body));
-}
-
 int glake_drain(struct glake_session *session, const char *reason)
 {
-	Glake__Wire__Drain body = GLAKE__WIRE__DRAIN__INIT;
-	body.reason = reason ? (char *)reason : body.reason;
-	return drain(session, &body);
+	return act(session, REQUEST(DRAIN, Drain, drain, .reason = (char *)TEXT(reason)));
 }
 
 int glake_undrain(struct glake_session *session)
 {
-	Glake__Wire__Drain body = GLAKE__WIRE__DRAIN__INIT;
-	body.undo = true;
-	return drain(session, &body);
+	return act(session, REQUEST(DRAIN, Drain, drain, .undo = true));
 }

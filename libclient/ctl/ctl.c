@@ -320,6 +320,24 @@ static int read_command_line(struct ctl *ctl, int argc, char **argv)
 	return ctl->command->check ? ctl->command->check(ctl) : GO_ON;
 }
 
+uint64_t ctl_number(const struct ctl *ctl)
+{
+	uint64_t number = 0;
+	if (ctl->n_operands > 0) {
+		text_parse_count(ctl->operands[0], INT64_MAX, &number);
+	}
+	return number;
+}
+
+int ctl_check_number(struct ctl *ctl)
+{
+	/* A process that glaked does not see has pid 0 in its list. */
+	if (ctl->n_operands > 0 && ctl_number(ctl) == 0) {
+		return ctl_usage(ctl, "neither a pid nor a session: %s", ctl->operands[0]);
+	}
+	return 0;
+}
+
 uint64_t ctl_now_ms(void)
 {
 	struct timespec now;

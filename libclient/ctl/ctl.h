@@ -18,10 +18,11 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "ctl/table.h"
+
 struct ctl;
 struct field;
 struct glake_device_status;
-struct glake_host_status;
 struct glake_model_row;
 struct glake_session;
 struct glake_session_row;
@@ -151,6 +152,11 @@ void ctl_disconnect(struct ctl *ctl);
 /* Report a command line that makes no sense. Returns CTL_E_USAGE. */
 int ctl_usage(struct ctl *ctl, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* A check() of a command whose operand, if there is one, is a pid or a session. */
+int ctl_check_number(struct ctl *ctl);
+/* The operand of such a command; 0: there is none. */
+uint64_t ctl_number(const struct ctl *ctl);
+
 /* A command found nobody with this pid or session. Returns the error for its run() to return. */
 int ctl_nobody(struct ctl *ctl, uint64_t pid_or_session);
 
@@ -173,7 +179,7 @@ int ctl_print_json(struct ctl *ctl, json_t *document);
  * and a sleeper what stays; the status has no lists.
  */
 json_t *ctl_device_object(const struct glake_device_status *device);
-json_t *ctl_host_object(const struct glake_host_status *host);
+json_t *ctl_host_list(const struct glake_status *status);
 json_t *ctl_status_object(const struct glake_status *status);
 /* ", drained", ", ends", or "". Static. */
 const char *ctl_state_text(const struct glake_status *status);
@@ -184,17 +190,22 @@ json_t *ctl_sleeper_object(const struct glake_sleeper_row *row);
 
 /* ---- lists: rows that become a table, or {"KEY": [row, ...]} ---- */
 
-struct ctl_list;
+struct ctl_list {
+	struct ctl *ctl; /* borrowed */
+	const struct field *fields;
+	size_t n_fields;
+	struct table table;
+	json_t *rows; /* owned until printed; NULL without --json */
+};
 
-/* Run @fill over a new list and print it. @key is its name in JSON. */
-int ctl_print_list(struct ctl *ctl, const char *key, const struct field *fields, size_t n_fields,
-                   int (*fill)(struct ctl *ctl, struct ctl_list *list));
+void ctl_list_begin(struct ctl_list *list, struct ctl *ctl, const struct field *fields,
+                    size_t n_fields);
+/* End the list, which is printed unless there is the error @err. @key is its name in JSON. Returns the error. */
+int ctl_list_end(struct ctl_list *list, const char *key, int err);
 /* Add a row that is an object already, which is taken over; only with --json. */
 int ctl_list_add_object(struct ctl_list *list, json_t *object);
 /* A callback of glake_admin.h's lists: @list is a struct ctl_list, @row matches its fields. */
 int ctl_list_add(void *list, const void *row);
-/* ctl_list_add() of a row that has one more member in JSON: @key, with the value @more, which is taken over. */
-int ctl_list_add_more(void *list, const void *row, const char *key, json_t *more);
 
 /* ---- the commands, by file ---- */
 

@@ -15,7 +15,6 @@
 #include "ctl/field.h"
 #include "ctl/identity.h"
 #include "ctl/rows.h"
-#include "ctl/text.h"
 #include "glake_admin.h"
 
 #define ROW struct realm_row
@@ -50,53 +49,44 @@ static const struct field place_fields[] = {
 #define ROW struct model
 
 struct model {
-	uint64_t id;
-	const char *name;
-	const char *realm;
-	uint32_t device;
-	uint32_t n_open;
+	struct glake_model_row row;
 	uint64_t logical_bytes;
 	uint64_t physical_bytes;
 	double ratio;
 };
 
 static const struct field model_fields[] = {
-	FIELD(ROW, id, U64, PLAIN, "ID"),
-	FIELD(ROW, device, U32, PLAIN, "DEVICE"),
-	FIELD(ROW, realm, TEXT, PLAIN, NULL),
-	FIELD(ROW, n_open, U32, PLAIN, "OPEN"),
+	FIELD_IN(ROW, row, id, U64, PLAIN, "ID"),
+	FIELD_IN(ROW, row, device, U32, PLAIN, "DEVICE"),
+	FIELD_IN(ROW, row, realm, TEXT, PLAIN, NULL),
+	FIELD_IN(ROW, row, n_open, U32, PLAIN, "OPEN"),
 	FIELD(ROW, logical_bytes, U64, BYTES, "LOGICAL"),
 	FIELD(ROW, physical_bytes, U64, BYTES, "PHYSICAL"),
 	FIELD(ROW, ratio, RATIO, PLAIN, "RATIO"),
-	FIELD(ROW, name, TEXT, PLAIN, "MODEL"),
+	FIELD_IN(ROW, row, name, TEXT, PLAIN, "MODEL"),
 };
 
 #undef ROW
 #define ROW struct session
 
 struct session {
-	uint64_t session;
-	uint32_t pid;
-	const char *program;
-	const char *label; /* identity_label() */
-	const char *realm;
+	struct glake_session_row row; /* without its lists */
+	const char *label;            /* identity_label() */
 	uint64_t private_bytes;
 	uint64_t logical_bytes;
 	uint64_t physical_bytes;
 	double ratio;
-	uint64_t sealed_bytes;
 	uint64_t common_bytes;
-	uint64_t n_seals;
 	uint64_t seal_ms;
 	uint64_t held_ms;
 };
 
 static const struct field session_fields[] = {
-	FIELD(ROW, session, U64, PLAIN, NULL),
-	FIELD(ROW, pid, U32, PLAIN, "PID"),
-	FIELD(ROW, realm, TEXT, PLAIN, NULL),
+	FIELD_IN(ROW, row, session, U64, PLAIN, NULL),
+	FIELD_IN(ROW, row, pid, U32, PLAIN, "PID"),
+	FIELD_IN(ROW, row, realm, TEXT, PLAIN, NULL),
 	FIELD(ROW, label, TEXT, NAME, "PROGRAM"),
-	FIELD(ROW, program, TEXT, PLAIN, NULL),
+	FIELD_IN(ROW, row, program, TEXT, PLAIN, NULL),
 	FIELD(ROW, private_bytes, U64, BYTES, "PRIVATE"),
 	FIELD(ROW, logical_bytes, U64, BYTES, "LOGICAL"),
 	FIELD(ROW, physical_bytes, U64, BYTES, "PHYSICAL"),
@@ -105,28 +95,18 @@ static const struct field session_fields[] = {
 
 /* In a table of its own: all of it would not fit a terminal. */
 static const struct field seal_fields[] = {
-	FIELD(ROW, pid, U32, PLAIN, "PID"),
-	FIELD(ROW, sealed_bytes, U64, BYTES, "SEALED"),
+	FIELD_IN(ROW, row, pid, U32, PLAIN, "PID"),
+	FIELD_IN(ROW, row, sealed_bytes, U64, BYTES, "SEALED"),
 	FIELD(ROW, common_bytes, U64, BYTES, "SHARED"),
-	FIELD(ROW, n_seals, U64, PLAIN, "SEALS"),
+	FIELD_IN(ROW, row, n_seals, U64, PLAIN, "SEALS"),
 	FIELD(ROW, seal_ms, U64, MS, "TOOK"),
 	FIELD(ROW, held_ms, U64, MS, "HELD BACK"),
 };
 
 #undef ROW
-#define ROW struct alone
+#define ROW struct glake_session_row
 
 /* What a session seals without being asked, by state. */
-struct alone {
-	uint64_t session;
-	uint32_t pid;
-	uint64_t filling_bytes;
-	uint64_t quiet_bytes;
-	uint64_t alone_bytes;
-	uint64_t refused_bytes;
-	const char *refused_why;
-};
-
 static const struct field alone_fields[] = {
 	FIELD(ROW, pid, U32, PLAIN, "PID"),
 	FIELD(ROW, filling_bytes, U64, BYTES, "FILLING"),
@@ -184,21 +164,19 @@ static const struct field beside_fields[] = {
 
 /* A candidate of one process. */
 struct candidate {
-	uint64_t session;
+	struct glake_candidate_row row;
 	uint32_t pid;
 	const char *address;
-	uint64_t bytes;
-	uint64_t filled_bytes;
-	const char *state;
-	uint32_t n_unsealed;
-	const char *refused_why;
 };
 
 static const struct field candidate_fields[] = {
-	FIELD(ROW, pid, U32, PLAIN, "PID"),          FIELD(ROW, address, TEXT, PLAIN, "ALLOCATION"),
-	FIELD(ROW, bytes, U64, BYTES, "BYTES"),      FIELD(ROW, filled_bytes, U64, BYTES, "FILLED"),
-	FIELD(ROW, state, TEXT, PLAIN, "STATE"),     FIELD(ROW, n_unsealed, U32, PLAIN, "UNSEALED"),
-	FIELD(ROW, refused_why, TEXT, PLAIN, "WHY"),
+	FIELD(ROW, pid, U32, PLAIN, "PID"),
+	FIELD(ROW, address, TEXT, PLAIN, "ALLOCATION"),
+	FIELD_IN(ROW, row, bytes, U64, BYTES, "BYTES"),
+	FIELD_IN(ROW, row, filled_bytes, U64, BYTES, "FILLED"),
+	FIELD_IN(ROW, row, state, TEXT, PLAIN, "STATE"),
+	FIELD_IN(ROW, row, n_unsealed, U32, PLAIN, "UNSEALED"),
+	FIELD_IN(ROW, row, refused_why, TEXT, PLAIN, "WHY"),
 };
 
 #undef ROW
@@ -224,7 +202,7 @@ struct dedup {
 	struct rows models;     /* struct model */
 	struct rows sessions;   /* struct session */
 	struct rows sealers;    /* struct session: again those that have sealed */
-	struct rows alones;     /* struct alone: of sessions that have candidates */
+	struct rows alones;     /* struct glake_session_row: of sessions that have candidates */
 	struct rows unsealed;   /* struct unsealed */
 	struct rows candidates; /* struct candidate: of one process */
 	uint64_t n_left_out;    /* of them */
@@ -285,21 +263,15 @@ static int add_block(void *user, const struct glake_block_row *row)
 static int add_model(void *user, const struct glake_model_row *row)
 {
 	struct dedup *dedup = user;
-	struct model *model = rows_add(&dedup->models, sizeof(*model));
-	if (!model) {
-		return -ENOMEM;
-	}
-	*model = (struct model){
-		.id = row->id,
-		.name = keep(dedup, row->name),
-		.realm = keep(dedup, row->realm),
-		.device = row->device,
-		.n_open = row->n_open,
+	struct model model = {
+		.row = *row,
 		.logical_bytes = row->span_bytes * row->n_open,
 		.physical_bytes = row->part_bytes,
 		.ratio = ratio_of(row->span_bytes * row->n_open, row->part_bytes),
 	};
-	return 0;
+	model.row.name = keep(dedup, row->name);
+	model.row.realm = keep(dedup, row->realm);
+	return rows_append(&dedup->models, &model, sizeof(model));
 }
 
 static int add_private(struct dedup *dedup, const struct glake_session_row *row)
@@ -321,14 +293,15 @@ static int add_private(struct dedup *dedup, const struct glake_session_row *row)
 static int add_unsealed(struct dedup *dedup, const struct glake_session_row *row)
 {
 	for (uint32_t i = 0; i < row->n_unsealed; i++) {
-		struct unsealed *unsealed = rows_add(&dedup->unsealed, sizeof(*unsealed));
-		if (!unsealed) {
+		const struct unsealed unsealed = {
+			.session = row->session,
+			.pid = row->pid,
+			.bytes = row->unsealed[i].bytes,
+			.why = keep(dedup, row->unsealed[i].why),
+		};
+		if (rows_append(&dedup->unsealed, &unsealed, sizeof(unsealed)) < 0) {
 			return -ENOMEM;
 		}
-		unsealed->session = row->session;
-		unsealed->pid = row->pid;
-		unsealed->bytes = row->unsealed[i].bytes;
-		unsealed->why = keep(dedup, row->unsealed[i].why);
 	}
 	return 0;
 }
@@ -337,19 +310,12 @@ static int add_alone(struct dedup *dedup, const struct glake_session_row *row)
 {
 	bool has_any = row->filling_bytes || row->quiet_bytes || row->alone_bytes ||
 	               row->refused_bytes || (row->refused_why && row->refused_why[0]);
-	struct alone *alone = has_any ? rows_add(&dedup->alones, sizeof(*alone)) : NULL;
-	if (alone) {
-		*alone = (struct alone){
-			.session = row->session,
-			.pid = row->pid,
-			.filling_bytes = row->filling_bytes,
-			.quiet_bytes = row->quiet_bytes,
-			.alone_bytes = row->alone_bytes,
-			.refused_bytes = row->refused_bytes,
-			.refused_why = keep(dedup, row->refused_why),
-		};
+	if (!has_any) {
+		return 0;
 	}
-	return has_any && !alone ? -ENOMEM : 0;
+	struct glake_session_row alone = *row;
+	alone.refused_why = keep(dedup, row->refused_why);
+	return rows_append(&dedup->alones, &alone, sizeof(alone));
 }
 
 /* Sessions without memory, as glakectl's own, are left out. */
@@ -362,63 +328,43 @@ static int add_session(void *user, const struct glake_session_row *row)
 	if (!is_meant || !has_any) {
 		return 0;
 	}
-	struct session *session = rows_add(&dedup->sessions, sizeof(*session));
-	if (!session) {
-		return -ENOMEM;
-	}
-	*session = (struct session){
-		.session = row->session,
-		.pid = row->pid,
-		.program = keep(dedup, row->program),
+	struct session session = {
+		.row = *row,
 		.label = keep(dedup, identity_label(row->name, row->script, row->program)),
-		.realm = keep(dedup, row->realm),
 		.private_bytes = row->reserved_bytes,
 		.logical_bytes = row->shared_bytes,
 		.physical_bytes = row->part_bytes,
 		.ratio = ratio_of(row->shared_bytes, row->part_bytes),
-		.sealed_bytes = row->sealed_bytes,
 		.common_bytes = row->sealed_common_bytes,
-		.n_seals = row->n_seals,
 		.seal_ms = row->seal_ns / 1000000,
 		.held_ms = row->held_ns / 1000000,
 	};
-	if (session->sealed_bytes > 0 || session->n_seals > 0) {
-		struct session *sealer = rows_add(&dedup->sealers, sizeof(*sealer));
-		if (!sealer) {
-			return -ENOMEM;
-		}
-		*sealer = *session;
+	session.row.program = keep(dedup, row->program);
+	session.row.realm = keep(dedup, row->realm);
+	int err = rows_append(&dedup->sessions, &session, sizeof(session));
+	if (err == 0 && (row->sealed_bytes > 0 || row->n_seals > 0)) {
+		err = rows_append(&dedup->sealers, &session, sizeof(session));
 	}
-	int err = add_private(dedup, row);
-	err = err == 0 ? add_alone(dedup, row) : err;
-	return err == 0 ? add_unsealed(dedup, row) : err;
+	err = err ? err : add_private(dedup, row);
+	err = err ? err : add_alone(dedup, row);
+	return err ? err : add_unsealed(dedup, row);
 }
 
 static int add_mistake(void *user, const struct glake_mistake_row *row)
 {
 	struct dedup *dedup = user;
-	struct glake_mistake_row *mistake = rows_add(&dedup->mistakes, sizeof(*mistake));
-	if (!mistake) {
-		return -ENOMEM;
-	}
-	*mistake = *row;
-	mistake->program = keep(dedup, row->program);
-	mistake->script = keep(dedup, row->script);
-	mistake->executable = keep(dedup, row->executable);
-	mistake->kernels = keep(dedup, row->kernels);
-	return 0;
+	struct glake_mistake_row mistake = *row;
+	mistake.program = keep(dedup, row->program);
+	mistake.script = keep(dedup, row->script);
+	mistake.executable = keep(dedup, row->executable);
+	mistake.kernels = keep(dedup, row->kernels);
+	return rows_append(&dedup->mistakes, &mistake, sizeof(mistake));
 }
 
 static int add_layout(void *user, const struct glake_layout_row *row)
 {
 	struct dedup *dedup = user;
-	struct glake_layout_row *layout = row->equal_bytes > 0
-	                                          ? rows_add(&dedup->layouts, sizeof(*layout))
-	                                          : NULL;
-	if (layout) {
-		*layout = *row;
-	}
-	return row->equal_bytes > 0 && !layout ? -ENOMEM : 0;
+	return row->equal_bytes > 0 ? rows_append(&dedup->layouts, row, sizeof(*row)) : 0;
 }
 
 /* An older glaked tells none. */
@@ -438,23 +384,15 @@ static int add_candidate(void *user, const struct glake_candidate_row *row)
 {
 	struct asked *asked = user;
 	char address[24];
-	struct candidate *candidate = rows_add(&asked->dedup->candidates, sizeof(*candidate));
-	if (!candidate) {
-		return -ENOMEM;
-	}
 	snprintf(address, sizeof(address), "0x%llx", (unsigned long long)row->address);
-	*candidate = (struct candidate){
-		.session = row->session,
+	struct candidate candidate = {
+		.row = *row,
 		.pid = asked->pid,
 		.address = keep(asked->dedup, address),
-		.bytes = row->bytes,
-		.filled_bytes = row->filled_bytes,
-		.state = row->state,
-		.n_unsealed = row->n_unsealed,
-		.refused_why = keep(asked->dedup, row->refused_why),
 	};
+	candidate.row.refused_why = keep(asked->dedup, row->refused_why);
 	asked->n++;
-	return 0;
+	return rows_append(&asked->dedup->candidates, &candidate, sizeof(candidate));
 }
 
 /* A process may have a session beside the shim's, which has none. */
@@ -463,13 +401,13 @@ static int gather_candidates(struct ctl *ctl, struct dedup *dedup)
 	int err = dedup->sessions.n == 0 ? ctl_nobody(ctl, dedup->number) : 0;
 	for (size_t i = 0; err == 0 && i < dedup->sessions.n; i++) {
 		const struct session *session = rows_at(&dedup->sessions, i);
-		struct asked asked = {.dedup = dedup, .pid = session->pid};
+		struct asked asked = {.dedup = dedup, .pid = session->row.pid};
 		uint64_t n_all = 0;
-		err = glake_list_candidates(ctl->session, session->session, add_candidate, &asked,
-		                            &n_all);
+		err = glake_list_candidates(ctl->session, session->row.session, add_candidate,
+		                            &asked, &n_all);
 		dedup->n_left_out += n_all > asked.n ? n_all - asked.n : 0;
 		err = err == GLAKE_E_BAD_REQUEST || err == -ENOTSUP ? 0 : err;
-		err = err ? err : gather_layout(ctl, dedup, session->session);
+		err = err ? err : gather_layout(ctl, dedup, session->row.session);
 	}
 	return err;
 }
@@ -565,7 +503,7 @@ static json_t *candidates_of(const struct dedup *dedup, const struct session *se
 	json_t *list = json_array();
 	for (size_t i = 0; i < dedup->candidates.n; i++) {
 		const struct candidate *row = rows_at(&dedup->candidates, i);
-		if (row->session == session->session) {
+		if (row->row.session == session->row.session) {
 			json_array_append_new(list, field_object(FIELDS(candidate_fields), row));
 		}
 	}
@@ -581,13 +519,13 @@ static json_t *session_object(const struct dedup *dedup, const struct session *s
 	json_decref(seals);
 	for (size_t i = 0; i < dedup->unsealed.n; i++) {
 		const struct unsealed *row = rows_at(&dedup->unsealed, i);
-		if (row->session == session->session) {
+		if (row->session == session->row.session) {
 			json_array_append_new(list, field_object(FIELDS(why_fields), row));
 		}
 	}
 	for (size_t i = 0; i < dedup->alones.n; i++) {
-		const struct alone *row = rows_at(&dedup->alones, i);
-		if (row->session == session->session) {
+		const struct glake_session_row *row = rows_at(&dedup->alones, i);
+		if (row->session == session->row.session) {
 			json_t *alone = field_object(FIELDS(alone_fields), row);
 			json_object_update(object, alone);
 			json_decref(alone);
@@ -647,26 +585,12 @@ static int print_text(struct ctl *ctl, const struct dedup *dedup)
 	return err ? err : rows_show_next(ctl, &dedup->mistakes, FIELDS(mistake_fields));
 }
 
-/* A process that glaked does not see has pid 0 in its list. */
-static int check_dedup(struct ctl *ctl)
-{
-	uint64_t number;
-	if (ctl->n_operands > 0 &&
-	    (text_parse_count(ctl->operands[0], INT64_MAX, &number) < 0 || number == 0)) {
-		return ctl_usage(ctl, "neither a pid nor a session: %s", ctl->operands[0]);
-	}
-	return 0;
-}
-
 static int run_dedup(struct ctl *ctl)
 {
-	struct dedup dedup = {.number = 0};
+	struct dedup dedup = {.number = ctl_number(ctl)};
 	int err = ctl->values.given & CTL_OPTION_FORGIVE
 	                  ? glake_forgive(ctl->session, ctl->values.mistake)
 	                  : 0;
-	if (ctl->n_operands > 0) {
-		text_parse_count(ctl->operands[0], INT64_MAX, &dedup.number);
-	}
 	err = err ? err : dedup.number ? gather_one(ctl, &dedup) : gather(ctl, &dedup);
 	if (err == 0) {
 		err = ctl->json ? print_json(ctl, &dedup) : print_text(ctl, &dedup);
@@ -680,7 +604,7 @@ const struct ctl_command ctl_dedup = {
 	.operands = "[PID | SESSION]",
 	.summary = "What sharing saves, and what it misses and why",
 	.max_operands = 1,
-	.check = check_dedup,
+	.check = ctl_check_number,
 	.options = CTL_OPTION_EXACT | CTL_OPTION_FORGIVE,
 	.run = run_dedup,
 };

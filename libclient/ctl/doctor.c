@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "ctl/field.h"
 #include "ctl/text.h"
@@ -75,6 +76,23 @@ void findings_print_wrong(const struct findings *findings, FILE *out)
 	if (findings->n_warnings + findings->n_errors == 0) {
 		fputs("Nothing is wrong that glaked knows of.\n", out);
 	}
+}
+
+bool doctor_read_line(const char *path, const char *begin, char *line_out, int n_bytes)
+{
+	FILE *file = fopen(path, "re");
+	bool is_found = false;
+	while (file && !is_found && fgets(line_out, n_bytes, file)) {
+		line_out[strcspn(line_out, "\n")] = '\0';
+		is_found = strncmp(line_out, begin, strlen(begin)) == 0;
+	}
+	if (file) {
+		fclose(file);
+	}
+	if (!is_found) {
+		line_out[0] = '\0';
+	}
+	return is_found;
 }
 
 static void print_text(const struct ctl *ctl, const struct findings *findings)

@@ -40,6 +40,9 @@ void findings_print_wrong(const struct findings *findings, FILE *out);
 void finding_add(struct findings *findings, const char *check, enum finding_level level,
                  const char *remedy, const char *format, ...) __attribute__((format(printf, 5, 6)));
 
+/* Write the first line of a file that begins with @begin, without its end. False: there is none, and "" is written. */
+bool doctor_read_line(const char *path, const char *begin, char *line_out, int n_bytes);
+
 /* ---- of this host and this process (doctor_host.c) ---- */
 
 /* The driver is started in a process of its own. */

@@ -112,15 +112,9 @@ static void check_rights(struct findings *findings, const char *path)
 static bool is_called(uint64_t pid, const char *want)
 {
 	char path[64];
-	char name[32] = "";
+	char name[32];
 	snprintf(path, sizeof(path), "/proc/%" PRIu64 "/comm", pid);
-	FILE *file = fopen(path, "re");
-	bool is = file && fgets(name, sizeof(name), file);
-	if (file) {
-		fclose(file);
-	}
-	name[strcspn(name, "\n")] = '\0';
-	return is && strcmp(name, want) == 0;
+	return doctor_read_line(path, "", name, sizeof(name)) && strcmp(name, want) == 0;
 }
 
 /* glake-mover's own limits while it runs, else those of glaked, from which it usually has them. */

@@ -272,17 +272,8 @@ void doctor_check_limits(struct findings *findings)
 
 void doctor_check_cgroup(struct findings *findings, const char *path)
 {
-	FILE *file = fopen(path, "re");
 	char line[4096];
-	bool is_found = false;
-	while (file && !is_found && fgets(line, sizeof(line), file)) {
-		line[strcspn(line, "\n")] = '\0';
-		is_found = strncmp(line, "0::/", 4) == 0;
-	}
-	if (file) {
-		fclose(file);
-	}
-	if (is_found) {
+	if (doctor_read_line(path, "0::/", line, sizeof(line))) {
 		finding_add(findings, "cgroup", FINDING_OK, NULL, "this process is in %s",
 		            line + 3);
 	} else {

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "ctl/doctor.h"
+#include "ctl/memory.h"
 #include "ctl/text.h"
 #include "glake_admin.h"
 
@@ -69,9 +70,7 @@ static void check_host(struct findings *findings, const struct glake_host_status
                        const char *sysfs)
 {
 	struct node_memory memory;
-	uint64_t more_bytes = host->limit_bytes > host->physical_bytes
-	                              ? host->limit_bytes - host->physical_bytes
-	                              : 0;
+	uint64_t more_bytes = memory_without(host->limit_bytes, host->physical_bytes);
 	/* In a container, or a simulation, these are somebody else's numbers. */
 	bool is_known = read_node(sysfs, host->node, &memory) &&
 	                memory.total_bytes == host->total_bytes;
@@ -164,32 +163,19 @@ void doctor_check_sleep(struct findings *findings, const struct glake_status *st
 static uint64_t group_limit(const char *root, const char *group)
 {
 	char path[8192];
-	char text[64] = "";
+	char text[64];
 	snprintf(path, sizeof(path), "%s%s/memory.max", root, group);
-	FILE *file = fopen(path, "re");
-	bool is_read = file && fgets(text, sizeof(text), file);
-	if (file) {
-		fclose(file);
-	}
-	return is_read && *text >= '0' && *text <= '9' ? strtoull(text, NULL, 10) : UINT64_MAX;
+	doctor_read_line(path, "", text, sizeof(text));
+	return *text >= '0' && *text <= '9' ? strtoull(text, NULL, 10) : UINT64_MAX;
 }
 
 void doctor_check_memory(struct findings *findings, const char *cgroup, const char *root)
 {
 	char line[4096];
-	bool is_found = false;
 	uint64_t limit = UINT64_MAX;
-	FILE *file = fopen(cgroup, "re");
-	while (file && !is_found && fgets(line, sizeof(line), file)) {
-		line[strcspn(line, "\n")] = '\0';
-		is_found = strncmp(line, "0::/", 4) == 0;
-	}
-	if (file) {
-		fclose(file);
-	}
+	doctor_read_line(cgroup, "0::/", line, sizeof(line));
 	/* That of each group above holds as well. */
-	for (char *end = line + strlen(line); is_found && end > line + 3;
-	     end = strrchr(line, '/')) {
+	for (char *end = line + strlen(line); end > line + 3; end = strrchr(line, '/')) {
 		*end = '\0';
 		uint64_t own = group_limit(root, line + 3);
 		limit = own < limit ? own : limit;

@@ -2,7 +2,6 @@
 /* Events for an operator: all that glaked keeps, and each new event as it comes. */
 #include <inttypes.h>
 #include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "ctl/ctl.h"
@@ -48,15 +47,14 @@ static const struct field refusal_fields[] = {
 
 #undef ROW
 
-#define N_FIELDS (sizeof(event_fields) / sizeof(event_fields[0]))
-
-/* NULL: it is about no refusal. */
-static json_t *refusal_of(const struct glake_event_row *row)
+static json_t *event_object(const struct event_view *view)
 {
-	return row->n_refused > 0
-	               ? field_object(refusal_fields,
-	                              sizeof(refusal_fields) / sizeof(refusal_fields[0]), row)
-	               : json_null();
+	json_t *object = field_object(FIELDS(event_fields), view);
+	json_object_set_new(object, "refusal",
+	                    view->row.n_refused > 0
+	                            ? field_object(FIELDS(refusal_fields), &view->row)
+	                            : json_null());
+	return object;
 }
 
 /* Texts are borrowed from both. */
@@ -78,7 +76,7 @@ static struct event_view view_of(struct identities *identities, const struct gla
 }
 
 struct adding {
-	struct ctl_list *list;
+	struct ctl_list list;
 	struct identities identities;
 };
 
@@ -86,16 +84,18 @@ static int add_event(void *user, const struct glake_event_row *row)
 {
 	struct adding *adding = user;
 	const struct event_view view = view_of(&adding->identities, row);
-	return ctl_list_add_more(adding->list, &view, "refusal", refusal_of(row));
+	return adding->list.ctl->json ? ctl_list_add_object(&adding->list, event_object(&view))
+	                              : ctl_list_add(&adding->list, &view);
 }
 
-static int fill_events(struct ctl *ctl, struct ctl_list *list)
+static int list_events(struct ctl *ctl)
 {
-	struct adding adding = {.list = list};
+	struct adding adding;
+	ctl_list_begin(&adding.list, ctl, FIELDS(event_fields));
 	identities_init(&adding.identities);
 	int err = glake_list_events(ctl->session, add_event, &adding);
 	identities_deinit(&adding.identities);
-	return err;
+	return ctl_list_end(&adding.list, "events", err);
 }
 
 /* ---- as they come ----------------------------------------------------------------------------- */
@@ -119,19 +119,14 @@ static int show_event(void *user, const struct glake_event_row *row)
 	following->last = row->id;
 	if (ctl->json) {
 		const struct event_view view = view_of(&following->identities, row);
-		json_t *object = field_object(event_fields, N_FIELDS, &view);
-		json_object_set_new(object, "refusal", refusal_of(row));
+		json_t *object = event_object(&view);
 		int err = object ? json_dumpf(object, ctl->out, JSON_COMPACT | JSON_ENSURE_ASCII)
 		                 : -1;
 		json_decref(object);
 		return err < 0 || fputc('\n', ctl->out) == EOF ? CTL_E_OUTPUT : 0;
 	}
-	char time[32] = "?";
-	time_t seconds = (time_t)(row->time_ms / 1000);
-	struct tm local;
-	if (localtime_r(&seconds, &local)) {
-		strftime(time, sizeof(time), "%F %T", &local);
-	}
+	char time[TEXT_NUMBER_BYTES];
+	text_time(row->time_ms, time);
 	char *realm = text_escape(row->realm);
 	char *text = text_escape(row->text);
 	if (realm && text) {
@@ -221,9 +216,7 @@ static int check_events(struct ctl *ctl)
 
 static int run_events(struct ctl *ctl)
 {
-	return ctl->values.given & CTL_OPTION_FOLLOW
-	               ? follow(ctl)
-	               : ctl_print_list(ctl, "events", event_fields, N_FIELDS, fill_events);
+	return ctl->values.given & CTL_OPTION_FOLLOW ? follow(ctl) : list_events(ctl);
 }
 
 const struct ctl_command ctl_events = {

@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "ctl/text.h"
 #include "glake.h"
@@ -35,7 +34,8 @@ static bool is_none(const struct field *field, const void *row)
 
 static const char *text_of(const struct field *field, const void *row)
 {
-	const char *text = *(const char *const *)member(field, row);
+	const void *at = member(field, row);
+	const char *text = field->type == FIELD_CHARS ? at : *(const char *const *)at;
 	return text ? text : "";
 }
 
@@ -68,16 +68,6 @@ void field_bytes(uint64_t bytes, bool exact, char *text_out, size_t text_bytes)
 	snprintf(text_out, text_bytes, "%s", text);
 }
 
-/* Local time. */
-static void format_time(uint64_t ms, char *text_out)
-{
-	time_t seconds = (time_t)(ms / 1000);
-	struct tm time;
-	if (!localtime_r(&seconds, &time) || strftime(text_out, CELL_BYTES, "%F %T", &time) == 0) {
-		strcpy(text_out, "?");
-	}
-}
-
 static void format_number(uint64_t value, enum field_style style, bool exact, char *text_out)
 {
 	switch (style) {
@@ -98,7 +88,7 @@ static void format_number(uint64_t value, enum field_style style, bool exact, ch
 		text_duration(value, text_out);
 		return;
 	case FIELD_TIME:
-		format_time(value, text_out);
+		text_time(value, text_out);
 		return;
 	case FIELD_PLAIN:
 	case FIELD_BYTES:
@@ -149,6 +139,7 @@ static void format(const struct field *field, const void *row, bool exact, char 
 		format_digest(member(field, row), text_out);
 		break;
 	case FIELD_TEXT:
+	case FIELD_CHARS:
 		break;
 	}
 }
@@ -184,7 +175,7 @@ void field_cells(struct table *table, const struct field *fields, size_t n_field
 		if (!fields[i].title) {
 			continue;
 		}
-		if (fields[i].type == FIELD_TEXT) {
+		if (fields[i].type == FIELD_TEXT || fields[i].type == FIELD_CHARS) {
 			text_cell(table, text_of(&fields[i], row), fields[i].style);
 			continue;
 		}
@@ -228,6 +219,7 @@ static json_t *field_value(const struct field *field, const void *row)
 	case FIELD_BOOL:
 		return json_boolean(*(const int *)member(field, row));
 	case FIELD_TEXT:
+	case FIELD_CHARS:
 		return field_string(text_of(field, row));
 	case FIELD_RATIO: {
 		double ratio = *(const double *)member(field, row);
@@ -252,4 +244,15 @@ json_t *field_object(const struct field *fields, size_t n_fields, const void *ro
 		}
 	}
 	return object;
+}
+
+json_t *field_list(const struct field *fields, size_t n_fields, const void *rows, size_t n,
+                   size_t row_bytes)
+{
+	json_t *list = json_array();
+	for (size_t i = 0; i < n; i++) {
+		const char *row = (const char *)rows + i * row_bytes;
+		json_array_append_new(list, field_object(fields, n_fields, row));
+	}
+	return list;
 }

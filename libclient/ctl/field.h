@@ -23,6 +23,7 @@ enum field_type {
 	FIELD_I32,
 	FIELD_BOOL,   /* int: nonzero is true */
 	FIELD_TEXT,   /* const char *; NULL is "" */
+	FIELD_CHARS,  /* char[]: a text in the row itself */
 	FIELD_RATIO,  /* double; below 0: not defined ("-", null) */
 	FIELD_UUID,   /* uint8_t[16] */
 	FIELD_DIGEST, /* struct glake_digest */
@@ -62,12 +63,18 @@ struct field {
 		.style = FIELD_##style_, .title = title_ \
 	}
 
+#define FIELDS(fields) fields, sizeof(fields) / sizeof((fields)[0])
+
 /* @exact: bytes as plain numbers. */
 void field_columns(struct table *table, const struct field *fields, size_t n_fields);
 void field_cells(struct table *table, const struct field *fields, size_t n_fields, const void *row,
                  bool exact);
 /* A new object, the caller's. NULL: no memory. */
 json_t *field_object(const struct field *fields, size_t n_fields, const void *row);
+
+/* A new list of the objects of @n rows, each of @row_bytes, the caller's. */
+json_t *field_list(const struct field *fields, size_t n_fields, const void *rows, size_t n,
+                   size_t row_bytes);
 
 /* The text of one number of bytes, as cells have it. */
 void field_bytes(uint64_t bytes, bool exact, char *text_out, size_t text_bytes);

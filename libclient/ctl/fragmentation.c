@@ -62,16 +62,6 @@ static const struct field others_fields[] = {
 
 #undef ROW
 
-/* 0: there is none, so all sessions are meant. */
-static uint64_t operand(const struct ctl *ctl)
-{
-	uint64_t number = 0;
-	if (ctl->n_operands > 0) {
-		text_parse_count(ctl->operands[0], INT64_MAX, &number);
-	}
-	return number;
-}
-
 static int print_json(struct ctl *ctl, const struct memory *memory)
 {
 	json_t *sessions = rows_json(&memory->list, FIELDS(memory_fields));
@@ -85,10 +75,7 @@ static int find_stitching(const struct memory *memory, struct rows *stitching)
 {
 	for (size_t i = 0; i < memory->list.n; i++) {
 		const struct memory_row *row = rows_at(&memory->list, i);
-		struct memory_row *copy = row->stitches ? rows_add(stitching, sizeof(*copy)) : NULL;
-		if (copy) {
-			*copy = *row;
-		} else if (row->stitches) {
+		if (row->stitches && rows_append(stitching, row, sizeof(*row)) < 0) {
 			return CTL_E_OUTPUT;
 		}
 	}
@@ -119,9 +106,9 @@ static int show(struct ctl *ctl)
 {
 	struct memory memory = {.is_found = false};
 	int err = memory_find_devices(ctl, &memory);
-	err = err ? err : memory_gather(ctl, operand(ctl), &memory);
+	err = err ? err : memory_gather(ctl, ctl_number(ctl), &memory);
 	if (err == 0 && !memory.is_found) {
-		err = ctl_nobody(ctl, operand(ctl));
+		err = ctl_nobody(ctl, ctl_number(ctl));
 	}
 	if (err == 0) {
 		err = ctl->json ? print_json(ctl, &memory) : print_text(ctl, &memory);
@@ -152,11 +139,9 @@ static int watch(struct ctl *ctl)
 
 static int check_fragmentation(struct ctl *ctl)
 {
-	uint64_t number;
 	unsigned given = ctl->values.given;
-	if (ctl->n_operands > 0 &&
-	    (text_parse_count(ctl->operands[0], INT64_MAX, &number) < 0 || number == 0)) {
-		return ctl_usage(ctl, "neither a pid nor a session: %s", ctl->operands[0]);
+	if (ctl_check_number(ctl)) {
+		return CTL_E_USAGE;
 	}
 	if (given & CTL_OPTION_SECONDS && !(given & (CTL_OPTION_WATCH | CTL_OPTION_HTML))) {
 		return ctl_usage(ctl, "--seconds: of --watch and --html only");
@@ -174,7 +159,7 @@ static int check_fragmentation(struct ctl *ctl)
 static int run_fragmentation(struct ctl *ctl)
 {
 	if (ctl->values.given & CTL_OPTION_HTML) {
-		return sampling_run(ctl, operand(ctl));
+		return sampling_run(ctl, ctl_number(ctl));
 	}
 	return ctl->values.given & CTL_OPTION_WATCH ? watch(ctl) : show(ctl);
 }

@@ -28,9 +28,7 @@ struct gpu {
 	uint64_t total_bytes;
 	uint64_t free_bytes; /* FIELD_NONE: nobody knows */
 	char bar[BAR_COLUMNS + 3];
-	const char *bar_text;
 	char most[CELL_BYTES];
-	const char *most_text;
 	uint64_t saved_bytes; /* FIELD_NONE: nothing is shared */
 };
 
@@ -40,29 +38,23 @@ static const struct field gpu_fields[] = {
 	FIELD(ROW, used_bytes, U64, BYTES, "USED"),
 	FIELD(ROW, total_bytes, U64, BYTES, "TOTAL"),
 	FIELD(ROW, free_bytes, MAYBE, BYTES, "FREE"),
-	FIELD(ROW, bar_text, TEXT, PLAIN, "USE"),
+	FIELD(ROW, bar, CHARS, PLAIN, "USE"),
 	FIELD(ROW, saved_bytes, MAYBE, BYTES, "SAVED"),
-	FIELD(ROW, most_text, TEXT, PLAIN, "MOST"),
+	FIELD(ROW, most, CHARS, PLAIN, "MOST"),
 };
 
 #undef ROW
 
-static uint64_t less(uint64_t from, uint64_t bytes)
-{
-	return from > bytes ? from - bytes : 0;
-}
-
 /* Memory that goes as soon as somebody wants it: cache, and chunks made ahead. */
 static uint64_t reusable_bytes(const struct glake_device_status *device)
 {
-	return less(device->block_bytes, device->used_block_bytes) + device->pool_bytes +
-	       device->kept_bytes;
+	return memory_cached_bytes(device) + device->pool_bytes;
 }
 
 /* By NVML, or what glaked itself knows of. */
 static uint64_t used_bytes(const struct glake_device_status *device)
 {
-	return device->free_bytes > 0 ? less(device->total_bytes, device->free_bytes)
+	return device->free_bytes > 0 ? memory_without(device->total_bytes, device->free_bytes)
 	                              : device->physical_bytes;
 }
 
@@ -155,16 +147,11 @@ static int print_gpus(struct ctl *ctl, const struct snapshot *snapshot)
 		gpu->used_bytes = used_bytes(device);
 		gpu->total_bytes = device->total_bytes;
 		gpu->free_bytes = device->free_bytes > 0 ? device->free_bytes : FIELD_NONE;
-		uint64_t saved = less(device->logical_block_bytes, device->used_block_bytes);
+		uint64_t saved = memory_without(device->logical_block_bytes,
+		                                device->used_block_bytes);
 		gpu->saved_bytes = saved > 0 ? saved : FIELD_NONE;
 		draw_bar(device, gpu->bar);
 		find_most(snapshot, &identities, device, gpu->most);
-	}
-	/* Rows have moved until now. */
-	for (size_t i = 0; i < rows.n; i++) {
-		struct gpu *gpu = rows_at(&rows, i);
-		gpu->bar_text = gpu->bar;
-		gpu->most_text = gpu->most;
 	}
 	err = err ? err : rows_show_next(ctl, &rows, FIELDS(gpu_fields));
 	if (err == 0 && rows.n > 0) {
@@ -182,19 +169,17 @@ static int print_gpus(struct ctl *ctl, const struct snapshot *snapshot)
 struct account {
 	const char *name; /* borrowed */
 	char sessions[CELL_BYTES];
-	const char *sessions_text;
 	uint64_t used_bytes; /* on all GPUs, and as the next in host memory */
 	uint64_t host_bytes;
 	char nearest[CELL_BYTES];
-	const char *nearest_text;
 };
 
 static const struct field account_fields[] = {
 	FIELD(ROW, name, TEXT, NAME, "TENANT"),
-	FIELD(ROW, sessions_text, TEXT, PLAIN, "SESSIONS"),
+	FIELD(ROW, sessions, CHARS, PLAIN, "SESSIONS"),
 	FIELD(ROW, used_bytes, U64, BYTES, "ON GPUS"),
 	FIELD(ROW, host_bytes, U64, BYTES, "ON HOST"),
-	FIELD(ROW, nearest_text, TEXT, PLAIN, "NEAREST LIMIT"),
+	FIELD(ROW, nearest, CHARS, PLAIN, "NEAREST LIMIT"),
 };
 
 #undef ROW
@@ -269,11 +254,6 @@ static int print_tenants(struct ctl *ctl, const struct snapshot *snapshot)
 	int err = 0;
 	for (size_t i = 0; err == 0 && i < snapshot->tenants.n; i++) {
 		err = add_account(ctl, &rows, rows_at(&snapshot->tenants, i));
-	}
-	for (size_t i = 0; i < rows.n; i++) {
-		struct account *account = rows_at(&rows, i);
-		account->sessions_text = account->sessions;
-		account->nearest_text = account->nearest;
 	}
 	err = err ? err : rows_show_next(ctl, &rows, FIELDS(account_fields));
 	rows_deinit(&rows);

@@ -12,28 +12,20 @@
 #define ROW struct loaded
 
 struct loaded {
-	const char *name; /* borrowed from the model */
-	uint32_t device;
-	uint64_t n_tensors;
-	uint64_t n_blocks;
-	uint64_t content_bytes;
-	uint64_t mapped_bytes;
-	int was_loaded;
-	uint64_t deduplicated_bytes;
-	uint64_t load_ns;
+	struct glake_model_info info; /* its texts are the model's */
 	uint64_t bytes_per_second;
 };
 
 static const struct field loaded_fields[] = {
-	FIELD(ROW, name, TEXT, PLAIN, NULL),
-	FIELD(ROW, device, U32, PLAIN, NULL),
-	FIELD(ROW, n_tensors, U64, PLAIN, NULL),
-	FIELD(ROW, n_blocks, U64, PLAIN, NULL),
-	FIELD(ROW, content_bytes, U64, BYTES, NULL),
-	FIELD(ROW, mapped_bytes, U64, BYTES, NULL),
-	FIELD(ROW, was_loaded, BOOL, PLAIN, NULL),
-	FIELD(ROW, deduplicated_bytes, U64, BYTES, NULL),
-	FIELD(ROW, load_ns, U64, PLAIN, NULL),
+	FIELD_IN(ROW, info, name, TEXT, PLAIN, NULL),
+	FIELD_IN(ROW, info, device, U32, PLAIN, NULL),
+	FIELD_IN(ROW, info, n_tensors, U64, PLAIN, NULL),
+	FIELD_IN(ROW, info, n_blocks, U64, PLAIN, NULL),
+	FIELD_IN(ROW, info, content_bytes, U64, BYTES, NULL),
+	FIELD_IN(ROW, info, mapped_bytes, U64, BYTES, NULL),
+	FIELD_IN(ROW, info, was_loaded, BOOL, PLAIN, NULL),
+	FIELD_IN(ROW, info, deduplicated_bytes, U64, BYTES, NULL),
+	FIELD_IN(ROW, info, load_ns, U64, PLAIN, NULL),
 	FIELD(ROW, bytes_per_second, U64, BYTES, NULL),
 };
 
@@ -41,19 +33,20 @@ static const struct field loaded_fields[] = {
 
 static void print_loaded(struct ctl *ctl, const struct loaded *loaded)
 {
+	const struct glake_model_info *info = &loaded->info;
 	char size[TEXT_NUMBER_BYTES];
 	char known[TEXT_NUMBER_BYTES];
 	char speed[TEXT_NUMBER_BYTES];
 	char took[TEXT_NUMBER_BYTES];
-	field_bytes(loaded->content_bytes, ctl->exact, size, sizeof(size));
-	field_bytes(loaded->deduplicated_bytes, ctl->exact, known, sizeof(known));
+	field_bytes(info->content_bytes, ctl->exact, size, sizeof(size));
+	field_bytes(info->deduplicated_bytes, ctl->exact, known, sizeof(known));
 	field_bytes(loaded->bytes_per_second, ctl->exact, speed, sizeof(speed));
-	text_duration(loaded->load_ns / 1000000, took);
-	char *name = text_escape(loaded->name);
+	text_duration(info->load_ns / 1000000, took);
+	char *name = text_escape(info->name);
 	fprintf(ctl->out, "%s: %" PRIu64 " tensors, %s in %" PRIu64 " blocks on device %" PRIu32,
-	        name ? name : "", loaded->n_tensors, size, loaded->n_blocks, loaded->device);
+	        name ? name : "", info->n_tensors, size, info->n_blocks, info->device);
 	free(name);
-	if (loaded->was_loaded) {
+	if (info->was_loaded) {
 		fprintf(ctl->out, "; was in the store already\n");
 	} else {
 		fprintf(ctl->out, "; loaded in %s, %s/s, %s equal to blocks in the store\n", took,
@@ -81,28 +74,15 @@ static int open_model(struct ctl *ctl, struct progress *progress, struct glake_m
 
 static int describe(struct ctl *ctl, const struct glake_model *model)
 {
-	struct glake_model_info info = {.size = sizeof(info)};
-	int err = glake_model_info(model, &info);
+	struct loaded loaded = {.info = {.size = sizeof(loaded.info)}};
+	int err = glake_model_info(model, &loaded.info);
 	if (err < 0) {
 		return err;
 	}
-	struct loaded loaded = {
-		.name = info.name,
-		.device = info.device,
-		.n_tensors = info.n_tensors,
-		.n_blocks = info.n_blocks,
-		.content_bytes = info.content_bytes,
-		.mapped_bytes = info.mapped_bytes,
-		.was_loaded = info.was_loaded,
-		.deduplicated_bytes = info.deduplicated_bytes,
-		.load_ns = info.load_ns,
-		.bytes_per_second = progress_per_second(info.content_bytes, info.load_ns),
-	};
+	loaded.bytes_per_second = progress_per_second(loaded.info.content_bytes,
+	                                              loaded.info.load_ns);
 	if (ctl->json) {
-		return ctl_print_json(ctl,
-		                      field_object(loaded_fields,
-		                                   sizeof(loaded_fields) / sizeof(loaded_fields[0]),
-		                                   &loaded));
+		return ctl_print_json(ctl, field_object(FIELDS(loaded_fields), &loaded));
 	}
 	print_loaded(ctl, &loaded);
 	return 0;

@@ -11,6 +11,7 @@
 #include "ctl/field.h"
 #include "ctl/glance.h"
 #include "ctl/rows.h"
+#include "ctl/snapshot.h"
 #include "ctl/text.h"
 #include "glake_admin.h"
 
@@ -96,13 +97,7 @@ static const struct field host_fields[] = {
 };
 
 #undef ROW
-#define ROW struct metric
-
-struct metric {
-	const char *name;
-	uint64_t value;
-	const char *help;
-};
+#define ROW struct snapshot_metric
 
 static const struct field metric_fields[] = {
 	FIELD(ROW, name, TEXT, PLAIN, "NAME"),
@@ -125,8 +120,7 @@ json_t *ctl_device_object(const struct glake_device_status *device)
 {
 	static const char *const unknown[] = {"free_bytes", "unaccounted_bytes", "foreign_bytes",
 	                                      "n_foreign"};
-	json_t *object = field_object(device_fields, sizeof(device_fields) / sizeof(*device_fields),
-	                              device);
+	json_t *object = field_object(FIELDS(device_fields), device);
 	double ratio = dedup_ratio(device);
 	json_object_set_new(object, "dedup_ratio", ratio < 0 ? json_null() : json_real(ratio));
 	json_object_set_new(object, "unaccounted_bytes",
@@ -138,9 +132,10 @@ json_t *ctl_device_object(const struct glake_device_status *device)
 	return object;
 }
 
-json_t *ctl_host_object(const struct glake_host_status *host)
+json_t *ctl_host_list(const struct glake_status *status)
 {
-	return field_object(FIELDS(host_fields), host);
+	return field_list(FIELDS(host_fields), status->hosts, status->n_hosts,
+	                  sizeof(*status->hosts));
 }
 
 json_t *ctl_status_object(const struct glake_status *status)
@@ -156,11 +151,7 @@ static int print_status_json(struct ctl *ctl, const struct glake_status *status)
 	}
 	json_t *object = ctl_status_object(status);
 	json_object_set_new(object, "devices", devices);
-	json_t *hosts = json_array();
-	for (uint32_t i = 0; i < status->n_hosts; i++) {
-		json_array_append_new(hosts, ctl_host_object(&status->hosts[i]));
-	}
-	json_object_set_new(object, "hosts", hosts);
+	json_object_set_new(object, "hosts", ctl_host_list(status));
 	json_object_set_new(object, "hosts_lacking",
 	                    field_string(status->hosts_lacking ? status->hosts_lacking : ""));
 	return ctl_print_json(ctl, object);
@@ -330,18 +321,18 @@ static int run_status(struct ctl *ctl)
 
 static int add_metric(void *rows, const char *name, uint64_t value, const char *help)
 {
-	struct metric *metric = rows_add(rows, sizeof(*metric));
+	struct snapshot_metric *metric = rows_add(rows, sizeof(*metric));
 	if (!metric) {
 		return CTL_E_OUTPUT;
 	}
-	*metric = (struct metric){.name = strdup(name), .value = value, .help = strdup(help)};
+	*metric = (struct snapshot_metric){strdup(name), value, strdup(help)};
 	return metric->name && metric->help ? 0 : CTL_E_OUTPUT;
 }
 
 static void free_metrics(struct rows *rows)
 {
 	for (size_t i = 0; i < rows->n; i++) {
-		struct metric *metric = rows_at(rows, i);
+		struct snapshot_metric *metric = rows_at(rows, i);
 		free((char *)metric->name);
 		free((char *)metric->help);
 	}

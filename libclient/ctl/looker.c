@@ -36,11 +36,10 @@ static int add_refusals(struct looker *looker, struct snapshot *snapshot)
 {
 	pod_refusals_follow(&looker->refusals, &looker->ctl, snapshot->status.pid);
 	for (size_t i = 0; i < looker->refusals.rows.n; i++) {
-		struct pod_refusal *row = rows_add(&snapshot->refusals, sizeof(*row));
-		if (!row) {
+		const struct pod_refusal *row = rows_at(&looker->refusals.rows, i);
+		if (rows_append(&snapshot->refusals, row, sizeof(*row)) < 0) {
 			return -ENOMEM;
 		}
-		*row = *(struct pod_refusal *)rows_at(&looker->refusals.rows, i);
 	}
 	snapshot->has_refusals = true;
 	return 0;

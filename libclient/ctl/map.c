@@ -9,62 +9,19 @@
 #include <unistd.h>
 
 #include "ctl/field.h"
+#include "ctl/memory.h"
 #include "ctl/page.h"
 
-/* The uses of a device's memory, from the bottom of the chart up. */
-enum use {
-	USE_PRIVATE,
-	USE_BLOCKS,
-	USE_CACHED,
-	USE_POOL,
-	USE_DRIVER,
-	USE_FOREIGN,
-	USE_UNACCOUNTED,
-	N_USES,
-};
-
-static const char *const use_names[N_USES] = {
-	[USE_PRIVATE] = "private",         [USE_BLOCKS] = "blocks",
-	[USE_CACHED] = "cached",           [USE_POOL] = "pool",
-	[USE_DRIVER] = "driver",           [USE_FOREIGN] = "foreign",
-	[USE_UNACCOUNTED] = "unaccounted",
+/* The uses of a device's memory, from the bottom of the chart up, as memory_uses() has them. */
+static const char *const use_names[MEMORY_N_USES] = {
+	"private", "blocks", "cached", "pool", "driver", "foreign", "unaccounted",
 };
 
 struct map_sample {
 	uint64_t at_ms;
 	uint32_t device;
-	uint64_t bytes[N_USES];
+	uint64_t bytes[MEMORY_N_USES];
 };
-
-static uint64_t less(uint64_t bytes, uint64_t part)
-{
-	return bytes > part ? bytes - part : 0;
-}
-
-static uint64_t driver_bytes(const struct glake_device_status *device)
-{
-	return device->context_bytes + device->managed_bytes + device->array_bytes +
-	       device->graph_bytes + device->other_bytes + device->mover_bytes;
-}
-
-static struct map_sample sample_of(const struct glake_device_status *device, uint64_t at_ms)
-{
-	return (struct map_sample){
-		.at_ms = at_ms,
-		.device = device->index,
-		.bytes =
-			{
-				[USE_PRIVATE] = device->private_bytes,
-				[USE_BLOCKS] = device->used_block_bytes,
-				[USE_CACHED] = less(device->block_bytes, device->used_block_bytes) +
-	                                       device->kept_bytes,
-				[USE_POOL] = device->pool_bytes,
-				[USE_DRIVER] = driver_bytes(device),
-				[USE_FOREIGN] = device->foreign_bytes,
-				[USE_UNACCOUNTED] = device->unaccounted_bytes,
-			},
-	};
-}
 
 /* Every second of the older half goes: what is long ago has fewer samples. */
 static void thin(struct map *map)
@@ -93,11 +50,12 @@ int map_add(struct map *map, const struct snapshot *snapshot)
 		thin(map);
 	}
 	for (size_t i = 0; i < snapshot->devices.n; i++) {
-		struct map_sample *sample = rows_add(&map->samples, sizeof(*sample));
-		if (!sample) {
+		const struct glake_device_status *device = rows_at(&snapshot->devices, i);
+		struct map_sample sample = {.at_ms = snapshot->at_ms, .device = device->index};
+		memory_uses(device, sample.bytes);
+		if (rows_append(&map->samples, &sample, sizeof(sample)) < 0) {
 			return -ENOMEM;
 		}
-		*sample = sample_of(rows_at(&snapshot->devices, i), snapshot->at_ms);
 	}
 	map->n_times++;
 	return 0;
@@ -197,7 +155,7 @@ static json_t *times(const struct map *map)
 static json_t *history_of(const struct map *map, uint32_t device)
 {
 	json_t *object = json_pack("{s:I}", "device", (json_int_t)device);
-	for (int use = 0; use < N_USES; use++) {
+	for (size_t use = 0; use < MEMORY_N_USES; use++) {
 		json_t *list = json_array();
 		for (size_t i = 0; i < map->samples.n; i++) {
 			const struct map_sample *sample = rows_at(&map->samples, i);
@@ -240,7 +198,6 @@ json_t *map_document(const struct map *map, const struct snapshot *snapshot,
 	json_t *document = begin_document();
 	json_t *devices = json_array();
 	json_t *history = json_array();
-	json_t *hosts = json_array();
 	json_t *sessions = json_array();
 	json_t *tenants = json_array();
 	json_t *models = json_array();
@@ -249,9 +206,6 @@ json_t *map_document(const struct map *map, const struct snapshot *snapshot,
 		const struct glake_device_status *device = rows_at(&snapshot->devices, i);
 		json_array_append_new(devices, ctl_device_object(device));
 		json_array_append_new(history, history_of(map, device->index));
-	}
-	for (uint32_t i = 0; i < snapshot->status.n_hosts; i++) {
-		json_array_append_new(hosts, ctl_host_object(&snapshot->status.hosts[i]));
 	}
 	size_t n_sessions;
 	const void **shown = largest(&snapshot->sessions, session_bytes, &n_sessions);
@@ -275,7 +229,7 @@ json_t *map_document(const struct map *map, const struct snapshot *snapshot,
 	json_object_set_new(document, "error", json_null());
 	json_object_set_new(document, "status", ctl_status_object(&snapshot->status));
 	json_object_set_new(document, "devices", devices);
-	json_object_set_new(document, "hosts", hosts);
+	json_object_set_new(document, "hosts", ctl_host_list(&snapshot->status));
 	json_object_set_new(document, "sessions", sessions);
 	json_object_set_new(document, "tenants", tenants);
 	json_object_set_new(document, "models", models);

@@ -50,22 +50,40 @@ uint64_t memory_driver_bytes(const struct glake_session_row *row)
 	return n_bytes;
 }
 
-/* The reports of a client and the books of glaked are of different moments. */
-static uint64_t without(uint64_t bytes, uint64_t part)
+uint64_t memory_without(uint64_t bytes, uint64_t part)
 {
 	return bytes > part ? bytes - part : 0;
+}
+
+uint64_t memory_cached_bytes(const struct glake_device_status *device)
+{
+	return memory_without(device->block_bytes, device->used_block_bytes) + device->kept_bytes;
+}
+
+void memory_uses(const struct glake_device_status *device, uint64_t bytes_out[MEMORY_N_USES])
+{
+	const uint64_t bytes[MEMORY_N_USES] = {
+		device->private_bytes,
+		device->used_block_bytes,
+		memory_cached_bytes(device),
+		device->pool_bytes,
+		device->context_bytes + device->managed_bytes + device->array_bytes +
+			device->graph_bytes + device->other_bytes + device->mover_bytes,
+		device->foreign_bytes,
+		device->unaccounted_bytes,
+	};
+	memcpy(bytes_out, bytes, sizeof(bytes));
 }
 
 static int add_devices(void *user, const struct glake_status *status)
 {
 	struct memory *memory = user;
 	for (uint32_t i = 0; i < status->n_devices; i++) {
-		struct memory_device *device = rows_add(&memory->devices, sizeof(*device));
-		if (!device) {
+		const struct memory_device device = {status->devices[i].index,
+		                                     status->devices[i].private_bytes};
+		if (rows_append(&memory->devices, &device, sizeof(device)) < 0) {
 			return -ENOMEM;
 		}
-		device->device = status->devices[i].index;
-		device->others_bytes = status->devices[i].private_bytes;
 	}
 	return 0;
 }
@@ -80,7 +98,8 @@ static void take_from_others(struct memory *memory, const struct glake_session_d
 	for (size_t i = 0; i < memory->devices.n; i++) {
 		struct memory_device *device = rows_at(&memory->devices, i);
 		if (device->device == of->device) {
-			device->others_bytes = without(device->others_bytes, of->reserved_bytes);
+			device->others_bytes = memory_without(device->others_bytes,
+			                                      of->reserved_bytes);
 		}
 	}
 }
@@ -150,7 +169,7 @@ static uint64_t reusable_beside_pools(const struct glake_session_row *of)
 		n_bytes += of->devices[i].reusable_bytes;
 	}
 	for (uint32_t i = 0; i < of->n_pools; i++) {
-		n_bytes = without(n_bytes, of->pools[i].free_bytes);
+		n_bytes = memory_without(n_bytes, of->pools[i].free_bytes);
 	}
 	return n_bytes;
 }
@@ -170,14 +189,15 @@ static int add_plain(struct memory *memory, const struct glake_session_row *of)
 	unsigned n_devices = 0;
 	for (uint32_t i = 0; i < of->n_devices; i++) {
 		const struct glake_session_device *device = &of->devices[i];
-		uint64_t rest = without(device->reserved_bytes, pool_reserved(of, device->device));
+		uint64_t rest = memory_without(device->reserved_bytes,
+		                               pool_reserved(of, device->device));
 		row.reserved_bytes += rest;
 		if (rest > 0) {
 			row.device = ++n_devices == 1 ? device->device : FIELD_NONE;
 		}
 	}
 	for (uint32_t i = 0; i < of->n_pools; i++) {
-		row.live_bytes = without(row.live_bytes, of->pools[i].live_bytes);
+		row.live_bytes = memory_without(row.live_bytes, of->pools[i].live_bytes);
 	}
 	return row.reserved_bytes > 0 ? add_row(memory, of, &row) : 0;
 }

@@ -64,6 +64,16 @@ uint64_t memory_driver_bytes(const struct glake_session_row *row);
 /* The driver's memory of the process on one device. */
 uint64_t memory_device_driver_bytes(const struct glake_session_device *device);
 
+/* @bytes without @part, and 0 where that is more: numbers that meet here can be of different moments. */
+uint64_t memory_without(uint64_t bytes, uint64_t part);
+
+/* The device's memory that glaked keeps though nobody uses it: blocks, and of processes that have ended. */
+uint64_t memory_cached_bytes(const struct glake_device_status *device);
+
+/* Each byte of the device once, as far as it is known: private, blocks in use, cached, made ahead, driver, others', unaccounted. */
+#define MEMORY_N_USES 7u
+void memory_uses(const struct glake_device_status *device, uint64_t bytes_out[MEMORY_N_USES]);
+
 /* The device that stands for what is known of the session as a whole: the first with private memory, else the first. */
 uint32_t memory_first_device(const struct glake_session_row *row);
 

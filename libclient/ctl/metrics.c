@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "ctl/exposition.h"
+#include "ctl/memory.h"
 #include "ctl/metrics_models.h"
 #include "ctl/shares.h"
 
@@ -69,8 +70,7 @@ static void write_uses(const struct glake_device_status *device, FILE *out)
 	uint64_t used = device->used_block_bytes;
 	use(out, device, "private", device->private_bytes);
 	use(out, device, "blocks_used", used);
-	use(out, device, "blocks_cached",
-	    device->block_bytes > used ? device->block_bytes - used : 0);
+	use(out, device, "blocks_cached", memory_without(device->block_bytes, used));
 	use(out, device, "pool", device->pool_bytes);
 	use(out, device, "kept", device->kept_bytes);
 	use(out, device, "context", device->context_bytes);
@@ -268,10 +268,6 @@ static void write_tenant_devices(const struct snapshot *snapshot, FILE *out)
 		}
 	}
 }
-
-#undef OF
-
-#define OF(member) offsetof(struct glake_tenant_device, member)
 
 static const struct tenant_bound {
 	const char *name;

@@ -58,19 +58,19 @@ static bool gather(const struct snapshot *snapshot, struct rows *sums)
 	for (size_t i = 0; i < snapshot->models.n; i++) {
 		const struct glake_model_row *model = rows_at(&snapshot->models, i);
 		const struct glake_device_status *device = snapshot_device(snapshot, model->device);
-		struct model_sum *sum = device ? rows_add(sums, sizeof(*sum)) : NULL;
-		if (device && !sum) {
-			return false;
+		if (!device) {
+			continue;
 		}
-		if (sum) {
-			*sum = (struct model_sum){
-				.device = device,
-				.bytes = {model->span_bytes, model->part_bytes, model->unique_bytes,
-			                  model->copied_bytes},
-				.n_open = model->n_open,
-				.n_pinned = model->pinned != 0,
-			};
-			strncpy(sum->name, model->name, MAX_NAME_BYTES);
+		struct model_sum sum = {
+			.device = device,
+			.bytes = {model->span_bytes, model->part_bytes, model->unique_bytes,
+		                  model->copied_bytes},
+			.n_open = model->n_open,
+			.n_pinned = model->pinned != 0,
+		};
+		strncpy(sum.name, model->name, MAX_NAME_BYTES);
+		if (rows_append(sums, &sum, sizeof(sum)) < 0) {
+			return false;
 		}
 	}
 	return true;
@@ -109,11 +109,9 @@ static bool cut(const struct snapshot *snapshot, struct rows *sums)
 				add(&rest, sum);
 			}
 		}
-		struct model_sum *last = rows_add(sums, sizeof(rest));
-		if (!last) {
+		if (rows_append(sums, &rest, sizeof(rest)) < 0) {
 			return false;
 		}
-		*last = rest;
 	}
 	memmove(rows_at(sums, MAX_SHOWN), rows_at(sums, n_all),
 	        (sums->n - n_all) * sums->row_bytes);

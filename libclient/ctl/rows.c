@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ctl/rows.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "ctl/table.h"
 
 void rows_deinit(struct rows *rows)
 {
@@ -32,6 +31,16 @@ void *rows_add(struct rows *rows, size_t row_bytes)
 	return memset(rows->list + rows->n++ * row_bytes, 0, row_bytes);
 }
 
+int rows_append(struct rows *rows, const void *row, size_t row_bytes)
+{
+	void *copy = rows_add(rows, row_bytes);
+	if (!copy) {
+		return -ENOMEM;
+	}
+	memcpy(copy, row, row_bytes);
+	return 0;
+}
+
 void rows_sort(struct rows *rows, int (*compare)(const void *, const void *))
 {
 	if (rows->n > 1) {
@@ -47,11 +56,7 @@ void *rows_find(const struct rows *rows, const void *key,
 
 json_t *rows_json(const struct rows *rows, const struct field *fields, size_t n_fields)
 {
-	json_t *list = json_array();
-	for (size_t i = 0; i < rows->n; i++) {
-		json_array_append_new(list, field_object(fields, n_fields, rows_at(rows, i)));
-	}
-	return list;
+	return field_list(fields, n_fields, rows->list, rows->n, rows->row_bytes);
 }
 
 static void fill(const struct ctl *ctl, struct table *table, const struct rows *rows,

@@ -24,14 +24,14 @@ void rows_deinit(struct rows *rows);
 
 /* A zeroed row more, which stays where it is until the next is added; NULL: no memory. All are of @row_bytes. */
 void *rows_add(struct rows *rows, size_t row_bytes);
+/* Add a copy of @row. Returns 0 or -ENOMEM. */
+int rows_append(struct rows *rows, const void *row, size_t row_bytes);
 void *rows_at(const struct rows *rows, size_t i);
 
 void rows_sort(struct rows *rows, int (*compare)(const void *, const void *));
 /* A row that equals the row @key, of rows in this order; NULL: none. */
 void *rows_find(const struct rows *rows, const void *key,
                 int (*compare)(const void *, const void *));
-
-#define FIELDS(fields) fields, sizeof(fields) / sizeof((fields)[0])
 
 /* A new list, the caller's. */
 json_t *rows_json(const struct rows *rows, const struct field *fields, size_t n_fields);

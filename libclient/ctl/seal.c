@@ -6,7 +6,6 @@
 #include "ctl/field.h"
 #include "ctl/progress.h"
 #include "ctl/rows.h"
-#include "ctl/text.h"
 #include "glake_admin.h"
 
 #define MAX_SESSIONS 64
@@ -96,26 +95,11 @@ static int seal_one(struct ctl *ctl, uint64_t session, struct glake_seal_report 
 	return err;
 }
 
-static int add_outcome(struct rows *outcomes, const struct outcome *outcome)
-{
-	struct outcome *row = rows_add(outcomes, sizeof(*row));
-	if (!row) {
-		return -ENOMEM;
-	}
-	*row = *outcome;
-	row->took_ms = row->report.took_ns / 1000000;
-	row->held_ms = row->report.held_ns / 1000000;
-	return 0;
-}
-
 /* A process may have a session beside the shim's, which cannot be sealed. */
 static int seal_all(struct ctl *ctl, struct rows *outcomes)
 {
-	struct meant meant = {.n = 0};
-	int err = text_parse_count(ctl->operands[0], INT64_MAX, &meant.number);
-	if (err == 0) {
-		err = glake_list_sessions(ctl->session, find_meant, &meant);
-	}
+	struct meant meant = {.number = ctl_number(ctl)};
+	int err = glake_list_sessions(ctl->session, find_meant, &meant);
 	if (err == 0 && meant.n == 0) {
 		err = ctl_nobody(ctl, meant.number);
 	}
@@ -127,7 +111,9 @@ static int seal_all(struct ctl *ctl, struct rows *outcomes)
 		};
 		err = seal_one(ctl, outcome.session, &outcome.report);
 		if (err == 0) {
-			err = add_outcome(outcomes, &outcome);
+			outcome.took_ms = outcome.report.took_ns / 1000000;
+			outcome.held_ms = outcome.report.held_ns / 1000000;
+			err = rows_append(outcomes, &outcome, sizeof(outcome));
 		} else if (err == GLAKE_E_BAD_REQUEST && (outcomes->n > 0 || i + 1 < meant.n)) {
 			err = 0;
 		}
@@ -154,12 +140,8 @@ static int find_left(const struct outcome *outcome, struct rows *left)
 		{outcome->pid, report->failed_bytes, "failed", report->failed_why},
 	};
 	for (size_t i = 0; i < sizeof(causes) / sizeof(causes[0]); i++) {
-		if (causes[i].bytes > 0) {
-			struct left *row = rows_add(left, sizeof(*row));
-			if (!row) {
-				return -ENOMEM;
-			}
-			*row = causes[i];
+		if (causes[i].bytes > 0 && rows_append(left, &causes[i], sizeof(causes[i])) < 0) {
+			return -ENOMEM;
 		}
 	}
 	return 0;
@@ -176,16 +158,6 @@ static int print_text(const struct ctl *ctl, const struct rows *outcomes)
 	err = err ? err : rows_show_next(ctl, &left, FIELDS(left_fields));
 	rows_deinit(&left);
 	return err;
-}
-
-static int check_seal(struct ctl *ctl)
-{
-	uint64_t number;
-	/* A process that glaked does not see has pid 0 in its list. */
-	if (text_parse_count(ctl->operands[0], INT64_MAX, &number) < 0 || number == 0) {
-		return ctl_usage(ctl, "neither a pid nor a session: %s", ctl->operands[0]);
-	}
-	return 0;
 }
 
 static int run_seal(struct ctl *ctl)
@@ -209,6 +181,6 @@ const struct ctl_command ctl_seal = {
 	.options = CTL_OPTION_DRY_RUN | CTL_OPTION_EXACT,
 	.min_operands = 1,
 	.max_operands = 1,
-	.check = check_seal,
+	.check = ctl_check_number,
 	.run = run_seal,
 };

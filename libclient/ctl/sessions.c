@@ -94,22 +94,9 @@ static const struct field device_fields[] = {
 #define N_FIELDS (sizeof(session_fields) / sizeof(session_fields[0]))
 
 struct listing {
-	struct ctl *ctl;
-	struct ctl_list *list;
+	struct ctl_list list;
 	struct identities identities;
 };
-
-static json_t *device_list(const struct glake_session_row *row)
-{
-	json_t *devices = json_array();
-	for (uint32_t i = 0; i < row->n_devices; i++) {
-		json_array_append_new(devices,
-		                      field_object(device_fields,
-		                                   sizeof(device_fields) / sizeof(*device_fields),
-		                                   &row->devices[i]));
-	}
-	return devices;
-}
 
 /* The session as a whole. */
 static struct shown show(const struct glake_session_row *row)
@@ -161,11 +148,11 @@ static void narrow(struct shown *shown, const struct glake_session_device *devic
 static int add_lines(struct listing *listing, struct shown *shown)
 {
 	const struct glake_session_row *row = &shown->row;
-	int err = row->n_devices == 0 ? ctl_list_add(listing->list, shown) : 0;
+	int err = row->n_devices == 0 ? ctl_list_add(&listing->list, shown) : 0;
 	for (uint32_t i = 0; err == 0 && i < row->n_devices; i++) {
 		struct shown line = *shown;
 		narrow(&line, &row->devices[i], i == memory_first_device(row));
-		err = ctl_list_add(listing->list, &line);
+		err = ctl_list_add(&listing->list, &line);
 	}
 	return err;
 }
@@ -175,31 +162,25 @@ json_t *ctl_session_object(struct identities *identities, const struct glake_ses
 	struct shown shown = show(row);
 	shown.identity = identity_of(identities, row);
 	json_t *object = field_object(session_fields, N_FIELDS, &shown);
-	json_object_set_new(object, "devices", device_list(row));
+	json_object_set_new(object, "devices",
+	                    field_list(FIELDS(device_fields), row->devices, row->n_devices,
+	                               sizeof(*row->devices)));
 	return object;
 }
 
 static int add_session(void *user, const struct glake_session_row *row)
 {
 	struct listing *listing = user;
+	if (listing->list.ctl->json) {
+		return ctl_list_add_object(&listing->list,
+		                           ctl_session_object(&listing->identities, row));
+	}
 	struct shown shown = show(row);
 	char pod[512];
 	shown.identity = identity_of(&listing->identities, row);
 	identity_pod(&shown.identity, row, pod, sizeof(pod));
 	shown.pod = pod;
-	return listing->ctl->json
-	               ? ctl_list_add_object(listing->list,
-	                                     ctl_session_object(&listing->identities, row))
-	               : add_lines(listing, &shown);
-}
-
-static int fill_sessions(struct ctl *ctl, struct ctl_list *list)
-{
-	struct listing listing = {.ctl = ctl, .list = list};
-	identities_init(&listing.identities);
-	int err = glake_list_sessions(ctl->session, add_session, &listing);
-	identities_deinit(&listing.identities);
-	return err;
+	return add_lines(listing, &shown);
 }
 
 static int look_for_pods(void *user, const struct glake_session_row *row)
@@ -211,11 +192,14 @@ static int look_for_pods(void *user, const struct glake_session_row *row)
 
 static int run_sessions(struct ctl *ctl)
 {
+	struct listing listing;
 	bool has_pods = false;
 	int err = ctl->json ? 0 : glake_list_sessions(ctl->session, look_for_pods, &has_pods);
-	return err ? err
-	           : ctl_print_list(ctl, "sessions", session_fields,
-	                            has_pods ? N_FIELDS : N_FIELDS - 1, fill_sessions);
+	ctl_list_begin(&listing.list, ctl, session_fields, has_pods ? N_FIELDS : N_FIELDS - 1);
+	identities_init(&listing.identities);
+	err = err ? err : glake_list_sessions(ctl->session, add_session, &listing);
+	identities_deinit(&listing.identities);
+	return ctl_list_end(&listing.list, "sessions", err);
 }
 
 const struct ctl_command ctl_sessions = {

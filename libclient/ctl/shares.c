@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ctl/memory.h"
 #include "ctl/pod_refusals.h"
 
 void shares_deinit(struct shares *shares)
@@ -60,17 +61,16 @@ static struct share *find_or_add(const struct snapshot *snapshot, struct shares 
 	return share ? share : add(shares, who, snapshot->devices.n);
 }
 
-static struct share *share_of(const struct snapshot *snapshot, struct shares *shares,
-                              const struct glake_session_row *session)
+/* Whose row the session's is. Texts are borrowed. */
+static struct share who_of(struct shares *shares, const struct glake_session_row *session)
 {
 	const struct identity identity = identity_place(&shares->places, session);
-	const struct share who = {
+	return (struct share){
 		.namespace = identity.namespace,
 		.pod = *identity.pod ? identity.pod : session->pod_uid,
 		.container = identity.container,
 		.tenant = session->tenant,
 	};
-	return find_or_add(snapshot, shares, &who);
 }
 
 /* ---- sessions --------------------------------------------------------------------------------- */
@@ -79,13 +79,10 @@ static struct share *share_of(const struct snapshot *snapshot, struct shares *sh
 static struct share_device *at_device(const struct snapshot *snapshot, const struct share *share,
                                       uint32_t device)
 {
-	for (size_t i = 0; i < snapshot->devices.n; i++) {
-		if (((struct glake_device_status *)rows_at(&snapshot->devices, i))->index ==
-		    device) {
-			return &share->at[i];
-		}
-	}
-	return NULL;
+	const struct glake_device_status *found = snapshot_device(snapshot, device);
+	return found ? &share->at[found -
+	                          (struct glake_device_status *)rows_at(&snapshot->devices, 0)]
+	             : NULL;
 }
 
 /* @is_first: of its process, whose driver memory counts once. */
@@ -104,11 +101,8 @@ static void add_session(const struct snapshot *snapshot, struct share *share,
 		}
 		at->private_bytes += from->reserved_bytes;
 		at->part_bytes += from->part_bytes;
-		if (is_first && from->process_bytes > 0) {
-			at->driver_bytes += from->process_bytes;
-		} else if (from->process_bytes == 0) {
-			at->driver_bytes += from->array_bytes + from->graph_bytes +
-			                    from->other_bytes;
+		if (is_first || from->process_bytes == 0) {
+			at->driver_bytes += memory_device_driver_bytes(from);
 		}
 	}
 	if (session->wait_bound && *session->wait_bound) {
@@ -143,7 +137,8 @@ static int add_sessions(const struct snapshot *snapshot, struct shares *shares)
 		qsort(sessions, n, sizeof(*sessions), by_pid);
 	}
 	for (size_t i = 0; err == 0 && i < n; i++) {
-		struct share *share = share_of(snapshot, shares, sessions[i]);
+		const struct share who = who_of(shares, sessions[i]);
+		struct share *share = find_or_add(snapshot, shares, &who);
 		bool is_first = i == 0 || sessions[i - 1]->pid != sessions[i]->pid;
 		if (share) {
 			add_session(snapshot, share, sessions[i], is_first);
@@ -171,15 +166,10 @@ static int add_refusal(const struct snapshot *snapshot, struct shares *shares,
 		.container_id = refusal->container_id,
 		.tenant = refusal->tenant,
 	};
-	const struct identity identity = identity_place(&shares->places, &session);
-	const struct share who = {
-		.namespace = identity.namespace,
-		.pod = *identity.pod ? identity.pod : refusal->pod_uid,
-		.container = identity.container,
-		.tenant = refusal->tenant,
-	};
+	const struct share who = who_of(shares, &session);
 	struct share *share = find(shares, &who);
-	if (!share && *identity.pod) {
+	bool has_name = who.pod != refusal->pod_uid;
+	if (!share && has_name) {
 		share = find_or_add(snapshot, shares, &who);
 		if (!share) {
 			return -ENOMEM;
@@ -193,11 +183,6 @@ static int add_refusal(const struct snapshot *snapshot, struct shares *shares,
 
 /* ---- devices ---------------------------------------------------------------------------------- */
 
-static uint64_t without(uint64_t bytes, uint64_t part)
-{
-	return bytes > part ? bytes - part : 0;
-}
-
 /* What is rounded off of one row goes to the next, so that the rows have in sum what the parts have. */
 static void round_parts(const struct shares *shares, size_t device, uint64_t *sum_out)
 {
@@ -207,7 +192,7 @@ static void round_parts(const struct shares *shares, size_t device, uint64_t *su
 		struct share_device *at = &((struct share *)rows_at(&shares->list, i))->at[device];
 		sum += at->part_bytes;
 		uint64_t next = (uint64_t)(sum + 0.5);
-		at->shared_bytes = without(next, so_far);
+		at->shared_bytes = memory_without(next, so_far);
 		so_far += at->shared_bytes;
 	}
 	*sum_out = so_far;
@@ -227,9 +212,8 @@ static int add_rest(const struct snapshot *snapshot, struct shares *shares)
 			const struct share *share = rows_at(&shares->list, j);
 			had += share->at[i].private_bytes;
 		}
-		rest->cache_bytes = status->pool_bytes + status->kept_bytes +
-		                    without(status->block_bytes, status->used_block_bytes);
-		rest->other_bytes = without(status->physical_bytes, had + rest->cache_bytes);
+		rest->cache_bytes = status->pool_bytes + memory_cached_bytes(status);
+		rest->other_bytes = memory_without(status->physical_bytes, had + rest->cache_bytes);
 	}
 	return 0;
 }

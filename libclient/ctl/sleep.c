@@ -19,29 +19,24 @@
 struct outcome {
 	uint64_t session;
 	uint32_t pid;
-	int is_asleep;
-	uint64_t private_bytes;
-	uint64_t shared_bytes;
+	struct glake_sleep_report report; /* but for its list */
 	uint64_t stays_bytes;
-	uint64_t took_ns;
-	uint64_t held_ns;
 	uint64_t took_ms;
 	uint64_t held_ms;
-	uint64_t waited_ms;
 };
 
 static const struct field outcome_fields[] = {
 	FIELD(ROW, session, U64, PLAIN, "SESSION"),
 	FIELD(ROW, pid, U32, PLAIN, "PID"),
-	FIELD(ROW, is_asleep, BOOL, PLAIN, "ASLEEP"),
-	FIELD(ROW, private_bytes, U64, BYTES, "PRIVATE"),
-	FIELD(ROW, shared_bytes, U64, BYTES, "SHARED"),
+	FIELD_IN(ROW, report, is_asleep, BOOL, PLAIN, "ASLEEP"),
+	FIELD_IN(ROW, report, private_bytes, U64, BYTES, "PRIVATE"),
+	FIELD_IN(ROW, report, shared_bytes, U64, BYTES, "SHARED"),
 	FIELD(ROW, stays_bytes, U64, BYTES, "STAYS"),
-	FIELD(ROW, took_ns, U64, PLAIN, NULL),
-	FIELD(ROW, held_ns, U64, PLAIN, NULL),
+	FIELD_IN(ROW, report, took_ns, U64, PLAIN, NULL),
+	FIELD_IN(ROW, report, held_ns, U64, PLAIN, NULL),
 	FIELD(ROW, took_ms, U64, MS, "TOOK"),
 	FIELD(ROW, held_ms, U64, MS, "FOR WORK"),
-	FIELD(ROW, waited_ms, U64, MS, "FOR ROOM"),
+	FIELD_IN(ROW, report, waited_ms, U64, MS, "FOR ROOM"),
 };
 
 #undef ROW
@@ -224,33 +219,27 @@ static int take_report(void *user, const struct glake_sleep_report *report)
 		return -ENOMEM;
 	}
 	*row = result->now;
-	row->is_asleep = report->is_asleep;
-	row->private_bytes = report->private_bytes;
-	row->shared_bytes = report->shared_bytes;
-	row->took_ns = report->took_ns;
-	row->held_ns = report->held_ns;
+	row->report = *report;
 	row->took_ms = report->took_ns / 1000000;
 	row->held_ms = report->held_ns / 1000000;
-	row->waited_ms = report->waited_ms;
 	for (uint32_t i = 0; i < report->n_stays; i++) {
-		struct stay *stay = rows_add(&result->stays, sizeof(*stay));
-		char *why = strdup(report->stays[i].why);
-		if (!stay || !why) {
-			free(why);
+		const struct stay stay = {row->pid, report->stays[i].bytes,
+		                          strdup(report->stays[i].why)};
+		if (!stay.why || rows_append(&result->stays, &stay, sizeof(stay)) < 0) {
+			free(stay.why);
 			return -ENOMEM;
 		}
-		*stay = (struct stay){row->pid, report->stays[i].bytes, why};
 		row->stays_bytes += report->stays[i].bytes;
 	}
 	return 0;
 }
 
-static int ask_one(struct ctl *ctl, bool wakes, struct result *result)
+static int ask_one(struct ctl *ctl, struct result *result)
 {
 	struct progress progress = progress_begin(ctl);
 	const struct glake_sleep_options options = {
 		.size = sizeof(options),
-		.wakes = wakes,
+		.wakes = ctl->command == &ctl_wake,
 		.progress = progress_show,
 		.progress_user = &progress,
 		.waiting = progress_wait,
@@ -260,7 +249,7 @@ static int ask_one(struct ctl *ctl, bool wakes, struct result *result)
 	                              result);
 	if (err == 0) {
 		const struct outcome *done = rows_at(&result->outcomes, result->outcomes.n - 1);
-		uint64_t n_bytes = done->private_bytes + done->shared_bytes;
+		uint64_t n_bytes = done->report.private_bytes + done->report.shared_bytes;
 		progress_show(&progress, n_bytes, n_bytes);
 	}
 	progress_end(&progress);
@@ -268,14 +257,14 @@ static int ask_one(struct ctl *ctl, bool wakes, struct result *result)
 }
 
 /* A process may have a session beside the shim's, which is not asked: it sleeps along. */
-static int ask_all(struct ctl *ctl, bool wakes, struct result *result)
+static int ask_all(struct ctl *ctl, struct result *result)
 {
 	struct meant meant = {.n = 0};
 	int err = find_all(ctl, &meant);
 	for (size_t i = 0; err == 0 && i < meant.n; i++) {
 		result->now = (struct outcome){.session = meant.found[i].session,
 		                               .pid = meant.found[i].pid};
-		err = ask_one(ctl, wakes, result);
+		err = ask_one(ctl, result);
 		if (err == GLAKE_E_BAD_REQUEST && (result->outcomes.n > 0 || i + 1 < meant.n)) {
 			err = 0;
 		}
@@ -295,10 +284,10 @@ static int print(struct ctl *ctl, const struct result *result)
 	return err ? err : rows_show_next(ctl, &result->stays, FIELDS(stay_fields));
 }
 
-static int run(struct ctl *ctl, bool wakes)
+static int run(struct ctl *ctl)
 {
 	struct result result = {.outcomes = {0}};
-	int err = ask_all(ctl, wakes, &result);
+	int err = ask_all(ctl, &result);
 	err = err ? err : print(ctl, &result);
 	for (size_t i = 0; i < result.stays.n; i++) {
 		struct stay *stay = rows_at(&result.stays, i);
@@ -309,16 +298,6 @@ static int run(struct ctl *ctl, bool wakes)
 	return err;
 }
 
-static int run_sleep(struct ctl *ctl)
-{
-	return run(ctl, false);
-}
-
-static int run_wake(struct ctl *ctl)
-{
-	return run(ctl, true);
-}
-
 const struct ctl_command ctl_sleep = {
 	.name = "sleep",
 	.operands = "PID | SESSION | TENANT | MODEL",
@@ -326,7 +305,7 @@ const struct ctl_command ctl_sleep = {
 	.options = CTL_OPTION_EXACT,
 	.min_operands = 1,
 	.max_operands = 1,
-	.run = run_sleep,
+	.run = run,
 };
 
 const struct ctl_command ctl_wake = {
@@ -336,7 +315,7 @@ const struct ctl_command ctl_wake = {
 	.options = CTL_OPTION_EXACT,
 	.min_operands = 1,
 	.max_operands = 1,
-	.run = run_wake,
+	.run = run,
 };
 
 /* ---- who sleeps ------------------------------------------------------------------------------- */
@@ -400,11 +379,9 @@ static struct sleeper show(const struct glake_sleeper_row *row)
 json_t *ctl_sleeper_object(const struct glake_sleeper_row *row)
 {
 	const struct sleeper sleeper = show(row);
-	json_t *stays = json_array();
+	json_t *stays = field_list(FIELDS(row_stay_fields), row->stays, row->n_stays,
+	                           sizeof(*row->stays));
 	json_t *models = json_array();
-	for (uint32_t i = 0; i < row->n_stays; i++) {
-		json_array_append_new(stays, field_object(FIELDS(row_stay_fields), &row->stays[i]));
-	}
 	for (uint32_t i = 0; i < row->n_models; i++) {
 		json_array_append_new(models, json_string(row->models[i]));
 	}
@@ -414,28 +391,20 @@ json_t *ctl_sleeper_object(const struct glake_sleeper_row *row)
 	return object;
 }
 
-struct sleeper_list {
-	const struct ctl *ctl;
-	struct ctl_list *list;
-};
-
 static int add_sleeper(void *user, const struct glake_sleeper_row *row)
 {
-	const struct sleeper_list *of = user;
+	struct ctl_list *list = user;
 	const struct sleeper sleeper = show(row);
-	return of->ctl->json ? ctl_list_add_object(of->list, ctl_sleeper_object(row))
-	                     : ctl_list_add(of->list, &sleeper);
-}
-
-static int fill_sleepers(struct ctl *ctl, struct ctl_list *list)
-{
-	struct sleeper_list of = {ctl, list};
-	return glake_list_sleepers(ctl->session, add_sleeper, &of);
+	return list->ctl->json ? ctl_list_add_object(list, ctl_sleeper_object(row))
+	                       : ctl_list_add(list, &sleeper);
 }
 
 static int run_sleepers(struct ctl *ctl)
 {
-	return ctl_print_list(ctl, "sleepers", FIELDS(sleeper_fields), fill_sleepers);
+	struct ctl_list list;
+	ctl_list_begin(&list, ctl, FIELDS(sleeper_fields));
+	return ctl_list_end(&list, "sleepers",
+	                    glake_list_sleepers(ctl->session, add_sleeper, &list));
 }
 
 const struct ctl_command ctl_sleepers = {

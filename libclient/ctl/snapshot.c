@@ -2,6 +2,7 @@
 #include "ctl/snapshot.h"
 
 #include <errno.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -37,11 +38,19 @@ static void *keep(struct snapshot *snapshot, const void *bytes, size_t n_bytes)
 	return *place && n_bytes > 0 ? memcpy(*place, bytes, n_bytes) : *place;
 }
 
-/* Returns whether there was memory. */
-static bool keep_text(struct snapshot *snapshot, const char **text)
+/* Keeps copies of texts: const char **, up to a NULL. Returns 0 or -ENOMEM. */
+__attribute__((sentinel)) static int keep_texts(struct snapshot *snapshot, ...)
 {
-	*text = keep(snapshot, *text ? *text : "", *text ? strlen(*text) + 1 : 1);
-	return *text != NULL;
+	va_list texts;
+	const char **text;
+	int err = 0;
+	va_start(texts, snapshot);
+	while (err == 0 && (text = va_arg(texts, const char **))) {
+		*text = keep(snapshot, *text ? *text : "", *text ? strlen(*text) + 1 : 1);
+		err = *text ? 0 : -ENOMEM;
+	}
+	va_end(texts);
+	return err;
 }
 
 /* A copy of @row, without what it points to. NULL: no memory. */
@@ -58,18 +67,17 @@ static int take_status(void *user, const struct glake_status *status)
 	snapshot->status.devices = NULL;
 	snapshot->status.hosts = keep(snapshot, status->hosts,
 	                              status->n_hosts * sizeof(*status->hosts));
-	bool is = snapshot->status.hosts && keep_text(snapshot, &snapshot->status.hosts_lacking) &&
-	          keep_text(snapshot, &snapshot->status.version) &&
-	          keep_text(snapshot, &snapshot->status.driver) &&
-	          keep_text(snapshot, &snapshot->status.config) &&
-	          keep_text(snapshot, &snapshot->status.drain_reason) &&
-	          keep_text(snapshot, &snapshot->status.mover);
-	for (uint32_t i = 0; is && i < status->n_devices; i++) {
+	struct glake_status *copy = &snapshot->status;
+	int err = !copy->hosts ? -ENOMEM
+	                       : keep_texts(snapshot, &copy->hosts_lacking, &copy->version,
+	                                    &copy->driver, &copy->config, &copy->drain_reason,
+	                                    &copy->mover, NULL);
+	for (uint32_t i = 0; err == 0 && i < status->n_devices; i++) {
 		struct glake_device_status *row = copy_row(&snapshot->devices, &status->devices[i],
 		                                           sizeof(*row));
-		is = row && keep_text(snapshot, &row->name) && keep_text(snapshot, &row->fabric);
+		err = row ? keep_texts(snapshot, &row->name, &row->fabric, NULL) : -ENOMEM;
 	}
-	return is ? 0 : -ENOMEM;
+	return err;
 }
 
 static int take_session(void *user, const struct glake_session_row *of)
@@ -88,18 +96,10 @@ static int take_session(void *user, const struct glake_session_row *of)
 	row->unsealed = NULL;
 	row->n_pools = 0;
 	row->pools = NULL;
-	return row->devices && keep_text(snapshot, &row->program) &&
-	                       keep_text(snapshot, &row->tenant) &&
-	                       keep_text(snapshot, &row->realm) &&
-	                       keep_text(snapshot, &row->name) &&
-	                       keep_text(snapshot, &row->script) &&
-	                       keep_text(snapshot, &row->arguments) &&
-	                       keep_text(snapshot, &row->cgroup) &&
-	                       keep_text(snapshot, &row->pod_uid) &&
-	                       keep_text(snapshot, &row->container_id) &&
-	                       keep_text(snapshot, &row->wait_bound)
-	               ? 0
-	               : -ENOMEM;
+	return row->devices ? keep_texts(snapshot, &row->program, &row->tenant, &row->realm,
+	                                 &row->name, &row->script, &row->arguments, &row->cgroup,
+	                                 &row->pod_uid, &row->container_id, &row->wait_bound, NULL)
+	                    : -ENOMEM;
 }
 
 static int take_tenant(void *user, const struct glake_tenant_row *of)
@@ -111,18 +111,16 @@ static int take_tenant(void *user, const struct glake_tenant_row *of)
 	}
 	row->devices = keep(snapshot, of->devices, of->n_devices * sizeof(*of->devices));
 	row->hosts = keep(snapshot, of->hosts, of->n_hosts * sizeof(*of->hosts));
-	return row->devices && row->hosts && keep_text(snapshot, &row->name) ? 0 : -ENOMEM;
+	return row->devices && row->hosts ? keep_texts(snapshot, &row->name, NULL) : -ENOMEM;
 }
 
 static int take_model(void *user, const struct glake_model_row *of)
 {
 	struct snapshot *snapshot = user;
 	struct glake_model_row *row = copy_row(&snapshot->models, of, sizeof(*row));
-	return row && keep_text(snapshot, &row->name) && keep_text(snapshot, &row->realm) &&
-	                       keep_text(snapshot, &row->state) &&
-	                       keep_text(snapshot, &row->reload_reason)
-	               ? 0
-	               : -ENOMEM;
+	return row ? keep_texts(snapshot, &row->name, &row->realm, &row->state, &row->reload_reason,
+	                        NULL)
+	           : -ENOMEM;
 }
 
 static int take_sleeper(void *user, const struct glake_sleeper_row *of)
@@ -136,12 +134,8 @@ static int take_sleeper(void *user, const struct glake_sleeper_row *of)
 	row->stays = NULL;
 	row->n_models = 0;
 	row->models = NULL;
-	return keep_text(snapshot, &row->program) && keep_text(snapshot, &row->tenant) &&
-	                       keep_text(snapshot, &row->realm) &&
-	                       keep_text(snapshot, &row->state) && keep_text(snapshot, &row->why) &&
-	                       keep_text(snapshot, &row->name) && keep_text(snapshot, &row->script)
-	               ? 0
-	               : -ENOMEM;
+	return keep_texts(snapshot, &row->program, &row->tenant, &row->realm, &row->state,
+	                  &row->why, &row->name, &row->script, NULL);
 }
 
 static int take_use(void *user, const struct glake_use_row *row)
@@ -149,7 +143,7 @@ static int take_use(void *user, const struct glake_use_row *row)
 	struct snapshot *snapshot = user;
 	for (uint32_t i = 0; i < row->n_models; i++) {
 		const struct snapshot_use of = {.session = row->session, .model = row->models[i]};
-		if (!copy_row(&snapshot->uses, &of, sizeof(of))) {
+		if (rows_append(&snapshot->uses, &of, sizeof(of)) < 0) {
 			return -ENOMEM;
 		}
 	}
@@ -196,17 +190,9 @@ static void sort_uses(struct rows *uses)
 	uses->n = n;
 }
 
-/* An older glaked does not know of them. */
-static int list_uses(struct glake_session *session, struct snapshot *snapshot)
+/* An older glaked does not know each request. */
+static int if_known(int err)
 {
-	int err = glake_list_uses(session, take_use, snapshot);
-	return err == GLAKE_E_BAD_REQUEST ? 0 : err;
-}
-
-/* An older glaked does not know this request either. */
-static int list_sleepers(struct glake_session *session, struct snapshot *snapshot)
-{
-	int err = glake_list_sleepers(session, take_sleeper, snapshot);
 	return err == GLAKE_E_BAD_REQUEST ? 0 : err;
 }
 
@@ -215,8 +201,7 @@ static int take_metric(void *user, const char *name, uint64_t value, const char 
 	struct snapshot *snapshot = user;
 	const struct snapshot_metric of = {.name = name, .value = value, .help = help};
 	struct snapshot_metric *row = copy_row(&snapshot->metrics, &of, sizeof(of));
-	return row && keep_text(snapshot, &row->name) && keep_text(snapshot, &row->help) ? 0
-	                                                                                 : -ENOMEM;
+	return row ? keep_texts(snapshot, &row->name, &row->help, NULL) : -ENOMEM;
 }
 
 static int take_histogram(void *user, const struct glake_histogram *of)
@@ -228,10 +213,8 @@ static int take_histogram(void *user, const struct glake_histogram *of)
 	}
 	row->bounds_ns = keep(snapshot, of->bounds_ns, of->n_bounds * sizeof(*of->bounds_ns));
 	row->counts = keep(snapshot, of->counts, (of->n_bounds + 1) * sizeof(*of->counts));
-	return row->bounds_ns && row->counts && keep_text(snapshot, &row->name) &&
-	                       keep_text(snapshot, &row->help)
-	               ? 0
-	               : -ENOMEM;
+	return row->bounds_ns && row->counts ? keep_texts(snapshot, &row->name, &row->help, NULL)
+	                                     : -ENOMEM;
 }
 
 int snapshot_take(struct ctl *ctl, struct snapshot *snapshot)
@@ -244,8 +227,8 @@ int snapshot_take(struct ctl *ctl, struct snapshot *snapshot)
 	err = err ? err : glake_list_sessions(session, take_session, snapshot);
 	err = err ? err : glake_list_tenants(session, take_tenant, snapshot);
 	err = err ? err : glake_list_models(session, take_model, snapshot);
-	err = err ? err : list_uses(session, snapshot);
-	err = err ? err : list_sleepers(session, snapshot);
+	err = err ? err : if_known(glake_list_uses(session, take_use, snapshot));
+	err = err ? err : if_known(glake_list_sleepers(session, take_sleeper, snapshot));
 	err = err ? err : glake_get_stats(session, take_metric, snapshot);
 	err = err ? err : glake_get_histograms(session, take_histogram, snapshot);
 	if (err) {

@@ -51,7 +51,7 @@ static const struct field block_fields[] = {
 
 json_t *ctl_model_object(const struct glake_model_row *row)
 {
-	return field_object(model_fields, sizeof(model_fields) / sizeof(model_fields[0]), row);
+	return field_object(FIELDS(model_fields), row);
 }
 
 static int add_model(void *list, const struct glake_model_row *row)
@@ -59,15 +59,11 @@ static int add_model(void *list, const struct glake_model_row *row)
 	return ctl_list_add(list, row);
 }
 
-static int fill_models(struct ctl *ctl, struct ctl_list *list)
-{
-	return glake_list_models(ctl->session, add_model, list);
-}
-
 static int run_models(struct ctl *ctl)
 {
-	return ctl_print_list(ctl, "models", model_fields,
-	                      sizeof(model_fields) / sizeof(model_fields[0]), fill_models);
+	struct ctl_list list;
+	ctl_list_begin(&list, ctl, FIELDS(model_fields));
+	return ctl_list_end(&list, "models", glake_list_models(ctl->session, add_model, &list));
 }
 
 static int add_block(void *list, const struct glake_block_row *row)
@@ -75,15 +71,11 @@ static int add_block(void *list, const struct glake_block_row *row)
 	return ctl_list_add(list, row);
 }
 
-static int fill_blocks(struct ctl *ctl, struct ctl_list *list)
-{
-	return glake_list_blocks(ctl->session, add_block, list);
-}
-
 static int run_blocks(struct ctl *ctl)
 {
-	return ctl_print_list(ctl, "blocks", block_fields,
-	                      sizeof(block_fields) / sizeof(block_fields[0]), fill_blocks);
+	struct ctl_list list;
+	ctl_list_begin(&list, ctl, FIELDS(block_fields));
+	return ctl_list_end(&list, "blocks", glake_list_blocks(ctl->session, add_block, &list));
 }
 
 /* A model's name is the full path that it was loaded by, and people type a shorter one. NULL: there is none. */
@@ -97,8 +89,9 @@ static char *longer_name(const char *model)
 	return full;
 }
 
-static int set_pin(struct ctl *ctl, int pin)
+static int run_pin(struct ctl *ctl)
 {
+	int pin = ctl->command == &ctl_pin;
 	const char *model = ctl->operands[0];
 	int err = glake_pin(ctl->session, model, pin);
 	char *full = err == GLAKE_E_NOT_FOUND ? longer_name(model) : NULL;
@@ -117,16 +110,6 @@ static int set_pin(struct ctl *ctl, int pin)
 	fprintf(ctl->out, "%s: %s\n", escaped ? escaped : "", pin ? "pinned" : "unpinned");
 	free(escaped);
 	return 0;
-}
-
-static int run_pin(struct ctl *ctl)
-{
-	return set_pin(ctl, 1);
-}
-
-static int run_unpin(struct ctl *ctl)
-{
-	return set_pin(ctl, 0);
 }
 
 static int check_evict(struct ctl *ctl)
@@ -194,7 +177,7 @@ const struct ctl_command ctl_unpin = {
 	.summary = "Let a pinned model be evicted again",
 	.min_operands = 1,
 	.max_operands = 1,
-	.run = run_unpin,
+	.run = run_pin,
 };
 
 const struct ctl_command ctl_evict = {

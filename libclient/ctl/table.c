@@ -57,13 +57,15 @@ void table_column(struct table *table, const char *title, bool right)
 	table_cell(table, title);
 }
 
-static void measure(const struct table *table, size_t *widths)
+size_t *table_widths(const struct table *table)
 {
-	for (size_t i = 0; i < table->n_cells; i++) {
+	size_t *widths = table->is_lost ? NULL : calloc(table->n_columns + 1, sizeof(*widths));
+	for (size_t i = 0; widths && i < table->n_cells; i++) {
 		size_t width = text_width(table->cells[i]);
 		size_t *column = &widths[i % table->n_columns];
 		*column = width > *column ? width : *column;
 	}
+	return widths;
 }
 
 /* The end of the columns from @begin on that fit into @width behind the first; one at least. */
@@ -129,12 +131,10 @@ int table_print_width(struct table *table, FILE *out, size_t width)
 	while (!table->is_lost && table->n_columns && table->n_cells % table->n_columns) {
 		table_cell(table, "");
 	}
-	size_t *widths = calloc(table->n_columns + 1, sizeof(*widths));
-	if (!widths || table->is_lost) {
-		free(widths);
+	size_t *widths = table_widths(table);
+	if (!widths) {
 		return -ENOMEM;
 	}
-	measure(table, widths);
 	size_t begin = 1;
 	int r = 0;
 	while (r == 0 && table->n_columns > 0) {

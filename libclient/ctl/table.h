@@ -31,6 +31,9 @@ void table_column(struct table *table, const char *title, bool right);
 /* @text comes as it is: names of foreign origin go through text_escape() first. */
 void table_cell(struct table *table, const char *text);
 
+/* The width of each column, the caller's. NULL: no memory, now or for a cell. */
+size_t *table_widths(const struct table *table);
+
 /* Columns of the terminal that @out is; 0: it is none. */
 unsigned table_room(FILE *out);
 /*

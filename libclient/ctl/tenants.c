@@ -44,78 +44,48 @@ static const struct field device_fields[] = {
 #undef ROW
 
 #define N_TENANT_FIELDS (sizeof(tenant_fields) / sizeof(tenant_fields[0]))
-#define N_DEVICE_FIELDS (sizeof(device_fields) / sizeof(device_fields[0]))
-
-/* One line per tenant and device; in JSON the devices are a list of the tenant. */
-struct tenants {
-	const struct ctl *ctl;
-	struct table table;
-	json_t *rows; /* owned until printed */
-};
 
 json_t *ctl_tenant_object(const struct glake_tenant_row *row)
 {
-	json_t *devices = json_array();
-	for (uint32_t i = 0; i < row->n_devices; i++) {
-		json_array_append_new(
-			devices, field_object(device_fields, N_DEVICE_FIELDS, &row->devices[i]));
-	}
+	json_t *devices = field_list(FIELDS(device_fields), row->devices, row->n_devices,
+	                             sizeof(*row->devices));
 	json_t *hosts = json_array();
 	for (uint32_t i = 0; i < row->n_hosts; i++) {
-		json_t *host = field_object(device_fields, N_DEVICE_FIELDS, &row->hosts[i]);
+		json_t *host = field_object(FIELDS(device_fields), &row->hosts[i]);
 		json_object_del(host, "device");
 		json_object_set_new(host, "node", json_integer(row->hosts[i].device));
 		json_array_append_new(hosts, host);
 	}
-	json_t *tenant = field_object(tenant_fields, N_TENANT_FIELDS, row);
+	json_t *tenant = field_object(FIELDS(tenant_fields), row);
 	json_object_set_new(tenant, "devices", devices);
 	json_object_set_new(tenant, "hosts", hosts);
 	return tenant;
 }
 
+/* One line per tenant and device; in JSON the devices are a list of the tenant. */
 static int add_tenant(void *user, const struct glake_tenant_row *row)
 {
-	struct tenants *tenants = user;
-	bool exact = tenants->ctl->exact;
-	if (tenants->rows) {
-		return json_array_append_new(tenants->rows, ctl_tenant_object(row)) < 0
-		               ? CTL_E_OUTPUT
-		               : 0;
+	struct ctl_list *list = user;
+	bool exact = list->ctl->exact;
+	if (list->ctl->json) {
+		return ctl_list_add_object(list, ctl_tenant_object(row));
 	}
 	for (uint32_t i = 0; i < row->n_devices; i++) {
-		field_cells(&tenants->table, tenant_fields, 1, row, exact);
-		field_cells(&tenants->table, device_fields, N_DEVICE_FIELDS, &row->devices[i],
-		            exact);
-		field_cells(&tenants->table, tenant_fields + 1, N_TENANT_FIELDS - 1, row, exact);
+		field_cells(&list->table, tenant_fields, 1, row, exact);
+		field_cells(&list->table, FIELDS(device_fields), &row->devices[i], exact);
+		field_cells(&list->table, tenant_fields + 1, N_TENANT_FIELDS - 1, row, exact);
 	}
 	return 0;
 }
 
-static int print_tenants(struct ctl *ctl, struct tenants *tenants)
-{
-	if (!ctl->json) {
-		return table_print(&tenants->table, ctl->out) < 0 ? CTL_E_OUTPUT : 0;
-	}
-	json_t *rows = tenants->rows;
-	tenants->rows = NULL;
-	return ctl_print_json(ctl, json_pack("{s:o}", "tenants", rows));
-}
-
 static int run_tenants(struct ctl *ctl)
 {
-	struct tenants tenants = {.ctl = ctl, .rows = ctl->json ? json_array() : NULL};
-	table_init(&tenants.table);
+	struct ctl_list list;
 	/* What differs between the lines of a tenant comes first, where a narrow terminal has it together. */
-	field_columns(&tenants.table, tenant_fields, 1);
-	field_columns(&tenants.table, device_fields, N_DEVICE_FIELDS);
-	field_columns(&tenants.table, tenant_fields + 1, N_TENANT_FIELDS - 1);
-	int err = glake_list_tenants(ctl->session, add_tenant, &tenants);
-	if (err == 0) {
-		err = print_tenants(ctl, &tenants);
-	}
-	json_decref(tenants.rows);
-	table_deinit(&tenants.table);
-	return err;
+	ctl_list_begin(&list, ctl, tenant_fields, 1);
+	field_columns(&list.table, FIELDS(device_fields));
+	field_columns(&list.table, tenant_fields + 1, N_TENANT_FIELDS - 1);
+	return ctl_list_end(&list, "tenants", glake_list_tenants(ctl->session, add_tenant, &list));
 }
 
 static int check_quota(struct ctl *ctl)

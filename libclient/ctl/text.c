@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <wchar.h>
 
 static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
@@ -48,6 +49,16 @@ void text_duration(uint64_t ms, char text_out[TEXT_NUMBER_BYTES])
 	} else {
 		snprintf(text_out, TEXT_NUMBER_BYTES, "%" PRIu64 "d %" PRIu64 "h", seconds / 86400,
 		         seconds / 3600 % 24);
+	}
+}
+
+void text_time(uint64_t ms, char text_out[TEXT_NUMBER_BYTES])
+{
+	time_t seconds = (time_t)(ms / 1000);
+	struct tm local;
+	if (!localtime_r(&seconds, &local) ||
+	    strftime(text_out, TEXT_NUMBER_BYTES, "%F %T", &local) == 0) {
+		strcpy(text_out, "?");
 	}
 }
 

@@ -18,6 +18,9 @@ void text_size(uint64_t bytes, char text_out[TEXT_NUMBER_BYTES]);
 /* "950 ms", "12.3 s", "4m 10s", "3h 05m", "12d 4h". */
 void text_duration(uint64_t ms, char text_out[TEXT_NUMBER_BYTES]);
 
+/* "2026-11-22 19:03:12", the local time; "?". @ms since 1970. */
+void text_time(uint64_t ms, char text_out[TEXT_NUMBER_BYTES]);
+
 /*
  * "24GiB", "1.5 MiB", "2GB", "4096", "none". A unit is B, KiB, MiB, GiB, TiB, the same without "iB", or kB,
  * MB, GB, TB (powers of 1000); "none" is 0, and a plain 0 is refused, since to glaked 0 means "no limit". Returns 0 or -EINVAL.

@@ -11,6 +11,7 @@
 #include "ctl/ctl.h"
 #include "ctl/field.h"
 #include "ctl/identity.h"
+#include "ctl/memory.h"
 #include "ctl/rows.h"
 #include "ctl/snapshot.h"
 
@@ -83,11 +84,8 @@ static const struct field tenant_fields[] = {
 #define ROW struct program_tiers
 
 struct program_tiers {
-	uint64_t session;
-	uint32_t pid;
-	const char *program;
+	struct glake_session_row of;
 	const char *label; /* identity_label() */
-	const char *tenant;
 	const char *state; /* "awake", and those of glake_sleeper_row */
 	uint64_t gpu_bytes;
 	uint64_t host_bytes; /* in host memory only */
@@ -95,10 +93,14 @@ struct program_tiers {
 };
 
 static const struct field program_fields[] = {
-	FIELD(ROW, session, U64, PLAIN, NULL),      FIELD(ROW, pid, U32, PLAIN, "PID"),
-	FIELD(ROW, label, TEXT, NAME, "PROGRAM"),   FIELD(ROW, program, TEXT, PLAIN, NULL),
-	FIELD(ROW, tenant, TEXT, PLAIN, "TENANT"),  FIELD(ROW, state, TEXT, PLAIN, "STATE"),
-	FIELD(ROW, gpu_bytes, U64, BYTES, "GPU"),   FIELD(ROW, host_bytes, U64, BYTES, "HOST ONLY"),
+	FIELD_IN(ROW, of, session, U64, PLAIN, NULL),
+	FIELD_IN(ROW, of, pid, U32, PLAIN, "PID"),
+	FIELD(ROW, label, TEXT, NAME, "PROGRAM"),
+	FIELD_IN(ROW, of, program, TEXT, PLAIN, NULL),
+	FIELD_IN(ROW, of, tenant, TEXT, PLAIN, "TENANT"),
+	FIELD(ROW, state, TEXT, PLAIN, "STATE"),
+	FIELD(ROW, gpu_bytes, U64, BYTES, "GPU"),
+	FIELD(ROW, host_bytes, U64, BYTES, "HOST ONLY"),
 	FIELD(ROW, both_bytes, U64, BYTES, "BOTH"),
 };
 
@@ -106,22 +108,18 @@ static const struct field program_fields[] = {
 #define ROW struct model_tiers
 
 struct model_tiers {
-	uint64_t id;
-	const char *name;
-	const char *realm;
-	uint32_t device;
-	const char *state;
+	struct glake_model_row of;
 	uint64_t gpu_bytes;
 	uint64_t host_bytes;
 	uint64_t both_bytes;
 };
 
 static const struct field model_fields[] = {
-	FIELD(ROW, id, U64, PLAIN, NULL),
-	FIELD(ROW, name, TEXT, PLAIN, "MODEL"),
-	FIELD(ROW, realm, TEXT, PLAIN, "REALM"),
-	FIELD(ROW, device, U32, PLAIN, "DEV"),
-	FIELD(ROW, state, TEXT, PLAIN, "STATE"),
+	FIELD_IN(ROW, of, id, U64, PLAIN, NULL),
+	FIELD_IN(ROW, of, name, TEXT, PLAIN, "MODEL"),
+	FIELD_IN(ROW, of, realm, TEXT, PLAIN, "REALM"),
+	FIELD_IN(ROW, of, device, U32, PLAIN, "DEV"),
+	FIELD_IN(ROW, of, state, TEXT, PLAIN, "STATE"),
 	FIELD(ROW, gpu_bytes, U64, BYTES, "GPU"),
 	FIELD(ROW, host_bytes, U64, BYTES, "HOST ONLY"),
 	FIELD(ROW, both_bytes, U64, BYTES, "BOTH"),
@@ -137,23 +135,12 @@ struct tiers {
 	struct rows models;   /* struct model_tiers */
 };
 
-/* Numbers of one row can be of different moments. */
-static uint64_t less(uint64_t bytes, uint64_t part)
-{
-	return bytes > part ? bytes - part : 0;
-}
-
 /* ---- gathering: each returns 0 or -ENOMEM ----------------------------------------------------- */
 
-static int add_tier(struct tiers *tiers, const struct tier *of)
+static int add_tier(struct tiers *tiers, struct tier tier)
 {
-	struct tier *tier = rows_add(&tiers->list, sizeof(*tier));
-	if (!tier) {
-		return -ENOMEM;
-	}
-	*tier = *of;
-	tier->saved_bytes = less(tier->needs_bytes, tier->once_bytes);
-	return 0;
+	tier.saved_bytes = memory_without(tier.needs_bytes, tier.once_bytes);
+	return rows_append(&tiers->list, &tier, sizeof(tier));
 }
 
 static int add_device(struct tiers *tiers, const struct glake_device_status *device)
@@ -166,15 +153,14 @@ static int add_device(struct tiers *tiers, const struct glake_device_status *dev
 		.shared_bytes = device->used_block_bytes,
 		.asleep_bytes = FIELD_NONE,
 		.demoted_bytes = FIELD_NONE,
-		.cached_bytes = less(device->block_bytes, device->used_block_bytes) +
-	                        device->kept_bytes,
+		.cached_bytes = memory_cached_bytes(device),
 		.moving_bytes = FIELD_NONE,
 		.ready_bytes = device->pool_bytes,
 		.free_bytes = device->free_bytes > 0 ? device->free_bytes : FIELD_NONE,
 		.once_bytes = device->used_block_bytes,
 		.needs_bytes = device->logical_block_bytes,
 	};
-	return add_tier(tiers, &tier);
+	return add_tier(tiers, tier);
 }
 
 static int add_host(struct tiers *tiers, const struct glake_host_status *host)
@@ -188,15 +174,15 @@ static int add_host(struct tiers *tiers, const struct glake_host_status *host)
 		.asleep_bytes = host->sleep_copy_bytes,
 		.demoted_bytes = host->model_copy_bytes,
 		.cached_bytes = host->cached_copy_bytes,
-		.moving_bytes = less(host->used_copy_bytes, host->sleep_copy_bytes +
-	                                                            host->model_copy_bytes +
-	                                                            host->cached_copy_bytes),
-		.ready_bytes = less(host->copy_bytes, host->used_copy_bytes),
-		.free_bytes = less(host->limit_bytes, host->physical_bytes),
+		.moving_bytes = memory_without(host->used_copy_bytes,
+	                                       host->sleep_copy_bytes + host->model_copy_bytes +
+	                                               host->cached_copy_bytes),
+		.ready_bytes = memory_without(host->copy_bytes, host->used_copy_bytes),
+		.free_bytes = memory_without(host->limit_bytes, host->physical_bytes),
 		.once_bytes = host->sleep_copy_bytes,
 		.needs_bytes = host->slept_bytes,
 	};
-	return add_tier(tiers, &tier);
+	return add_tier(tiers, tier);
 }
 
 static uint64_t charged_bytes(const struct glake_tenant_device *list, uint32_t n)
@@ -233,11 +219,8 @@ static int add_program(struct tiers *tiers, const struct snapshot *snapshot,
 {
 	const struct glake_sleeper_row *sleeper = snapshot_sleeper(snapshot, of->session);
 	struct program_tiers row = {
-		.session = of->session,
-		.pid = of->pid,
-		.program = of->program,
+		.of = *of,
 		.label = identity_label(of->name, of->script, of->program),
-		.tenant = of->tenant,
 		.state = sleeper ? sleeper->state : "awake",
 		.gpu_bytes = of->reserved_bytes + of->shared_bytes,
 		.host_bytes = of->host_bytes,
@@ -245,37 +228,24 @@ static int add_program(struct tiers *tiers, const struct snapshot *snapshot,
 	if (sleeper) {
 		row.both_bytes = sleeper->gpu_bytes;
 		row.host_bytes += sleeper->private_bytes +
-		                  less(sleeper->shared_bytes, sleeper->gpu_bytes);
+		                  memory_without(sleeper->shared_bytes, sleeper->gpu_bytes);
 	}
 	if (row.gpu_bytes + row.host_bytes + row.both_bytes == 0) {
 		return 0;
 	}
-	struct program_tiers *place = rows_add(&tiers->programs, sizeof(*place));
-	if (!place) {
-		return -ENOMEM;
-	}
-	*place = row;
-	return 0;
+	return rows_append(&tiers->programs, &row, sizeof(row));
 }
 
 static int add_model(struct tiers *tiers, const struct glake_model_row *of)
 {
 	bool is_demoted = strcmp(of->state, "host") == 0;
-	struct model_tiers *row = rows_add(&tiers->models, sizeof(*row));
-	if (!row) {
-		return -ENOMEM;
-	}
-	*row = (struct model_tiers){
-		.id = of->id,
-		.name = of->name,
-		.realm = of->realm,
-		.device = of->device,
-		.state = of->state,
-		.gpu_bytes = is_demoted ? 0 : less(of->span_bytes, of->copied_bytes),
+	const struct model_tiers row = {
+		.of = *of,
+		.gpu_bytes = is_demoted ? 0 : memory_without(of->span_bytes, of->copied_bytes),
 		.host_bytes = is_demoted ? of->copied_bytes : 0,
 		.both_bytes = is_demoted ? 0 : of->copied_bytes,
 	};
-	return 0;
+	return rows_append(&tiers->models, &row, sizeof(row));
 }
 
 static int gather(struct tiers *tiers, const struct snapshot *snapshot)

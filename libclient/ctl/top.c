@@ -72,18 +72,15 @@ static const struct field model_fields[] = {
 /* A tenant on a device. */
 struct charge {
 	const char *tenant;
-	uint32_t device;
 	uint32_t n_sessions;
-	uint64_t used_bytes;
-	uint64_t quota_bytes;
-	uint64_t peak_bytes;
+	struct glake_tenant_device at;
 };
 
 static const struct field tenant_fields[] = {
-	FIELD(ROW, device, U32, PLAIN, "DEV"),
-	FIELD(ROW, used_bytes, U64, BYTES, "USED"),
-	FIELD(ROW, quota_bytes, U64, BYTES_LIMIT, "QUOTA"),
-	FIELD(ROW, peak_bytes, U64, BYTES, "PEAK"),
+	FIELD_IN(ROW, at, device, U32, PLAIN, "DEV"),
+	FIELD_IN(ROW, at, used_bytes, U64, BYTES, "USED"),
+	FIELD_IN(ROW, at, quota_bytes, U64, BYTES_LIMIT, "QUOTA"),
+	FIELD_IN(ROW, at, peak_bytes, U64, BYTES, "PEAK"),
 	FIELD(ROW, n_sessions, U32, PLAIN, "SESSIONS"),
 	FIELD(ROW, tenant, TEXT, PLAIN, "TENANT"),
 };
@@ -110,8 +107,8 @@ static const struct order {
 	{"part", TOP_MODELS, FIELD_U64, offsetof(struct glake_model_row, part_bytes)},
 	{"open", TOP_MODELS, FIELD_U32, offsetof(struct glake_model_row, n_open)},
 	{"idle", TOP_MODELS, FIELD_U64, offsetof(struct glake_model_row, idle_ms)},
-	{"used", TOP_TENANTS, FIELD_U64, offsetof(struct charge, used_bytes)},
-	{"peak", TOP_TENANTS, FIELD_U64, offsetof(struct charge, peak_bytes)},
+	{"used", TOP_TENANTS, FIELD_U64, offsetof(struct charge, at.used_bytes)},
+	{"peak", TOP_TENANTS, FIELD_U64, offsetof(struct charge, at.peak_bytes)},
 	{"sessions", TOP_TENANTS, FIELD_U32, offsetof(struct charge, n_sessions)},
 };
 
@@ -167,7 +164,8 @@ static double rate(const struct top *top, uint64_t now, uint64_t before)
 	return is_known ? (double)(now - before) * 1000 / (double)ms : -1;
 }
 
-double top_rate(const struct top *top, const char *counter)
+/* How much a counter grows in a second; -1: not known yet. */
+static double counter_rate(const struct top *top, const char *counter)
 {
 	return rate(top, snapshot_counter(&top->now, counter),
 	            snapshot_counter(&top->before, counter));
@@ -237,14 +235,14 @@ static int list_sessions(struct top *top, struct rows *rows)
 static int list_models(struct top *top, struct rows *rows)
 {
 	for (size_t i = 0; i < top->now.models.n; i++) {
-		struct glake_model_row *row = rows_add(rows, sizeof(*row));
-		if (!row) {
+		struct glake_model_row row = *(struct glake_model_row *)rows_at(&top->now.models,
+		                                                                i);
+		/* The end of a path says most, and a line has no room for all. */
+		const char *slash = strrchr(row.name, '/');
+		row.name = slash && slash[1] && !top->ctl->json ? slash + 1 : row.name;
+		if (rows_append(rows, &row, sizeof(row)) < 0) {
 			return CTL_E_OUTPUT;
 		}
-		memcpy(row, rows_at(&top->now.models, i), sizeof(*row));
-		/* The end of a path says most, and a line has no room for all. */
-		const char *slash = strrchr(row->name, '/');
-		row->name = slash && slash[1] && !top->ctl->json ? slash + 1 : row->name;
 	}
 	return 0;
 }
@@ -254,18 +252,10 @@ static int list_tenants(struct top *top, struct rows *rows)
 	for (size_t i = 0; i < top->now.tenants.n; i++) {
 		const struct glake_tenant_row *of = rows_at(&top->now.tenants, i);
 		for (uint32_t at = 0; at < of->n_devices; at++) {
-			struct charge *charge = rows_add(rows, sizeof(*charge));
-			if (!charge) {
+			const struct charge charge = {of->name, of->n_sessions, of->devices[at]};
+			if (rows_append(rows, &charge, sizeof(charge)) < 0) {
 				return CTL_E_OUTPUT;
 			}
-			*charge = (struct charge){
-				.tenant = of->name,
-				.device = of->devices[at].device,
-				.n_sessions = of->n_sessions,
-				.used_bytes = of->devices[at].used_bytes,
-				.quota_bytes = of->devices[at].quota_bytes,
-				.peak_bytes = of->devices[at].peak_bytes,
-			};
 		}
 	}
 	return 0;
@@ -340,7 +330,7 @@ static bool is_meant(const struct top *top, const void *row)
 		return (top->gpu == TOP_ALL_GPUS || model->device == top->gpu) &&
 		       (has_text(model->name, top->filter) || has_text(model->realm, top->filter));
 	case TOP_TENANTS:
-		return (top->gpu == TOP_ALL_GPUS || charge->device == top->gpu) &&
+		return (top->gpu == TOP_ALL_GPUS || charge->at.device == top->gpu) &&
 		       has_text(charge->tenant, top->filter);
 	case TOP_N_VIEWS:
 		break;
@@ -408,21 +398,17 @@ void top_next_order(struct top *top)
 
 void top_parts(const struct glake_device_status *device, struct top_part parts_out[TOP_N_PARTS])
 {
-	uint64_t used = device->used_block_bytes;
-	const struct top_part parts[TOP_N_PARTS] = {
-		{'P', "private", device->private_bytes},
-		{'B', "blocks", used},
-		{'c', "cached",
-	         (device->block_bytes > used ? device->block_bytes - used : 0) +
-	                 device->kept_bytes},
-		{'a', "made ahead", device->pool_bytes},
-		{'d', "driver",
-	         device->context_bytes + device->managed_bytes + device->array_bytes +
-	                 device->graph_bytes + device->other_bytes + device->mover_bytes},
-		{'o', "others", device->foreign_bytes},
-		{'u', "unaccounted", device->unaccounted_bytes},
+	static const struct top_part parts[TOP_N_PARTS] = {
+		{'P', "private", 0},     {'B', "blocks", 0}, {'c', "cached", 0},
+		{'a', "made ahead", 0},  {'d', "driver", 0}, {'o', "others", 0},
+		{'u', "unaccounted", 0},
 	};
-	memcpy(parts_out, parts, sizeof(parts));
+	uint64_t bytes[MEMORY_N_USES];
+	memory_uses(device, bytes);
+	for (size_t i = 0; i < TOP_N_PARTS; i++) {
+		parts_out[i] = parts[i];
+		parts_out[i].bytes = bytes[i];
+	}
 }
 
 void top_ends(const struct top_part parts[TOP_N_PARTS], uint64_t total_bytes, unsigned n_columns,
@@ -482,41 +468,54 @@ static void put_device(const struct glake_device_status *device, FILE *out)
 	fprintf(out, "] %s\n", used);
 }
 
-static void put_rate(FILE *out, const char *name, double per_second)
+static void rate_text(const struct top *top, const char *counter, char text_out[TEXT_NUMBER_BYTES])
 {
-	if (per_second < 0) {
-		fprintf(out, "  %s -", name);
-	} else {
-		fprintf(out, "  %s %.*f", name, per_second < 10 ? 1 : 0, per_second);
-	}
+	double per_second = counter_rate(top, counter);
+	snprintf(text_out, TEXT_NUMBER_BYTES, per_second < 0 ? "-" : "%.*f",
+	         per_second < 10 ? 1 : 0, per_second);
 }
 
-static void put_head(const struct top *top, FILE *out)
+void top_numbers(const struct top *top, char daemon_out[TOP_LINE_BYTES],
+                 char rates_out[TOP_LINE_BYTES])
 {
 	const struct glake_status *status = &top->now.status;
 	char uptime[TEXT_NUMBER_BYTES];
-	char clock[16] = "";
+	char requests[TEXT_NUMBER_BYTES];
+	char refused[TEXT_NUMBER_BYTES];
+	char chunks[TEXT_NUMBER_BYTES];
 	char loaded[TEXT_NUMBER_BYTES] = "-";
+	char clock[16] = "";
 	time_t now = time(NULL);
 	struct tm local;
 	if (localtime_r(&now, &local)) {
 		strftime(clock, sizeof(clock), "%T", &local);
 	}
+	char *version = text_escape(status->version);
 	text_duration(status->uptime_ms, uptime);
-	fprintf(out,
-	        "%s  glaked %s, up %s%s  %" PRIu64 " sessions  %" PRIu64 " models  fds %" PRIu64
-	        " of %" PRIu64 "\n",
-	        clock, status->version, uptime, ctl_state_text(status), status->n_sessions,
-	        status->n_models, status->fds_used, status->fds_budget);
-	double bytes = top_rate(top, "bytes_loaded");
+	snprintf(daemon_out, TOP_LINE_BYTES,
+	         "%s  glaked %s, up %s%s  %" PRIu64 " sessions  %" PRIu64 " models  fds %" PRIu64
+	         " of %" PRIu64,
+	         clock, version ? version : "", uptime, ctl_state_text(status), status->n_sessions,
+	         status->n_models, status->fds_used, status->fds_budget);
+	free(version);
+	double bytes = counter_rate(top, "bytes_loaded");
 	if (bytes >= 0) {
 		text_size((uint64_t)bytes, loaded);
 	}
-	fputs("per second:", out);
-	put_rate(out, "requests", top_rate(top, "requests_total"));
-	put_rate(out, "refused", top_rate(top, "requests_refused"));
-	put_rate(out, "chunks made", top_rate(top, "chunks_created"));
-	fprintf(out, "  loaded %s\n", loaded);
+	rate_text(top, "requests_total", requests);
+	rate_text(top, "requests_refused", refused);
+	rate_text(top, "chunks_created", chunks);
+	snprintf(rates_out, TOP_LINE_BYTES,
+	         "per second:  requests %s  refused %s  chunks made %s  loaded %s", requests,
+	         refused, chunks, loaded);
+}
+
+static void put_head(const struct top *top, FILE *out)
+{
+	char daemon[TOP_LINE_BYTES];
+	char rates[TOP_LINE_BYTES];
+	top_numbers(top, daemon, rates);
+	fprintf(out, "%s\n%s\n", daemon, rates);
 	for (size_t i = 0; i < top->now.devices.n; i++) {
 		put_device(rows_at(&top->now.devices, i), out);
 	}
@@ -544,7 +543,7 @@ static json_t *rates(const struct top *top)
 	                                    "bytes_loaded"};
 	json_t *object = json_object();
 	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-		double per_second = top_rate(top, names[i]);
+		double per_second = counter_rate(top, names[i]);
 		json_object_set_new(object, names[i],
 		                    per_second < 0 ? json_null() : json_real(per_second));
 	}
@@ -553,20 +552,18 @@ static json_t *rates(const struct top *top)
 
 static int print_json(struct top *top)
 {
-	static const enum top_view order[TOP_N_VIEWS] = {TOP_SESSIONS, TOP_MODELS, TOP_TENANTS};
 	struct ctl *ctl = top->ctl;
 	json_t *devices = json_array();
 	json_t *document = json_pack("{s:o, s:o}", "per_second", rates(top), "devices", devices);
 	for (size_t i = 0; i < top->now.devices.n; i++) {
 		json_array_append_new(devices, ctl_device_object(rows_at(&top->now.devices, i)));
 	}
-	for (size_t i = 0; i < TOP_N_VIEWS; i++) {
+	for (enum top_view i = 0; i < TOP_N_VIEWS; i++) {
 		struct rows rows = {.n = 0};
-		top->view = order[i];
+		top->view = i;
 		if (top_list(top, &rows) == 0) {
-			json_object_set_new(
-				document, view_names[order[i]],
-				rows_json(&rows, views[order[i]].fields, views[order[i]].n_fields));
+			json_object_set_new(document, view_names[i],
+			                    rows_json(&rows, views[i].fields, views[i].n_fields));
 		}
 		rows_deinit(&rows);
 	}

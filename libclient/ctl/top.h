@@ -16,12 +16,14 @@
 #include "ctl/field.h"
 #include "ctl/identity.h"
 #include "ctl/looker.h"
+#include "ctl/memory.h"
 #include "ctl/rows.h"
 #include "ctl/snapshot.h"
 
 #define TOP_PERIOD_MS 1000
-#define TOP_N_PARTS 7u
+#define TOP_N_PARTS MEMORY_N_USES
 #define TOP_ALL_GPUS UINT32_MAX
+#define TOP_LINE_BYTES 1024u
 
 enum top_view {
 	TOP_SESSIONS,
@@ -73,8 +75,9 @@ const char *top_view_name(enum top_view view);
 const char *top_order_name(const struct top *top);
 void top_next_order(struct top *top);
 
-/* How much a counter grows in a second; -1: not known yet. */
-double top_rate(const struct top *top, const char *counter);
+/* Write two lines about glaked: when, and what it has; and what it does in a second. */
+void top_numbers(const struct top *top, char daemon_out[TOP_LINE_BYTES],
+                 char rates_out[TOP_LINE_BYTES]);
 
 void top_parts(const struct glake_device_status *device, struct top_part parts_out[TOP_N_PARTS]);
 /* Write where each part ends in a bar of @n_columns. A part that is there has a column as long as there are any. */

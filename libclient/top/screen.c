@@ -17,7 +17,6 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "ctl/table.h"
@@ -185,45 +184,16 @@ static void draw_title(const struct view *view)
 	}
 }
 
-static void put_rate(const char *name, double per_second)
-{
-	if (per_second < 0) {
-		put("  %s -", name);
-	} else {
-		put("  %s %.*f", name, per_second < 10 ? 1 : 0, per_second);
-	}
-}
-
 /* Returns the next line. */
 static int draw_numbers(const struct top *top)
 {
-	const struct glake_status *status = &top->now.status;
-	char uptime[TEXT_NUMBER_BYTES];
-	char loaded[TEXT_NUMBER_BYTES] = "-";
-	char clock[16] = "";
-	time_t now = time(NULL);
-	struct tm local;
-	if (localtime_r(&now, &local)) {
-		strftime(clock, sizeof(clock), "%T", &local);
-	}
-	char *version = text_escape(status->version);
-	text_duration(status->uptime_ms, uptime);
+	char daemon[TOP_LINE_BYTES];
+	char rates[TOP_LINE_BYTES];
+	top_numbers(top, daemon, rates);
 	begin_line(1);
-	put("%s  glaked %s, up %s%s  %" PRIu64 " sessions  %" PRIu64 " models  fds %" PRIu64
-	    " of %" PRIu64,
-	    clock, version ? version : "", uptime, ctl_state_text(status), status->n_sessions,
-	    status->n_models, status->fds_used, status->fds_budget);
-	free(version);
-	double bytes = top_rate(top, "bytes_loaded");
-	if (bytes >= 0) {
-		text_size((uint64_t)bytes, loaded);
-	}
+	put("%s", daemon);
 	begin_line(2);
-	put("per second:");
-	put_rate("requests", top_rate(top, "requests_total"));
-	put_rate("refused", top_rate(top, "requests_refused"));
-	put_rate("chunks made", top_rate(top, "chunks_created"));
-	put("  loaded %s", loaded);
+	put("%s", rates);
 	return 3;
 }
 
@@ -300,15 +270,6 @@ static int draw_gpus(const struct top *top, int y)
 
 /* ---- the rows --------------------------------------------------------------------------------- */
 
-static void measure(const struct table *table, size_t *widths)
-{
-	for (size_t i = 0; i < table->n_cells; i++) {
-		size_t width = text_width(table->cells[i]);
-		size_t *column = &widths[i % table->n_columns];
-		*column = width > *column ? width : *column;
-	}
-}
-
 /* How many columns fit before the last, which gets the rest. */
 static size_t fitting(const struct table *table, const size_t *widths)
 {
@@ -372,12 +333,11 @@ static int draw_rows(struct view *view, int y)
 		field_cells(&table, fields, n_fields, rows_at(&rows, view->first + n),
 		            top->ctl->exact);
 	}
-	size_t *widths = calloc(table.n_columns + 1, sizeof(*widths));
-	if (err == 0 && (!widths || table.is_lost || table.n_columns == 0)) {
+	size_t *widths = table_widths(&table);
+	if (err == 0 && !widths) {
 		err = CTL_E_OUTPUT;
 	}
 	if (err == 0) {
-		measure(&table, widths);
 		size_t n_fit = fitting(&table, widths);
 		for (size_t i = 0; i <= n; i++) {
 			begin_line(y + (int)i);
