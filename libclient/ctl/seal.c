@@ -4,11 +4,10 @@
 
 #include "ctl/ctl.h"
 #include "ctl/field.h"
+#include "ctl/meant.h"
 #include "ctl/progress.h"
 #include "ctl/rows.h"
 #include "glake_admin.h"
-
-#define MAX_SESSIONS 64
 
 #define ROW struct outcome
 
@@ -59,28 +58,6 @@ static const struct field left_fields[] = {
 
 #undef ROW
 
-/* The sessions that the operand means: ids of sessions are far above any pid. */
-struct meant {
-	uint64_t number;
-	size_t n;
-	struct {
-		uint64_t session;
-		uint32_t pid;
-	} found[MAX_SESSIONS];
-};
-
-static int find_meant(void *user, const struct glake_session_row *row)
-{
-	struct meant *meant = user;
-	if ((row->session == meant->number || row->pid == meant->number) &&
-	    meant->n < MAX_SESSIONS) {
-		meant->found[meant->n].session = row->session;
-		meant->found[meant->n].pid = row->pid;
-		meant->n++;
-	}
-	return 0;
-}
-
 static int seal_one(struct ctl *ctl, uint64_t session, struct glake_seal_report *report)
 {
 	struct progress progress = progress_begin(ctl);
@@ -99,14 +76,15 @@ static int seal_one(struct ctl *ctl, uint64_t session, struct glake_seal_report 
 static int seal_all(struct ctl *ctl, struct rows *outcomes)
 {
 	struct meant meant = {.number = ctl_number(ctl)};
-	int err = glake_list_sessions(ctl->session, find_meant, &meant);
-	if (err == 0 && meant.n == 0) {
+	int err = glake_list_sessions(ctl->session, meant_find, &meant);
+	if (err == 0 && meant.found.n == 0) {
 		err = ctl_nobody(ctl, meant.number);
 	}
-	for (size_t i = 0; err == 0 && i < meant.n; i++) {
+	for (size_t i = 0; err == 0 && i < meant.found.n; i++) {
+		const struct meant_session *found = rows_at(&meant.found, i);
 		struct outcome outcome = {
-			.session = meant.found[i].session,
-			.pid = meant.found[i].pid,
+			.session = found->session,
+			.pid = found->pid,
 			.report = {.size = sizeof(outcome.report)},
 		};
 		err = seal_one(ctl, outcome.session, &outcome.report);
@@ -114,7 +92,8 @@ static int seal_all(struct ctl *ctl, struct rows *outcomes)
 			outcome.took_ms = outcome.report.took_ns / 1000000;
 			outcome.held_ms = outcome.report.held_ns / 1000000;
 			err = rows_append(outcomes, &outcome, sizeof(outcome));
-		} else if (err == GLAKE_E_BAD_REQUEST && (outcomes->n > 0 || i + 1 < meant.n)) {
+		} else if (err == GLAKE_E_BAD_REQUEST &&
+		           (outcomes->n > 0 || i + 1 < meant.found.n)) {
 			err = 0;
 		}
 	}
@@ -123,6 +102,7 @@ static int seal_all(struct ctl *ctl, struct rows *outcomes)
 		row->why = row->report.failed_why[0] ? row->report.failed_why
 		                                     : row->report.pinned_why;
 	}
+	meant_deinit(&meant);
 	return err;
 }
 

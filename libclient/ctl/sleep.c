@@ -7,12 +7,11 @@
 #include "ctl/ctl.h"
 #include "ctl/field.h"
 #include "ctl/identity.h"
+#include "ctl/meant.h"
 #include "ctl/progress.h"
 #include "ctl/rows.h"
 #include "ctl/text.h"
 #include "glake_admin.h"
-
-#define MAX_SESSIONS 256
 
 #define ROW struct outcome
 
@@ -58,55 +57,15 @@ static const struct field stay_fields[] = {
 
 /* ---- whom the operand means ------------------------------------------------------------------- */
 
-/*
- * A number is a pid or a session: ids of sessions are far above any pid. Anything else is a tenant; if none of that name has
- * sessions, it is a model, and all sessions of the processes are meant that have it open.
- */
-struct meant {
-	const char *tenant; /* NULL: the number */
-	uint64_t number;
-	size_t n;
-	struct {
-		uint64_t session;
-		uint32_t pid;
-	} found[MAX_SESSIONS];
-};
-
-static void add_meant(struct meant *meant, const struct glake_session_row *row)
+static int add_number(struct rows *numbers, uint64_t number)
 {
-	if (meant->n < MAX_SESSIONS) {
-		meant->found[meant->n].session = row->session;
-		meant->found[meant->n].pid = row->pid;
-		meant->n++;
-	}
+	return rows_append(numbers, &number, sizeof(number));
 }
 
-static int find_meant(void *user, const struct glake_session_row *row)
-{
-	struct meant *meant = user;
-	if (meant->tenant ? strcmp(row->tenant, meant->tenant) == 0
-	                  : row->session == meant->number || row->pid == meant->number) {
-		add_meant(meant, row);
-	}
-	return 0;
-}
-
-struct numbers {
-	uint64_t list[MAX_SESSIONS];
-	size_t n;
-};
-
-static void add_number(struct numbers *numbers, uint64_t number)
-{
-	if (numbers->n < MAX_SESSIONS) {
-		numbers->list[numbers->n++] = number;
-	}
-}
-
-static bool has_number(const struct numbers *numbers, uint64_t number)
+static bool has_number(const struct rows *numbers, uint64_t number)
 {
 	size_t i = 0;
-	while (i < numbers->n && numbers->list[i] != number) {
+	while (i < numbers->n && *(const uint64_t *)rows_at(numbers, i) != number) {
 		i++;
 	}
 	return i < numbers->n;
@@ -115,19 +74,16 @@ static bool has_number(const struct numbers *numbers, uint64_t number)
 /* Who has a model open: step by step. */
 struct openers {
 	const char *model;
-	struct numbers models; /* ids: of each device it is another one */
-	struct numbers sessions;
-	struct numbers pids;
+	struct rows models; /* uint64_t, as the next two. Ids: of each device it is another one */
+	struct rows sessions;
+	struct rows pids;
 	struct meant *meant;
 };
 
 static int note_model(void *user, const struct glake_model_row *row)
 {
 	struct openers *openers = user;
-	if (strcmp(row->name, openers->model) == 0) {
-		add_number(&openers->models, row->id);
-	}
-	return 0;
+	return strcmp(row->name, openers->model) == 0 ? add_number(&openers->models, row->id) : 0;
 }
 
 static int note_use(void *user, const struct glake_use_row *row)
@@ -137,10 +93,7 @@ static int note_use(void *user, const struct glake_use_row *row)
 	while (i < row->n_models && !has_number(&openers->models, row->models[i])) {
 		i++;
 	}
-	if (i < row->n_models) {
-		add_number(&openers->sessions, row->session);
-	}
-	return 0;
+	return i < row->n_models ? add_number(&openers->sessions, row->session) : 0;
 }
 
 /* The model itself may be gone. */
@@ -151,28 +104,20 @@ static int note_sleeper(void *user, const struct glake_sleeper_row *row)
 	while (i < row->n_models && strcmp(row->models[i], openers->model) != 0) {
 		i++;
 	}
-	if (i < row->n_models) {
-		add_number(&openers->sessions, row->session);
-	}
-	return 0;
+	return i < row->n_models ? add_number(&openers->sessions, row->session) : 0;
 }
 
 static int note_pid(void *user, const struct glake_session_row *row)
 {
 	struct openers *openers = user;
-	if (has_number(&openers->sessions, row->session)) {
-		add_number(&openers->pids, row->pid);
-	}
-	return 0;
+	return has_number(&openers->sessions, row->session) ? add_number(&openers->pids, row->pid)
+	                                                    : 0;
 }
 
 static int find_of_pids(void *user, const struct glake_session_row *row)
 {
 	const struct openers *openers = user;
-	if (has_number(&openers->pids, row->pid)) {
-		add_meant(openers->meant, row);
-	}
-	return 0;
+	return has_number(&openers->pids, row->pid) ? meant_add(openers->meant, row) : 0;
 }
 
 static int find_openers(struct ctl *ctl, const char *model, struct meant *meant)
@@ -182,25 +127,33 @@ static int find_openers(struct ctl *ctl, const char *model, struct meant *meant)
 	err = err ? err : glake_list_uses(ctl->session, note_use, &openers);
 	err = err ? err : glake_list_sleepers(ctl->session, note_sleeper, &openers);
 	err = err ? err : glake_list_sessions(ctl->session, note_pid, &openers);
-	return err ? err : glake_list_sessions(ctl->session, find_of_pids, &openers);
+	err = err ? err : glake_list_sessions(ctl->session, find_of_pids, &openers);
+	rows_deinit(&openers.models);
+	rows_deinit(&openers.sessions);
+	rows_deinit(&openers.pids);
+	return err;
 }
 
+/*
+ * What is no number is a tenant; if none of that name has sessions, it is a model, and all sessions of the processes are meant that
+ * have it open.
+ */
 static int find_all(struct ctl *ctl, struct meant *meant)
 {
 	if (text_parse_count(ctl->operands[0], INT64_MAX, &meant->number) < 0) {
 		meant->tenant = ctl->operands[0];
 	}
-	int err = glake_list_sessions(ctl->session, find_meant, meant);
-	if (err == 0 && meant->n == 0 && meant->tenant) {
+	int err = glake_list_sessions(ctl->session, meant_find, meant);
+	if (err == 0 && meant->found.n == 0 && meant->tenant) {
 		err = find_openers(ctl, meant->tenant, meant);
 	}
-	if (err == 0 && meant->n == 0 && meant->tenant) {
+	if (err == 0 && meant->found.n == 0 && meant->tenant) {
 		snprintf(ctl->cause, sizeof(ctl->cause),
 		         "no tenant '%s' has sessions, and nobody has such a model open",
 		         meant->tenant);
 		return GLAKE_E_NOT_FOUND;
 	}
-	return err == 0 && meant->n == 0 ? ctl_nobody(ctl, meant->number) : err;
+	return err == 0 && meant->found.n == 0 ? ctl_nobody(ctl, meant->number) : err;
 }
 
 /* ---- asking ----------------------------------------------------------------------------------- */
@@ -259,16 +212,18 @@ static int ask_one(struct ctl *ctl, struct result *result)
 /* A process may have a session beside the shim's, which is not asked: it sleeps along. */
 static int ask_all(struct ctl *ctl, struct result *result)
 {
-	struct meant meant = {.n = 0};
+	struct meant meant = {.number = 0};
 	int err = find_all(ctl, &meant);
-	for (size_t i = 0; err == 0 && i < meant.n; i++) {
-		result->now = (struct outcome){.session = meant.found[i].session,
-		                               .pid = meant.found[i].pid};
+	for (size_t i = 0; err == 0 && i < meant.found.n; i++) {
+		const struct meant_session *found = rows_at(&meant.found, i);
+		result->now = (struct outcome){.session = found->session, .pid = found->pid};
 		err = ask_one(ctl, result);
-		if (err == GLAKE_E_BAD_REQUEST && (result->outcomes.n > 0 || i + 1 < meant.n)) {
+		if (err == GLAKE_E_BAD_REQUEST &&
+		    (result->outcomes.n > 0 || i + 1 < meant.found.n)) {
 			err = 0;
 		}
 	}
+	meant_deinit(&meant);
 	return err;
 }
 

@@ -39,6 +39,8 @@ static struct {
 	bool stitches;        /* the session with memory */
 	uint64_t cannot_seal; /* that session; and both are of one process */
 	uint64_t n_crowd;     /* sessions and models besides, by size */
+	bool is_one_crowd;    /* they are sessions of one process */
+	unsigned n_asked;     /* sessions, to seal, to sleep or to wake */
 	uint64_t kept_fds;
 	uint64_t max_kept_fds;
 	uint64_t unkept_blocks;
@@ -54,7 +56,7 @@ static int list_crowd(glake_session_fn row, void *user)
 		const struct glake_session_device device = {.device = 0, .reserved_bytes = i * MIB};
 		const struct glake_session_row session = {
 			.session = 1000 + i,
-			.pid = (uint32_t)(1000 + i),
+			.pid = (uint32_t)(1000 + (fake.is_one_crowd ? 0 : i)),
 			.program = "crowd",
 			.tenant = "default",
 			.realm = "r",
@@ -411,6 +413,7 @@ int glake_evict(struct glake_session *session, const char *model, uint64_t *n_mo
 int glake_seal_session(struct glake_session *session, uint64_t id,
                        const struct glake_seal_options *options, struct glake_seal_report *report)
 {
+	fake.n_asked++;
 	snprintf(fake.call, sizeof(fake.call), "seal %llu %d", (unsigned long long)id,
 	         options->dry_run);
 	*report = (struct glake_seal_report){
@@ -443,6 +446,7 @@ int glake_sleep_session(struct glake_session *session, uint64_t id,
 		options->waiting(options->progress_user, place, 61000);
 	}
 	options->progress(options->progress_user, GIB, 4 * GIB);
+	fake.n_asked++;
 	size_t used = strlen(fake.call);
 	snprintf(fake.call + used, sizeof(fake.call) - used, "%s%s %llu", used ? " " : "",
 	         options->wakes ? "wake" : "sleep", (unsigned long long)id);
@@ -1899,6 +1903,22 @@ START_TEST_WITH(a_session_that_cannot_be_sealed_keeps_no_other_from_it, .n = 2)
 	ck_assert_ptr_null(strstr(out_text, _i ? "\n      2  100" : "\n      1  100"));
 	fake.cannot_seal = 1;
 	ck_assert_int_eq(run("seal 1"), CTL_FAILED);
+}
+END_TEST
+
+/* Also more than a node usually has. */
+START_TEST(each_session_that_is_meant_is_asked)
+{
+	fake.name = "llama";
+	fake.n_crowd = 300;
+	ck_assert_int_eq(run("sleep default"), 0);
+	ck_assert_uint_eq(fake.n_asked, 302);
+	/* Of model 9, which all but glakectl have open. */
+	ck_assert_int_eq(run("wake llama"), 0);
+	ck_assert_uint_eq(fake.n_asked, 302 + 301);
+	fake.is_one_crowd = true;
+	ck_assert_int_eq(run("seal 1000"), 0);
+	ck_assert_uint_eq(fake.n_asked, 302 + 301 + 300);
 }
 END_TEST
 
