@@ -39,7 +39,6 @@
 
 /* ---- pages ------------------------------------------------------------------------------------ */
 
-/* A connection. */
 /* Who can be sent away comes last, the first to go before the others. */
 enum guest_state {
 	GUEST_NONE,
@@ -48,6 +47,7 @@ enum guest_state {
 	GUEST_HAS_ASKED,
 };
 
+/* A connection. */
 struct guest {
 	enum guest_state state;
 	int fd; /* borrowed from the library */
