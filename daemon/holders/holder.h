@@ -244,7 +244,6 @@ struct holder_watch {
 	void (*kept_gone)(void *user, const struct kept_step *step);
 };
 
-/* All holders of the node, and what they need. */
 /* Who uses a block is looked for in steps, between other things. */
 struct holder_walk {
 	struct list
@@ -252,6 +251,7 @@ struct holder_walk {
 	struct held *held; /* the next of them; NULL: at the end */
 };
 
+/* All holders of the node, and what they need. */
 struct holders {
 	struct holder_walk walk;
 	struct list list; /* of struct holder, by id */

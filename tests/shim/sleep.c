@@ -198,7 +198,6 @@ static CUgraphExec graph_of(const struct buffer *buffer)
 	return exec;
 }
 
-/* Memory of each kind; it sleeps twice. */
 /* Others may open the first of it. */
 static void named(void)
 {
@@ -211,6 +210,7 @@ static void named(void)
 	expect_all();
 }
 
+/* Memory of each kind; it sleeps twice. */
 static void everything(void)
 {
 	CUdeviceptr second;
