@@ -40,7 +40,7 @@ bool glake__order_await(struct glake_order *order, void *ctx, int ordinal,
 
 /*
  * Release all that streams are done with, of all contexts; when this returns, what another thread was about to release is
- * released, too. Does not wait for streams, but a tenth of a second at most for that thread, or one that holds the contexts.
+ * released, too. Does not wait for streams, but a second at most for that thread, or one that holds the contexts.
  */
 void glake__order_settle(struct glake_order *order);
 

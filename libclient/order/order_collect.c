@@ -19,6 +19,8 @@
 #define LONG_PAUSE_NS 500000u
 /* Another thread that has taken what ended releases it that soon. */
 #define RELEASING_NS 100000000u
+/* Who trims waits for it this long, on a machine where threads wait for a processor. */
+#define SETTLE_NS 1000000000u
 
 /* Mark all that is parked in @ctx, and until @end_ns let an idle GPU get there. */
 static void mark_all_until(struct glake_order *order, CUcontext ctx, uint64_t end_ns)
@@ -295,7 +297,7 @@ int glake_order_collect_all(struct glake_order *order, int ordinal)
 
 void glake__order_settle(struct glake_order *order)
 {
-	const uint64_t end_ns = clock_now_ns() + RELEASING_NS;
+	const uint64_t end_ns = clock_now_ns() + SETTLE_NS;
 	bool is_cut = false;
 	CUstreamCaptureMode mode = glake__order_relax(order);
 	if (order->n_parked > 0) {
@@ -305,9 +307,9 @@ void glake__order_settle(struct glake_order *order)
 		glake__order_pause(GLAKE__PAUSE_NS);
 		collect_contexts(order, 0, &is_cut);
 	}
-	/* Other threads go on taking and releasing: what they have now counts. */
-	uint64_t n_due = order->n_released;
-	n_due += order->n_releasing;
+	/* Other threads go on taking and releasing: what they have now counts. In this order, none is missed that is released between. */
+	uint64_t n_due = order->n_releasing;
+	n_due += order->n_released;
 	while (order->n_releasing > 0 && order->n_released < n_due && clock_now_ns() < end_ns) {
 		glake__order_pause(GLAKE__PAUSE_NS);
 	}
