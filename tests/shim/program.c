@@ -422,7 +422,7 @@ static void churn(unsigned seed, bool is_ordered)
 	struct piece pieces[24] = {{0}};
 	use_device(0);
 	CUstream stream = new_stream();
-	for (int round = 0; round < 100; round++) {
+	for (int round = 0; round < 300; round++) {
 		struct piece *piece = &pieces[churn_pick(&seed, 24)];
 		if (piece->ptr) {
 			empty_piece(piece, is_ordered, stream);
