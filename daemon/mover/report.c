@@ -8,6 +8,7 @@
 #include "proto/cleanup.h"
 #include "proto/glake.pb-c.h"
 #include "proto/limits.h"
+#include "proto/message.h"
 #include "proto/mover.pb-c.h"
 #include "proto/wire.h"
 
@@ -45,15 +46,12 @@ static void send_report(struct report *report, const Glake__Mover__Report *messa
 	}
 }
 
-/* A message about @job_, until the end of the block. */
+/* A message about @job_ (message.h). */
 #define REPORT(job_, CASE, Type, member, ...) \
-	(&(Glake__Mover__Report){ \
-		.base = PROTOBUF_C_MESSAGE_INIT(&glake__mover__report__descriptor), \
-		.job = (job_), \
-		.body_case = GLAKE__MOVER__REPORT__BODY_##CASE, \
-		.member = &(Glake__Mover__##Type){ \
-			.base = PROTOBUF_C_MESSAGE_INIT(&glake__mover__##member##__descriptor), \
-			##__VA_ARGS__}})
+	MESSAGE(Glake__Mover__Report, glake__mover__report__descriptor, .job = (job_), \
+	        .body_case = GLAKE__MOVER__REPORT__BODY_##CASE, \
+	        .member = MESSAGE(Glake__Mover__##Type, glake__mover__##member##__descriptor, \
+	                          __VA_ARGS__))
 
 void report_ready(struct report *report)
 {

@@ -10,15 +10,15 @@
 #include "daemon/base/status.h"
 #include "daemon/rpc/rpc_context.h"
 #include "proto/glake.pb-c.h"
+#include "proto/message.h"
 
 typedef Glake__Wire__Request request_t;
 typedef Glake__Wire__Answer answer_t;
 
-/* An answer, or a notice, with that body; it lives until the end of the block. */
+/* An answer, or a notice, with that body (message.h). */
 #define ANSWER_OF(CASE, member, body) \
-	(&(answer_t){.base = PROTOBUF_C_MESSAGE_INIT(&glake__wire__answer__descriptor), \
-	             .body_case = GLAKE__WIRE__ANSWER__BODY_##CASE, \
-	             .member = (body)})
+	MESSAGE(answer_t, glake__wire__answer__descriptor, \
+	        .body_case = GLAKE__WIRE__ANSWER__BODY_##CASE, .member = (body))
 
 /* The most devices in one answer; others are left out. No host has so many. */
 #define RPC_MAX_DEVICES 64u

@@ -135,16 +135,21 @@ static uint32_t count_living(const struct session *session, const struct will_wa
 	return n;
 }
 
+static void answer_with(struct session *session, uint64_t id, Glake__Wire__ChunkAdoptAnswer *body,
+                        bool is_read, const int *fds)
+{
+	rpc_answer(session, id,
+	           is_read ? ANSWER_OF(CHUNK_READ, chunk_read, body)
+	                   : ANSWER_OF(CHUNK_ADOPT, chunk_adopt, body),
+	           fds, body->n_ids);
+}
+
 static void answer_none(struct session *session, uint64_t id, const struct will_wanted *wanted,
                         bool is_read)
 {
-	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__ChunkAdoptAnswer body = GLAKE__WIRE__CHUNK_ADOPT_ANSWER__INIT;
 	body.n_living = is_read ? 0 : count_living(session, wanted);
-	answer.body_case = is_read ? GLAKE__WIRE__ANSWER__BODY_CHUNK_READ
-	                           : GLAKE__WIRE__ANSWER__BODY_CHUNK_ADOPT;
-	answer.chunk_adopt = &body;
-	rpc_answer(session, id, &answer, NULL, 0);
+	answer_with(session, id, &body, is_read, NULL);
 }
 
 /* Chunks of @will, under the ids of @chunks. */
@@ -153,7 +158,6 @@ static void answer_chunks(struct session *session, uint64_t id, const struct wil
 {
 	uint64_t ids[GLAKE_MAX_PACKET_FDS];
 	int fds[GLAKE_MAX_PACKET_FDS];
-	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__ChunkAdoptAnswer body = GLAKE__WIRE__CHUNK_ADOPT_ANSWER__INIT;
 	for (size_t i = 0; i < will->n_chunks; i++) {
 		ids[i] = chunks[i]->id;
@@ -163,10 +167,7 @@ static void answer_chunks(struct session *session, uint64_t id, const struct wil
 	body.n_ids = will->n_chunks;
 	body.record.data = will->record;
 	body.record.len = will->n_record;
-	answer.body_case = is_read ? GLAKE__WIRE__ANSWER__BODY_CHUNK_READ
-	                           : GLAKE__WIRE__ANSWER__BODY_CHUNK_ADOPT;
-	answer.chunk_adopt = &body;
-	rpc_answer(session, id, &answer, fds, will->n_chunks);
+	answer_with(session, id, &body, is_read, fds);
 }
 
 static void refuse_bound(struct session *session, uint64_t id, enum status status,

@@ -9,6 +9,7 @@
 #include "daemon/net/inflight.h"
 #include "daemon/base/log.h"
 #include "proto/limits.h"
+#include "proto/message.h"
 #include "proto/mover.pb-c.h"
 
 /* Every load may have so many chunks, whatever others do. */
@@ -231,14 +232,12 @@ static int begin(struct mover_link *link, struct mover_job *job, size_t n_counte
 	return r;
 }
 
-/* An order to a mover, until the end of the block. Strings that are not named are empty. */
+/* An order to a mover (message.h). */
 #define ORDER(CASE, Type, member, ...) \
-	(&(order_t){ \
-		.base = PROTOBUF_C_MESSAGE_INIT(&glake__mover__order__descriptor), \
-		.body_case = GLAKE__MOVER__ORDER__BODY_##CASE, \
-		.member = &(Glake__Mover__##Type){ \
-			.base = PROTOBUF_C_MESSAGE_INIT(&glake__mover__##member##__descriptor), \
-			##__VA_ARGS__}})
+	MESSAGE(order_t, glake__mover__order__descriptor, \
+	        .body_case = GLAKE__MOVER__ORDER__BODY_##CASE, \
+	        .member = MESSAGE(Glake__Mover__##Type, glake__mover__##member##__descriptor, \
+	                          __VA_ARGS__))
 
 static ProtobufCBinaryData uuid_of(const struct device *device)
 {
@@ -251,8 +250,7 @@ int mover_load(struct mover_link *link, struct load_job *load, const struct devi
 {
 	order_t *order = ORDER(LOAD_START, LoadStart, load_start, .device_uuid = uuid_of(device),
 	                       .files = (char **)names, .n_files = index ? n_fds - 1 : n_fds,
-	                       .index = (char *)(index ? index : ""), .may_direct = may_direct,
-	                       .uid = load->uid);
+	                       .index = (char *)index, .may_direct = may_direct, .uid = load->uid);
 	load->job.kind = JOB_LOAD;
 	load->n_files = n_fds;
 	load->n_chunks = 0;

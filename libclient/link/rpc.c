@@ -855,14 +855,12 @@ int glake__rpc_block_lookup(struct glake_session *session, uint32_t device,
                             const struct glake_digest *digest,
                             struct glake__block_answer *answer_out)
 {
-	return call_block(session,
-	                  REQUEST(BLOCK_LOOKUP, BlockLookup, block_lookup, .device = device,
-	                          .digest =
-	                                  (ProtobufCBinaryData){
-						  .len = sizeof(digest->bytes),
-						  .data = (uint8_t *)digest->bytes,
-					  }),
-	                  answer_out);
+	const ProtobufCBinaryData bytes = {.len = sizeof(digest->bytes),
+	                                   .data = (uint8_t *)digest->bytes};
+	return call_block(
+		session,
+		REQUEST(BLOCK_LOOKUP, BlockLookup, block_lookup, .device = device, .digest = bytes),
+		answer_out);
 }
 
 int glake__rpc_block_release(struct glake_session *session, uint64_t block)

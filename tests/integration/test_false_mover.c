@@ -5,6 +5,7 @@
  *
  * This program is that mover too, when it is started as one; $FALSE_MOVER says what it does.
  */
+#include "proto/message.h"
 #include "proto/mover.pb-c.h"
 #include "proto/wire.h"
 #include "tests/harness/connection.h"
@@ -34,14 +35,11 @@ static void say(uint64_t job, report_t *report)
 	}
 }
 
-/* A pointer to a report with that body, until the end of the block. */
 #define REPORT(CASE, Type, member, ...) \
-	(&(report_t){ \
-		.base = PROTOBUF_C_MESSAGE_INIT(&glake__mover__report__descriptor), \
-		.body_case = GLAKE__MOVER__REPORT__BODY_##CASE, \
-		.member = &(Glake__Mover__##Type){ \
-			.base = PROTOBUF_C_MESSAGE_INIT(&glake__mover__##member##__descriptor), \
-			##__VA_ARGS__}})
+	MESSAGE(report_t, glake__mover__report__descriptor, \
+	        .body_case = GLAKE__MOVER__REPORT__BODY_##CASE, \
+	        .member = MESSAGE(Glake__Mover__##Type, glake__mover__##member##__descriptor, \
+	                          __VA_ARGS__))
 
 static void say_tensor(uint64_t job, uint64_t offset, uint64_t n_bytes)
 {
