@@ -369,7 +369,7 @@ START_TEST(free_memory_that_is_stitched_from_is_reserved)
 }
 END_TEST
 
-/* Also while another thread gives back what was freed. */
+/* Also while another thread gives back what was freed. Stitched memory that it takes apart goes a moment later. */
 START_TEST_WITH(a_pool_is_trimmed_at_once, .n = 2)
 {
 	struct run run;
