@@ -380,6 +380,8 @@ def leave(m):
 
 def find(m):
     """Its content is read by the GPU, and is that of the tokens."""
+    # Else what was found gives way to a new block, when free memory comes late.
+    m.patient()
     engine = m.engine(key=KEY)
     m.settle()
     m.check()
