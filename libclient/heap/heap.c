@@ -236,6 +236,9 @@ int glake__heap_trim(struct glake__device *device, uint64_t keep_bytes)
 	if (n_free > keep_bytes - n_kept) {
 		glake__pool_reclaim(pool, n_free - (keep_bytes - n_kept), false);
 	}
+	if (pool) {
+		glake__pool_await_reclaims(pool);
+	}
 	return r < 0 ? r : second;
 }
 

@@ -50,8 +50,8 @@ void glake__heap_deinit(struct glake_session *session);
 void glake__heap_reclaim(struct glake__device *device, uint64_t n_bytes);
 
 /*
- * Unmap and return free memory of @device until at most @keep_bytes remain. Blocks; no lock is
- * held.
+ * Unmap and return free memory of @device until at most @keep_bytes remain. What other threads give back of stitched
+ * memory has gone, too, unless that takes longer than a second. Blocks; no lock is held.
  */
 int glake__heap_trim(struct glake__device *device, uint64_t keep_bytes);
 

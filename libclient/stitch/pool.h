@@ -111,6 +111,8 @@ uint64_t glake__pool_free_bytes_locked(const struct glake__pool *pool);
  * @is_owed, memory that work still uses pays the rest as soon as it can.
  */
 uint64_t glake__pool_reclaim(struct glake__pool *pool, uint64_t n_bytes, bool is_owed);
+/* When this returns, what other threads are giving back has gone. Waits for a second at most. */
+void glake__pool_await_reclaims(struct glake__pool *pool);
 
 /*
  * Pay what is owed, and give back what was not used for two rounds: some of it each time. All that is free if

@@ -42,6 +42,14 @@ struct glake__pool {
 	uint64_t peak_bytes;      /* used in this one */
 	uint64_t last_peak_bytes;
 	unsigned n_calls;
+	struct glake__reclaim *reclaims; /* that go on, the last one first */
+	uint64_t n_reclaims;             /* begun, ever */
+};
+
+/* A thread gives memory back. It is neither used by the program nor free meanwhile. */
+struct glake__reclaim {
+	uint64_t number;
+	struct glake__reclaim *next;
 };
 
 /* An allocation. The library and the shim know its first member. */
@@ -173,6 +181,10 @@ bool glake__pool_find_loan(struct glake__pool *pool, const struct glake__line *l
  */
 bool glake__pool_borrow(struct glake__loan *loan, struct glake__line *line,
                         const struct glake__wait *wait);
+
+/* Around what a thread takes and gives back. @reclaim lives as long. */
+void glake__reclaim_begin(struct glake__pool *pool, struct glake__reclaim *reclaim);
+void glake__reclaim_end(struct glake__pool *pool, const struct glake__reclaim *reclaim);
 
 /* Without the lock: unmap what is doomed, and drop kept ranges that are not true. Cheap if there is nothing. */
 void glake__pool_purge(struct glake__pool *pool);

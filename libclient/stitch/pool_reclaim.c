@@ -15,6 +15,8 @@
 #define SETTLE_BYTES (32ull << 20)
 /* And by another thread: in the driver the program may wait for that. */
 #define IDLE_BYTES (256ull << 20)
+/* Others give back meanwhile. Who seals may hold their memory, and wait for the one that waits here. */
+#define AWAIT_NS 1000000000u
 /* Between two looks at the clock. */
 #define SETTLE_CALLS 64u
 /* Memory above the peak of the last rounds that stays, as a part of that. */
@@ -174,12 +176,51 @@ static uint64_t lesser(uint64_t one, uint64_t other)
 	return one < other ? one : other;
 }
 
+void glake__reclaim_begin(struct glake__pool *pool, struct glake__reclaim *reclaim)
+{
+	reclaim->number = ++pool->n_reclaims;
+	reclaim->next = pool->reclaims;
+	pool->reclaims = reclaim;
+}
+
+void glake__reclaim_end(struct glake__pool *pool, const struct glake__reclaim *reclaim)
+{
+	struct glake__reclaim **at = &pool->reclaims;
+	while (*at != reclaim) {
+		at = &(*at)->next;
+	}
+	*at = reclaim->next;
+}
+
+/* Does one of the first @n go on? */
+static bool is_any_of(struct glake__pool *pool, uint64_t n)
+{
+	glake__lock();
+	const struct glake__reclaim *at = pool->reclaims;
+	while (at && at->number > n) {
+		at = at->next;
+	}
+	glake__unlock();
+	return at != NULL;
+}
+
+void glake__pool_await_reclaims(struct glake__pool *pool)
+{
+	const uint64_t until_ns = clock_now_ns() + AWAIT_NS;
+	glake__lock();
+	const uint64_t n = pool->n_reclaims;
+	glake__unlock();
+	while (is_any_of(pool, n) && clock_now_ns() < until_ns) {
+		glake__busy_pause();
+	}
+}
+
 uint64_t glake__pool_reclaim(struct glake__pool *pool, uint64_t n_bytes, bool is_owed)
 {
 	cleanup_cancel int cancel = cancel_disable();
 	struct victims victims = {.n_bytes = 0};
+	struct glake__reclaim reclaim;
 	uint64_t *debt = &pool->device->reclaim_debt;
-	uint64_t n_gone = 0;
 	glake__pool_purge(pool);
 	glake__lock();
 	take_victims_locked(pool, n_bytes, &victims);
@@ -187,16 +228,16 @@ uint64_t glake__pool_reclaim(struct glake__pool *pool, uint64_t n_bytes, bool is
 	uint64_t n_paid = is_owed ? lesser(*debt, victims.n_bytes) : 0;
 	*debt -= n_paid;
 	pool->trimmed_bytes = is_owed ? 0 : pool->trimmed_bytes;
+	glake__reclaim_begin(pool, &reclaim);
 	glake__unlock();
-	if (victims.runs) {
-		struct glake__chunk *dead = unmap(pool, &victims);
-		glake__grant_return(pool->device->session, dead);
-		glake__lock();
-		n_gone = end_victims_locked(pool, &victims);
-		*debt += n_paid - lesser(n_paid, n_gone);
-		pool->lent_bytes += is_owed ? n_gone : 0;
-		glake__unlock();
-	}
+	struct glake__chunk *dead = unmap(pool, &victims);
+	glake__grant_return(pool->device->session, dead);
+	glake__lock();
+	uint64_t n_gone = end_victims_locked(pool, &victims);
+	*debt += n_paid - lesser(n_paid, n_gone);
+	pool->lent_bytes += is_owed ? n_gone : 0;
+	glake__reclaim_end(pool, &reclaim);
+	glake__unlock();
 	return n_gone;
 }
 

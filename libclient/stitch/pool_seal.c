@@ -350,9 +350,11 @@ void glake__pool_purge(struct glake__pool *pool)
 {
 	cleanup_cancel int cancel = cancel_disable();
 	struct glake__chunk *dead = NULL;
+	struct glake__reclaim reclaim;
 	glake__lock();
 	struct glake__run *doomed = take_doomed_locked(pool);
 	pool->is_dirty |= doomed != NULL;
+	glake__reclaim_begin(pool, &reclaim);
 	glake__unlock();
 	for (struct glake__run *run = doomed; run; run = run->next_in_bin) {
 		if (clear_run(pool, run, &dead) < 0) {
@@ -364,6 +366,7 @@ void glake__pool_purge(struct glake__pool *pool)
 	glake__grant_return(pool->device->session, dead);
 	glake__lock();
 	end_doomed_locked(pool, doomed);
+	glake__reclaim_end(pool, &reclaim);
 	struct glake__stitched *untrue = take_untrue_locked(pool);
 	glake__unlock();
 	while (untrue) {

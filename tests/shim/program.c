@@ -1052,26 +1052,25 @@ static uint64_t pool_attribute(CUmemoryPool pool, CUmemPool_attribute which)
 	return value;
 }
 
-/* Nothing is left at once; of stitched memory, what another thread is just taking apart goes a moment later. */
+/* Nothing is left at once. */
 static void trim(CUmemoryPool pool)
 {
-	const char *alloc = getenv("GLAKE_ALLOC");
-	bool is_stitched = alloc && strcmp(alloc, "stitch") == 0;
-	do {
-		must_ok(cu(cuMemPoolTrimTo)(pool, 0));
-	} while (is_stitched && pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) > 0);
+	must_ok(cu(cuMemPoolTrimTo)(pool, 0));
 	must(pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) == 0);
 }
 
 static bool is_trimmed;
 
-/* Who asks for the free memory has freed memory given back, as the shim's thread has now and then. */
-static void *ask_on(void *ctx)
+/* Who asks for the free memory has freed memory given back, as the shim's thread has now and then; and who trims, too. */
+static void *trim_on(void *ctx)
 {
 	size_t n_free, n_total;
+	CUmemoryPool pool = NULL;
 	must_ok(cu(cuCtxSetCurrent)(ctx));
+	must_ok(cu(cuDeviceGetDefaultMemPool)(&pool, 0));
 	while (!__atomic_load_n(&is_trimmed, __ATOMIC_SEQ_CST)) {
 		must_ok(cu(cuMemGetInfo_v2)(&n_free, &n_total));
+		must_ok(cu(cuMemPoolTrimTo)(pool, 0));
 	}
 	return NULL;
 }
@@ -1085,7 +1084,7 @@ static void async_trimmed(const char *argument)
 	CUcontext ctx = start();
 	CUstream stream = new_stream();
 	must_ok(cu(cuDeviceGetDefaultMemPool)(&pool, 0));
-	must(pthread_create(&other, NULL, ask_on, ctx) == 0);
+	must(pthread_create(&other, NULL, trim_on, ctx) == 0);
 	for (unsigned round = 0; round < 300; round++) {
 		for (unsigned i = 0; i < 8; i++) {
 			ptrs[i] = alloc_on(stream, MIB);
