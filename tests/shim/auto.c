@@ -21,7 +21,7 @@
 #include "tests/cudasim/kernel_image.h"
 #include "tests/harness/churn.h"
 #include "tests/own_image.h"
-#include "tests/shim/must.h"
+#include "tests/shim/device.h"
 
 #define PAGE (2ull << 20)
 #define W_BYTES (2 * PAGE)
@@ -208,10 +208,8 @@ static CUfunction function_of(const char *name)
 /* The context, and a stream of this thread. */
 static void begin_thread(void)
 {
-	CUcontext ctx;
-	must_ok(cuDevicePrimaryCtxRetain(&ctx, 0));
-	must_ok(cuCtxSetCurrent(ctx));
-	must_ok(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	use_device(0);
+	stream = new_stream();
 }
 
 static void begin(void)
@@ -226,7 +224,7 @@ static void begin(void)
 static void start(void)
 {
 	first_module = module;
-	must_ok(cuMemAlloc(&small, 4096));
+	small = alloc(4096);
 	*(void **)&count_of = dlsym(RTLD_DEFAULT, "glake_shim_count");
 	must(count_of);
 }
@@ -261,7 +259,7 @@ TEST_BYTE_LOOP static struct weights allocate(unsigned content)
 	for (size_t i = 0; i < W_BYTES; i++) {
 		weights.model[i] = (uint8_t)(i * (2 * content + 1) + i / 4099);
 	}
-	must_ok(cuMemAlloc(&weights.ptr, W_BYTES));
+	weights.ptr = alloc(W_BYTES);
 	return weights;
 }
 
@@ -667,7 +665,7 @@ static void stored_late(void)
 	uint32_t value = 29;
 	CUstream first = stream;
 	launch_at("later", weights.ptr + 4096, value);
-	must_ok(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	stream = new_stream();
 	read_for_a_while(&weights);
 	must(count_of("sealed_alone") == 0);
 	is_released = true;
@@ -745,7 +743,7 @@ static void used_again(void)
 	struct weights weights = load_sealed();
 	must_ok(cuMemFree(weights.ptr));
 	CUdeviceptr before = weights.ptr;
-	must_ok(cuMemAlloc(&weights.ptr, W_BYTES));
+	weights.ptr = alloc(W_BYTES);
 	must(weights.ptr == before);
 	must_ok(cuMemcpyHtoD(weights.ptr, weights.model, W_BYTES));
 	for (unsigned i = 0; i < 100; i++) {
@@ -866,7 +864,7 @@ static void writes_when_told(void)
 	must(model && bytes);
 	for (unsigned i = 0; i < N_LARGE; i++) {
 		fill_large(i, model);
-		must_ok(cuMemAlloc(&larges[i], LARGE_BYTES));
+		larges[i] = alloc(LARGE_BYTES);
 		must_ok(cuMemcpyHtoD(larges[i], model, LARGE_BYTES));
 	}
 	while (count_of("sealed_alone") < N_LARGE) {
@@ -944,8 +942,7 @@ static void is_learned(void)
 	struct weights other = load(1);
 	struct weights third = load(0);
 	/* Two pages of weights, and one that kernels write to. */
-	CUdeviceptr mixed;
-	must_ok(cuMemAlloc(&mixed, W_BYTES + PAGE));
+	CUdeviceptr mixed = alloc(W_BYTES + PAGE);
 	must_ok(cuMemcpyHtoD(mixed, one.model, W_BYTES));
 	const struct weights part = {mixed, one.model};
 	read_until_looked_at(&one, 4 * W_BYTES);
@@ -975,7 +972,7 @@ static void is_learned(void)
 	read_it(&other);
 	read_it(&third);
 	must_ok(cuMemFree(one.ptr));
-	must_ok(cuMemAlloc(&one.ptr, W_BYTES));
+	one.ptr = alloc(W_BYTES);
 	must_ok(cuMemcpyHtoD(one.ptr, one.model, W_BYTES));
 	read_it(&one);
 	compare(&one);
@@ -1005,7 +1002,7 @@ static void is_learned_later(void)
 	struct weights weights = load(0);
 	struct weights beside = load(1);
 	launch_at("later", small + 2048, 29);
-	must_ok(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	stream = new_stream();
 	read_for_a_while(&weights);
 	must(count_of("learn_bytes") == 0);
 	is_released = true;
@@ -1031,10 +1028,9 @@ static void *read_in_thread(void *user)
 	const struct weights *weights = user;
 	begin_thread();
 	module = first_module;
-	must_ok(cuMemAlloc(&small, 512));
+	small = alloc(512);
 	for (unsigned i = 0; i < 200; i++) {
-		CUdeviceptr other;
-		must_ok(cuMemAlloc(&other, W_BYTES));
+		CUdeviceptr other = alloc(W_BYTES);
 		must_ok(cuMemcpyHtoD(other, weights->model, W_BYTES));
 		read_it(weights);
 		must_ok(cuMemFree(other));
@@ -1202,7 +1198,7 @@ static void random_steps(const struct steps *steps)
 static void *random_thread(void *user)
 {
 	begin();
-	must_ok(cuMemAlloc(&small, 4096));
+	small = alloc(4096);
 	random_steps(user);
 	for (unsigned i = 0; i < N_WEIGHTS; i++) {
 		compare(&all[i]);

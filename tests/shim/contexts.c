@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #include "tests/shim/green.h"
-#include "tests/shim/must.h"
+#include "tests/shim/device.h"
 #include "tests/shim/scenario.h"
 
 #define MIB (1ull << 20)
@@ -28,36 +28,6 @@ static uint64_t shim_count(const char *name)
 	uint64_t (*count)(const char *) = dlsym(RTLD_DEFAULT, "glake_shim_count");
 	must(count);
 	return count(name);
-}
-
-static CUcontext start(int device)
-{
-	CUcontext ctx = NULL;
-	must_ok(cuInit(0));
-	must_ok(cuDevicePrimaryCtxRetain(&ctx, device));
-	must_ok(cuCtxSetCurrent(ctx));
-	return ctx;
-}
-
-static CUstream new_stream(void)
-{
-	CUstream stream;
-	must_ok(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
-	return stream;
-}
-
-static CUdeviceptr alloc(size_t n_bytes)
-{
-	CUdeviceptr ptr = 0;
-	must_ok(cuMemAlloc(&ptr, n_bytes));
-	return ptr;
-}
-
-static CUdeviceptr alloc_on(CUstream stream, size_t n_bytes)
-{
-	CUdeviceptr ptr = 0;
-	must_ok(cuMemAllocAsync(&ptr, n_bytes, stream));
-	return ptr;
 }
 
 static int slow_ran;
@@ -96,7 +66,7 @@ static void must_own(CUstream stream)
 /* A capture ends with its stream, and with its context. */
 static void captures_end(void)
 {
-	start(0);
+	use_device(0);
 	CUstream stream = new_stream();
 	must_ok(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
 	must_ok(cuStreamDestroy(stream));
@@ -104,12 +74,12 @@ static void captures_end(void)
 	stream = new_stream();
 	must_ok(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
 	must_ok(cuDevicePrimaryCtxReset(0));
-	start(0);
+	use_device(0);
 	must_own(new_stream());
 	/* That of a thread's default stream, too. */
 	must_ok(cuStreamBeginCapture(CU_STREAM_PER_THREAD, CU_STREAM_CAPTURE_MODE_GLOBAL));
 	must_ok(cuDevicePrimaryCtxReset(0));
-	start(0);
+	use_device(0);
 	must_own(new_stream());
 }
 
@@ -117,7 +87,7 @@ static void captures_end(void)
 static void captures_stay(void)
 {
 	CUgraph graph;
-	CUcontext ctx = start(0);
+	CUcontext ctx = use_device(0);
 	CUstream stream = new_stream();
 	CUstream other = new_stream();
 	must_own(stream);
@@ -145,11 +115,11 @@ static void captures_stay(void)
 static void captures_wait(void)
 {
 	CUgraph graph;
-	CUcontext zero = start(0);
+	CUcontext zero = use_device(0);
 	CUstream stream = new_stream();
 	CUstream busy = new_stream();
 	CUdeviceptr ptr = alloc(4 * MIB);
-	CUcontext one = start(1);
+	CUcontext one = use_device(1);
 	must_ok(cuCtxSetCurrent(zero));
 	must_ok(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
 	be_slow(busy);
@@ -164,13 +134,13 @@ static void captures_wait(void)
 static void captures_forget(void)
 {
 	CUgraph graph;
-	start(0);
+	use_device(0);
 	CUstream stream = new_stream();
 	must_ok(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
 	alloc(1000);
 	must_ok(cuStreamEndCapture(stream, &graph));
 	must_ok(cuDevicePrimaryCtxReset(0));
-	start(0);
+	use_device(0);
 	stream = new_stream();
 	CUdeviceptr theirs = alloc_on(stream, 512);
 	CUdeviceptr ours = alloc(1000);
@@ -184,7 +154,7 @@ static void captures_forget(void)
 static void captures_go_on(void)
 {
 	CUgraph graph;
-	start(0);
+	use_device(0);
 	CUstream stream = new_stream();
 	CUstream other = new_stream();
 	CUdeviceptr ptr = alloc_on(other, 8 * MIB);
@@ -201,10 +171,10 @@ static void captures_go_on(void)
 /* Three devices: the other two read what the first has. */
 static void readers_count(void)
 {
-	CUcontext zero = start(0);
+	CUcontext zero = use_device(0);
 	CUdeviceptr ptr = alloc(4 * MIB);
-	CUcontext last = start(2);
-	start(1);
+	CUcontext last = use_device(2);
+	use_device(1);
 	for (int i = 0; i < 100; i++) {
 		must_ok(cuCtxEnablePeerAccess(zero, 0));
 		must_ok(cuCtxDisablePeerAccess(zero));
@@ -232,12 +202,12 @@ static void readers_count(void)
 static void copies_reach(void)
 {
 	uint32_t word = 0;
-	CUcontext zero = start(0);
+	CUcontext zero = use_device(0);
 	CUdeviceptr ptr = alloc(4 * MIB), next = alloc(4 * MIB);
 	must_ok(cuMemsetD8(ptr, 5, 4 * MIB));
 	must_ok(cuMemsetD8(next, 6, 4 * MIB));
 	must_ok(cuCtxSynchronize());
-	CUcontext one = start(1);
+	CUcontext one = use_device(1);
 	CUdeviceptr own = alloc(4 * MIB);
 	CUstream stream = new_stream();
 	for (int i = 0; i < 2; i++) {
@@ -271,7 +241,7 @@ static void *succeed(void *user)
 		usleep(1000);
 	}
 	must_be(result, CUDA_ERROR_CONTEXT_IS_DESTROYED);
-	must(start(0) == user);
+	must(use_device(0) == user);
 	CUstream stream = new_stream();
 	must_own(stream);
 	later = alloc_on(stream, 4 * MIB);
@@ -282,7 +252,7 @@ static void *succeed(void *user)
 static void lives_follow(void)
 {
 	pthread_t thread;
-	CUcontext ctx = start(0);
+	CUcontext ctx = use_device(0);
 	CUstream stream = new_stream();
 	CUdeviceptr ptr = alloc(30 * MIB);
 	must_own(stream);
@@ -313,7 +283,7 @@ static void *go_on(void *user)
 static void uses_go(void)
 {
 	pthread_t thread;
-	CUcontext ctx = start(0);
+	CUcontext ctx = use_device(0);
 	CUdeviceptr ptr = alloc(6 * MIB);
 	must(pthread_create(&thread, NULL, go_on, ctx) == 0);
 	for (int i = 0; i < 2000; i++) {
@@ -330,7 +300,7 @@ static void uses_go(void)
 
 static CUcontext start_green(void)
 {
-	CUcontext primary = start(0);
+	CUcontext primary = use_device(0);
 	must(green_split());
 	return primary;
 }
@@ -358,8 +328,7 @@ static void green_waits(void)
 	CUcontext primary = start_green();
 	struct green a = green_new(0);
 	struct green b = green_new(1);
-	CUstream plain;
-	must_ok(cuStreamCreate(&plain, CU_STREAM_NON_BLOCKING));
+	CUstream plain = new_stream();
 	must_ok(cuCtxSetCurrent(a.ctx));
 	must_await(b.stream, alloc(4 * MIB));
 	must_await(plain, alloc(4 * MIB));
@@ -405,7 +374,7 @@ static void green_last(void)
 		must_ok(cuGreenCtxDestroy(b.handle));
 		must(!is_active(0));
 		must(shim_count("live_bytes") == 0);
-		start(0);
+		use_device(0);
 		must_own(NULL);
 	}
 	must(shim_count("passed") == 0);
@@ -489,7 +458,7 @@ static void green_captures(void)
 	must_ok(cuDevicePrimaryCtxRelease(0));
 	must_ok(cuCtxSetCurrent(NULL));
 	must_ok(cuGreenCtxDestroy(a.handle));
-	start(0);
+	use_device(0);
 	must_own(NULL);
 }
 
@@ -505,7 +474,7 @@ static void green_peers(void)
 	CUdeviceptr ptr = alloc(4 * MIB);
 	CUdeviceptr own = alloc(4 * MIB);
 	must_ok(cuCtxSetCurrent(other));
-	must_ok(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	stream = new_stream();
 	must_ok(cuCtxEnablePeerAccess(a.ctx, 0));
 	be_slow(stream);
 	must_ok(cuMemsetD8Async(ptr, 1, 4 * MIB, stream));

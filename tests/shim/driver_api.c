@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include "tests/shim/compared.h"
+#include "tests/shim/device.h"
 
 #define N_THREADS 4
 
@@ -87,8 +88,7 @@ static CUfunction sums[2];
 
 static void start_device(int device)
 {
-	must_ok(cuDevicePrimaryCtxRetain(&contexts[device], device));
-	must_ok(cuCtxSetCurrent(contexts[device]));
+	contexts[device] = use_device(device);
 	must_ok(cuModuleLoadData(&modules[device], ptx));
 	must_ok(cuModuleGetFunction(&fills[device], modules[device], "cudasim_fill"));
 	must_ok(cuModuleGetFunction(&sums[device], modules[device], "cudasim_sum"));
@@ -118,7 +118,7 @@ static uint64_t sum_on(int device, CUstream stream, CUdeviceptr ptr, uint64_t n_
 {
 	CUdeviceptr out;
 	uint64_t sum = 0;
-	must_ok(cuMemAllocAsync(&out, sizeof(sum), stream));
+	out = alloc_on(stream, sizeof(sum));
 	must_ok(cuMemsetD8Async(out, 0, sizeof(sum), stream));
 	launch(sums[device], stream, (void *[]){&ptr, &n_bytes, &out});
 	must_ok(cuMemcpyDtoHAsync(&sum, out, sizeof(sum), stream));
@@ -136,7 +136,7 @@ static void use_memory(void)
 	CUdeviceptr ptrs[N];
 	for (int round = 0; round < 2; round++) {
 		for (int i = 0; i < N; i++) {
-			must_ok(cuMemAlloc(&ptrs[i], sizes[i]));
+			ptrs[i] = alloc(sizes[i]);
 			write_pattern(ptrs[i], sizes[i], (uint64_t)(round * N + i));
 		}
 		for (int i = 0; i < N; i++) {
@@ -175,7 +175,7 @@ static void *use_streams(void *argument)
 	CUstream other;
 	CUevent event;
 	must_ok(cuCtxSetCurrent(contexts[0]));
-	must_ok(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
+	other = new_stream();
 	must_ok(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
 	sums_out[number] = 0;
 	for (unsigned i = 0; i < 12; i++) {
@@ -183,10 +183,10 @@ static void *use_streams(void *argument)
 		size_t n_bytes = (i * 7919 + number * 104729) % 100 * 32768 + 1 + i;
 		CUdeviceptr ptr;
 		CUdeviceptr brief;
-		must_ok(cuMemAllocAsync(&ptr, n_bytes, stream));
+		ptr = alloc_on(stream, n_bytes);
 		fill_on(0, stream, ptr, n_bytes, (number + 1) * (i + 1) % 251);
 		/* Gone before its work has begun; the next one may have its place. */
-		must_ok(cuMemAllocAsync(&brief, n_bytes, stream));
+		brief = alloc_on(stream, n_bytes);
 		fill_on(0, stream, brief, n_bytes, 0xff);
 		must_ok(cuMemFreeAsync(brief, stream));
 		must_ok(cuEventRecord(event, stream));
@@ -337,8 +337,7 @@ static void use_places(void)
 	CUmemGenericAllocationHandle retained;
 	CUdeviceptr base;
 	CUdeviceptr aligned;
-	CUdeviceptr plain;
-	must_ok(cuMemAlloc(&plain, 4 * MIB));
+	CUdeviceptr plain = alloc(4 * MIB);
 	must_ok(cuMemCreate(&small, each, &properties, 0));
 	must_ok(cuMemCreate(&large, 3 * each, &properties, 0));
 	must_ok(cuMemAddressReserve(&base, 8 * each, 0, 0, 0));
@@ -416,8 +415,8 @@ static void use_graph_of(size_t n_bytes)
 	CUgraphExec exec;
 	CUgraphNode nodes[3];
 	const CUDA_MEMSET_NODE_PARAMS own = {.elementSize = 4, .width = 8, .height = 2};
-	must_ok(cuMemAlloc(&ptr, n_bytes));
-	must_ok(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	ptr = alloc(n_bytes);
+	stream = new_stream();
 	write_pattern(ptr, n_bytes, 17);
 	CUgraphNodeParams set = set_of(ptr, 1);
 	CUgraphNodeParams copy = copy_of(ptr + 2048, ptr + 512);
@@ -471,12 +470,12 @@ static void use_pins(void)
 	CUdeviceptr plain;
 	int fd = -1;
 	must(pin);
-	must_ok(cuMemAlloc(&plain, 4 * MIB));
+	plain = alloc(4 * MIB);
 	printf("plain: %s\n", pin(plain));
 	must_ok(cuIpcGetMemHandle(&ipc, plain));
 	printf("named: %s\n", pin(plain));
 	must_ok(cuMemFree(plain));
-	must_ok(cuMemAlloc(&plain, 4 * MIB));
+	plain = alloc(4 * MIB);
 	printf("the next: %s\n", pin(plain));
 	must_ok(cuMemFree(plain));
 
@@ -544,7 +543,7 @@ static void use_peers(void)
 	start_device(1);
 	must_ok(cuCtxSetCurrent(contexts[0]));
 	use_peer_pool();
-	must_ok(cuMemAlloc(&ptr, 4 * MIB));
+	ptr = alloc(4 * MIB);
 	must_ok(cuCtxSetCurrent(contexts[1]));
 	must_ok(cuCtxEnablePeerAccess(contexts[0], 0));
 	fill_on(1, 0, ptr, 4 * MIB, 5);
@@ -560,7 +559,7 @@ static void use_ipc(void)
 	CUdeviceptr ptr;
 	char text[2 * sizeof(handle) + 1];
 	int status;
-	must_ok(cuMemAlloc(&ptr, 3 * MIB));
+	ptr = alloc(3 * MIB);
 	write_pattern(ptr, 3 * MIB, 99);
 	must_ok(cuIpcGetMemHandle(&handle, ptr));
 	for (size_t i = 0; i < sizeof(handle); i++) {

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "tests/shim/green.h"
-#include "tests/shim/must.h"
+#include "tests/shim/device.h"
 
 #define MIB (1ull << 20)
 
@@ -32,11 +32,8 @@ static struct green green;
 
 static void init(void)
 {
-	CUcontext ctx;
-	must_ok(cuInit(0));
-	must_ok(cuDevicePrimaryCtxRetain(&ctx, 0));
-	must_ok(cuCtxSetCurrent(ctx));
-	must_ok(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	use_device(0);
+	stream = new_stream();
 }
 
 /* From here on all is made in a green context. */
@@ -89,7 +86,7 @@ static void free_arrays(void)
 static void take_plain(void)
 {
 	size_t pitch;
-	must_ok(cuMemAlloc(&address, 4 * MIB));
+	address = alloc(4 * MIB);
 	must_ok(cuMemAllocPitch(&pitched, &pitch, 1024, 1024, 4));
 }
 
@@ -106,7 +103,7 @@ static void take_graph(void)
 	CUgraph graph;
 	CUgraphExec exec;
 	must_ok(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
-	must_ok(cuMemAllocAsync(&of_graph, 2 * MIB, stream));
+	of_graph = alloc_on(stream, 2 * MIB);
 	must_ok(cuStreamEndCapture(stream, &graph));
 	must_ok(cuGraphInstantiateWithFlags(&exec, graph, 0));
 	must_ok(cuGraphLaunch(exec, stream));

@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "libclient/glake_elastic.h"
-#include "tests/shim/must.h"
+#include "tests/shim/device.h"
 #include "tests/shim/scenario.h"
 
 #define CHUNK (2ull << 20)
@@ -43,10 +43,7 @@ static void start(uint32_t flags)
 		.key = "key",
 		.n_key = 3,
 	};
-	CUcontext context;
-	must_ok(cuInit(0));
-	must_ok(cuDevicePrimaryCtxRetain(&context, 0));
-	must_ok(cuCtxSetCurrent(context));
+	use_device(0);
 	must(glake_connect(NULL, &session) == 0);
 	must(glake_elastic_open(session, &desc, &elastic, &base) == 0);
 }

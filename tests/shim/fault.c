@@ -19,7 +19,7 @@
 
 #include "libclient/glake.h"
 #include "tests/cudasim/kernel_image.h"
-#include "tests/shim/must.h"
+#include "tests/shim/device.h"
 #include "tests/shim/seal_in_time.h"
 
 #define PAGE (2ull << 20)
@@ -121,13 +121,6 @@ static void seal(CUdeviceptr ptr)
 	must_ok(cuMemsetD8(ptr, 7, PAGE));
 	must(seal_in_time(&span, 1, &sealed) == 0);
 	must(sealed.sealed_bytes == PAGE);
-}
-
-static CUdeviceptr alloc(void)
-{
-	CUdeviceptr ptr;
-	must_ok(cuMemAlloc(&ptr, PAGE));
-	return ptr;
 }
 
 static void read_many(CUdeviceptr ptr)
@@ -234,7 +227,7 @@ static void hidden(CUdeviceptr to)
 	CUdeviceptr place;
 	uint32_t low = (uint32_t)to;
 	uint32_t high = (uint32_t)(to >> 32);
-	must_ok(cuMemAlloc(&place, PAGE));
+	place = alloc(PAGE);
 	must_ok(cuMemcpyHtoD(place, &to, sizeof(to)));
 	void *params[] = {&low, &high, &place};
 	launch("guilty_hidden", params, NULL);
@@ -285,7 +278,7 @@ static void captured(CUdeviceptr to)
 static void resealed(CUdeviceptr to)
 {
 	for (unsigned i = 0; i < 10; i++) {
-		CUdeviceptr other = alloc();
+		CUdeviceptr other = alloc(PAGE);
 		seal(other);
 		read_many(other);
 		must_ok(cuStreamSynchronize(stream));
@@ -389,9 +382,9 @@ static const struct {
 /* The kernels have had private memory before. */
 static void prepare(CUdeviceptr ptr)
 {
-	CUdeviceptr other = alloc();
+	CUdeviceptr other = alloc(PAGE);
 	must_ok(cuModuleLoadData(&module, &image));
-	must_ok(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	stream = new_stream();
 	must_ok(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
 	plain(other);
 	nested(other);
@@ -425,11 +418,9 @@ int main(int argc, char **argv)
 	bool goes_on = false;
 	char line[64];
 	must(argc == 4);
-	must_ok(cuInit(0));
-	must_ok(cuDevicePrimaryCtxRetain(&ctx, 0));
-	must_ok(cuCtxSetCurrent(ctx));
-	CUdeviceptr ptr = alloc();
-	spare = alloc();
+	ctx = use_device(0);
+	CUdeviceptr ptr = alloc(PAGE);
+	spare = alloc(PAGE);
 	prepare(ptr);
 	puts("ready");
 	fflush(stdout);

@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #include "libclient/glake.h"
-#include "tests/shim/must.h"
+#include "tests/shim/device.h"
 #include "tests/shim/scenario.h"
 #include "tests/shim/seal_in_time.h"
 #include "tests/spin.h"
@@ -40,11 +40,9 @@ static void start(void)
 {
 	void *at = NULL;
 	alarm(ALARM_S);
-	must_ok(cuInit(0));
-	must_ok(cuDevicePrimaryCtxRetain(&ctx, 0));
-	must_ok(cuCtxSetCurrent(ctx));
-	must_ok(cuStreamCreate(&busy, CU_STREAM_NON_BLOCKING));
-	must_ok(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
+	ctx = use_device(0);
+	busy = new_stream();
+	other = new_stream();
 	must_ok(cuModuleLoadData(&module, spin_image_of(cuDeviceGetName)));
 	must_ok(cuMemHostAlloc(&at, N_WORDS * sizeof(*words), CU_MEMHOSTALLOC_PORTABLE));
 	words = at;
@@ -77,13 +75,6 @@ static void fill_gpu(void)
 static void let_go(void)
 {
 	__atomic_store_n(&words[FLAG], 1, __ATOMIC_SEQ_CST);
-}
-
-static CUdeviceptr alloc(size_t n_bytes)
-{
-	CUdeviceptr ptr = 0;
-	must_ok(cuMemAlloc(&ptr, n_bytes));
-	return ptr;
 }
 
 static uint8_t bytes[N_BYTES];

@@ -13,6 +13,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
+#include "tests/shim/device.h"
 #include "tests/shim/scenario.h"
 
 #define MIB (1ull << 20)
@@ -23,28 +24,12 @@ static CUstream stream; /* that is captured */
 static CUstream eager;
 static bool is_plain;
 
-static CUstream stream_new(void)
-{
-	CUstream made;
-	must_ok(cuStreamCreate(&made, CU_STREAM_NON_BLOCKING));
-	return made;
-}
-
 static void start(void)
 {
 	is_plain = getenv("PLAIN") != NULL;
-	must_ok(cuInit(0));
-	must_ok(cuDevicePrimaryCtxRetain(&ctx, 0));
-	must_ok(cuCtxSetCurrent(ctx));
-	stream = stream_new();
-	eager = stream_new();
-}
-
-static CUdeviceptr alloc_on(CUstream on, size_t n_bytes)
-{
-	CUdeviceptr ptr = 0;
-	must_ok(cuMemAllocAsync(&ptr, n_bytes, on));
-	return ptr;
+	ctx = use_device(0);
+	stream = new_stream();
+	eager = new_stream();
 }
 
 static void set(CUdeviceptr ptr, size_t n_bytes, unsigned char value, CUstream on)
@@ -153,7 +138,7 @@ static void memory_is_ours(void)
 	CUdeviceptr out;
 	cuuint64_t reserved;
 	start();
-	must_ok(cuMemAlloc(&out, 4096));
+	out = alloc(4096);
 	begin_capture();
 	CUdeviceptr a = alloc_on(stream, 4 * MIB);
 	set(a, 4 * MIB, 7, stream);
@@ -193,7 +178,7 @@ static void memory_is_ours(void)
 static void streams_of_a_capture_share_nothing(void)
 {
 	start();
-	CUstream side = stream_new();
+	CUstream side = new_stream();
 	begin_capture();
 	CUdeviceptr out = alloc_on(stream, 4 * MIB);
 	CUdeviceptr a = alloc_on(stream, 4 * MIB);
@@ -227,7 +212,7 @@ static void work_that_runs_keeps_its_memory(void)
 {
 	CUdeviceptr out;
 	start();
-	must_ok(cuMemAlloc(&out, 2 * MIB));
+	out = alloc(2 * MIB);
 	CUdeviceptr a = alloc_on(stream, 4 * MIB);
 	must_ok(cuMemcpyDtoDAsync(out, a, 2 * MIB, stream));
 	must_ok(cuMemFreeAsync(a, stream));
@@ -362,7 +347,7 @@ static void all_that_is_made_of_it_holds_it(void)
 	CUgraphNode child;
 	CUgraphExecUpdateResultInfo info;
 	start();
-	must_ok(cuMemAlloc(&out, 2 * MIB));
+	out = alloc(2 * MIB);
 
 	CUgraph graph = capture_fill(&out);
 	must_ok(cuGraphClone(&clone, graph));
@@ -404,7 +389,7 @@ static void captures_fail(void)
 {
 	CUgraph graph = NULL;
 	start();
-	CUstream side = stream_new();
+	CUstream side = new_stream();
 	for (int round = 0; round < 3; round++) {
 		begin_capture();
 		CUdeviceptr a = alloc_on(stream, 20 * MIB);
@@ -424,7 +409,7 @@ static void captures_fail(void)
 		must(has_room(60 * MIB));
 	}
 	/* With its stream. */
-	CUstream doomed = stream_new();
+	CUstream doomed = new_stream();
 	must_ok(cuStreamBeginCapture(doomed, CU_STREAM_CAPTURE_MODE_RELAXED));
 	CUdeviceptr a = alloc_on(doomed, 40 * MIB);
 	must_ok(cuMemFreeAsync(a, doomed));
@@ -437,7 +422,7 @@ static void another_graph_frees_it(void)
 {
 	CUdeviceptr out;
 	start();
-	must_ok(cuMemAlloc(&out, 2 * MIB));
+	out = alloc(2 * MIB);
 	begin_capture();
 	CUdeviceptr a = alloc_on(stream, 20 * MIB);
 	set(a, 20 * MIB, 5, stream);

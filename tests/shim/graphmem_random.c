@@ -12,7 +12,7 @@
 #include <stdlib.h>
 
 #include "tests/harness/churn.h"
-#include "tests/shim/must.h"
+#include "tests/shim/device.h"
 
 #define MIB (1ull << 20)
 #define QUOTA (20 * MIB)
@@ -279,7 +279,6 @@ static void change_graph(struct graph *graph)
 
 static void end_all(CUmemoryPool pool)
 {
-	CUdeviceptr ptr;
 	for (unsigned i = 0; i < N_GRAPHS; i++) {
 		if (graphs[i].exec) {
 			destroy(&graphs[i]);
@@ -293,27 +292,24 @@ static void end_all(CUmemoryPool pool)
 	}
 	must_ok(cuCtxSynchronize());
 	must_ok(cuMemPoolTrimTo(pool, 0));
-	must_ok(cuMemAllocAsync(&ptr, QUOTA - 4 * MIB, streams[0]));
+	alloc_on(streams[0], QUOTA - 4 * MIB);
 }
 
 int main(int argc, char **argv)
 {
-	CUcontext ctx;
 	CUmemoryPool pool;
 	must(argc == 3);
 	seed = (unsigned)strtoul(argv[1], NULL, 10);
 	unsigned n_steps = (unsigned)strtoul(argv[2], NULL, 10);
-	must_ok(cuInit(0));
-	must_ok(cuDevicePrimaryCtxRetain(&ctx, 0));
-	must_ok(cuCtxSetCurrent(ctx));
+	use_device(0);
 	must_ok(cuDeviceGetDefaultMemPool(&pool, 0));
-	must_ok(cuStreamCreate(&origin, CU_STREAM_NON_BLOCKING));
-	must_ok(cuStreamCreate(&side, CU_STREAM_NON_BLOCKING));
+	origin = new_stream();
+	side = new_stream();
 	for (unsigned i = 0; i < N_STREAMS; i++) {
-		must_ok(cuStreamCreate(&streams[i], CU_STREAM_NON_BLOCKING));
+		streams[i] = new_stream();
 	}
 	for (unsigned i = 0; i < N_GRAPHS; i++) {
-		must_ok(cuMemAlloc(&graphs[i].checked, N_NODES * N_COPIED));
+		graphs[i].checked = alloc(N_NODES * N_COPIED);
 	}
 	for (step = 0; step < n_steps; step++) {
 		if (churn_pick(&seed, 3)) {

@@ -18,6 +18,7 @@
 #include <string.h>
 
 #include "tests/shim/compared.h"
+#include "tests/shim/device.h"
 #include "tests/shim/green.h"
 
 static CUcontext primary;
@@ -33,20 +34,6 @@ static void start(void)
 {
 	must_ok(cuDevicePrimaryCtxRetain(&primary, 0));
 	enter(primary);
-}
-
-static CUdeviceptr alloc(size_t n_bytes)
-{
-	CUdeviceptr ptr;
-	must_ok(cuMemAlloc(&ptr, n_bytes));
-	return ptr;
-}
-
-static CUdeviceptr alloc_on(CUstream stream, size_t n_bytes)
-{
-	CUdeviceptr ptr;
-	must_ok(cuMemAllocAsync(&ptr, n_bytes, stream));
-	return ptr;
 }
 
 /* After all that was asked for in the current context. */
@@ -122,7 +109,7 @@ static void use_async(void)
 	CUevent event;
 	must_ok(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
 	enter(greens[0].ctx);
-	must_ok(cuStreamCreate(&own, CU_STREAM_NON_BLOCKING));
+	own = new_stream();
 	for (unsigned i = 0; i < 12; i++) {
 		const struct green *green = &greens[i % 2];
 		const struct green *other = &greens[!(i % 2)];
@@ -422,8 +409,7 @@ static void find_waits(void)
 	be_slow(b.stream);
 	must_ok(cuCtxSynchronize());
 	fact_waited("cuCtxSynchronize in the primary waits for b");
-	CUstream plain;
-	must_ok(cuStreamCreate(&plain, CU_STREAM_NON_BLOCKING));
+	CUstream plain = new_stream();
 	enter(a.ctx);
 	be_slow(plain);
 	must_ok(cuCtxSynchronize());

@@ -16,7 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "tests/shim/must.h"
+#include "tests/shim/device.h"
 
 #define MIB (1ull << 20)
 
@@ -33,22 +33,6 @@ static void tell(const int *pipe_, const void *bytes, size_t n_bytes)
 static void hear(const int *pipe_, void *bytes, size_t n_bytes)
 {
 	must(read(pipe_[0], bytes, n_bytes) == (ssize_t)n_bytes);
-}
-
-static CUcontext start(int device)
-{
-	CUcontext ctx = NULL;
-	must_ok(cuInit(0));
-	must_ok(cuDevicePrimaryCtxRetain(&ctx, device));
-	must_ok(cuCtxSetCurrent(ctx));
-	return ctx;
-}
-
-static CUdeviceptr alloc(size_t n_bytes)
-{
-	CUdeviceptr ptr = 0;
-	must_ok(cuMemAlloc(&ptr, n_bytes));
-	return ptr;
 }
 
 static void fill(CUdeviceptr ptr, size_t n_bytes, uint8_t value)
@@ -107,7 +91,7 @@ static uint64_t attribute(CUpointer_attribute which, CUdeviceptr ptr)
 static void give_two(void)
 {
 	char byte;
-	start(0);
+	use_device(0);
 	alloc(3000); /* so that the next one does not begin its piece of 2 MiB */
 	CUdeviceptr small = alloc(SMALL_BYTES);
 	CUdeviceptr large = alloc(LARGE_BYTES);
@@ -132,7 +116,7 @@ static __attribute__((noinline)) void dirty_stack(void)
 /* Opened memory is of no pool. */
 static void facts(void)
 {
-	CUcontext ctx = start(0);
+	CUcontext ctx = use_device(0);
 	CUipcMemHandle small = take();
 	/* Once before: the loader has resolved the call then, and leaves the stack alone. */
 	must_ok(cuIpcCloseMemHandle(open_handle(&small)));
@@ -151,7 +135,7 @@ static void facts(void)
 static void pieces(void)
 {
 	static const size_t given[] = {SMALL_BYTES, LARGE_BYTES};
-	start(0);
+	use_device(0);
 	for (int i = 0; i < 2; i++) {
 		CUipcMemHandle handle = take();
 		CUdeviceptr ptr = 0;
@@ -179,7 +163,7 @@ static void pieces(void)
 static void give_neighbours(void)
 {
 	char byte;
-	start(0);
+	use_device(0);
 	for (int i = 0; i < 2; i++) {
 		CUdeviceptr ptr = alloc(SMALL_BYTES);
 		fill(ptr, SMALL_BYTES, (uint8_t)(i + 1));
@@ -190,7 +174,7 @@ static void give_neighbours(void)
 
 static void neighbours(void)
 {
-	start(0);
+	use_device(0);
 	CUipcMemHandle first = take();
 	CUipcMemHandle second = take();
 	CUdeviceptr one = open_handle(&first);
@@ -215,7 +199,7 @@ static void give_and_free(void)
 {
 	char byte;
 	CUdeviceptr ptrs[2];
-	start(0);
+	use_device(0);
 	for (int i = 0; i < 2; i++) {
 		ptrs[i] = alloc(LARGE_BYTES);
 		fill(ptrs[i], LARGE_BYTES, (uint8_t)(i + 1));
@@ -240,7 +224,7 @@ static void freed(void)
 	CUipcMemHandle handles[2];
 	CUdeviceptr ptrs[2];
 	CUdeviceptr again;
-	start(0);
+	use_device(0);
 	for (int i = 0; i < 2; i++) {
 		handles[i] = take();
 		ptrs[i] = open_handle(&handles[i]);
@@ -258,8 +242,8 @@ static void freed(void)
 static void devices(void)
 {
 	take();
-	CUcontext zero = start(0);
-	CUcontext one = start(1);
+	CUcontext zero = use_device(0);
+	CUcontext one = use_device(1);
 	CUipcMemHandle large = take();
 	CUdeviceptr ptrs[2];
 	for (int round = 0; round < 2; round++) {
@@ -288,7 +272,7 @@ static void devices(void)
  */
 static void forged(void)
 {
-	start(0);
+	use_device(0);
 	take();
 	CUipcMemHandle large = take();
 	CUdeviceptr ptr = open_handle(&large);
@@ -331,7 +315,7 @@ static void *open_cancelled(void *argument)
 static void cancelled(void)
 {
 	pthread_t id;
-	cancelled_ctx = start(0);
+	cancelled_ctx = use_device(0);
 	cancelled_handle = take();
 	must(pthread_create(&id, NULL, open_cancelled, NULL) == 0);
 	must(pthread_cancel(id) == 0);
@@ -352,7 +336,7 @@ static void asleep(void)
 	                               CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
 	void *to[] = {&type, &ordinal};
 	take();
-	start(1);
+	use_device(1);
 	CUipcMemHandle handle = take();
 	CUdeviceptr ptr = open_handle(&handle);
 	for (int i = 0; i < 2; i++) {

@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 
 #include "tests/shim/compared.h"
+#include "tests/shim/device.h"
 
 #define PAGE (2 * MIB)
 #define FD CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
@@ -361,11 +362,8 @@ static void use_other_device(void)
 
 int main(int argc, char **argv)
 {
-	CUcontext ctx;
 	setvbuf(stdout, NULL, _IOLBF, 0);
-	must_ok(cuInit(0));
-	must_ok(cuDevicePrimaryCtxRetain(&ctx, 0));
-	must_ok(cuCtxSetCurrent(ctx));
+	use_device(0);
 	grow_and_shrink();
 	sleep_and_wake();
 	alias_pages();

@@ -21,7 +21,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "tests/shim/must.h"
+#include "tests/shim/device.h"
 #include "tests/shim/scenario.h"
 #include "tests/spin.h"
 
@@ -52,10 +52,8 @@ TEST_BYTE_LOOP static void fill_source(void)
 
 static void start(void)
 {
-	must_ok(cuInit(0));
-	must_ok(cuDevicePrimaryCtxRetain(&ctx, 0));
-	must_ok(cuCtxSetCurrent(ctx));
-	must_ok(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	ctx = use_device(0);
+	stream = new_stream();
 	fill_source();
 }
 
@@ -76,7 +74,7 @@ static struct buffer *make(size_t n_bytes)
 	buffer->n_bytes = n_bytes;
 	buffer->want = calloc(1, n_bytes);
 	must(buffer->want);
-	must_ok(cuMemAlloc(&buffer->ptr, n_bytes));
+	buffer->ptr = alloc(n_bytes);
 	must_ok(cuMemsetD8(buffer->ptr, 0, n_bytes));
 	must_ok(cuCtxSynchronize());
 	return buffer;
@@ -257,7 +255,7 @@ static void make_again(void)
 	must_ok(cuCtxSynchronize());
 	CUdeviceptr was = buffer->ptr;
 	must_ok(cuMemFree(buffer->ptr));
-	must_ok(cuMemAlloc(&buffer->ptr, 3 * PAGE));
+	buffer->ptr = alloc(3 * PAGE);
 	must(buffer->ptr == was);
 	upload(buffer, 0, PAGE);
 }
@@ -334,7 +332,7 @@ static void writes(void)
 	upload(buffer, 2 * PAGE, 100);
 	wait_and_expect();
 	must_ok(cuMemFree(buffer->ptr));
-	must_ok(cuMemAlloc(&buffer->ptr, 4 * PAGE));
+	buffer->ptr = alloc(4 * PAGE);
 	upload(buffer, 0, 4 * PAGE);
 	wait_and_expect();
 }
@@ -430,7 +428,7 @@ static void own_context(void)
 {
 	must_ok(cuInit(0));
 	must_ok(cuCtxCreate_v2(&ctx, 0, 0));
-	must_ok(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	stream = new_stream();
 	fill_source();
 	load(PAGE + 100 * KIB);
 	load(4 * PAGE);
@@ -483,13 +481,13 @@ static void live_once(CUresult (*begin)(void), CUresult (*end)(void), useconds_t
 	CUdeviceptr freed[2];
 	CUdeviceptr large;
 	must_ok(begin());
-	must_ok(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	stream = new_stream();
 	load(2 * PAGE + 100 * KIB);
 	/* To cut a page off it takes a while. */
-	must_ok(cuMemAlloc(&large, 64 * PAGE));
+	large = alloc(64 * PAGE);
 	must_ok(cuMemcpyHtoD(large, source, PAGE));
 	for (unsigned i = 0; i < 2; i++) {
-		must_ok(cuMemAllocAsync(&freed[i], PAGE, stream));
+		freed[i] = alloc_on(stream, PAGE);
 		must_ok(cuMemsetD8Async(freed[i], 1, PAGE, stream));
 	}
 	usleep(2000);
@@ -573,8 +571,7 @@ static bool goes_on(void)
 /* In the current context, which ends next. */
 static void load_here(void)
 {
-	CUdeviceptr ptr;
-	must_ok(cuMemAlloc(&ptr, PAGE + 100 * KIB));
+	CUdeviceptr ptr = alloc(PAGE + 100 * KIB);
 	must_ok(cuMemcpyHtoD(ptr, source, PAGE + 100 * KIB));
 }
 
@@ -591,10 +588,8 @@ static void *destroy_on(void *user)
 
 static void *reset_on(void *user)
 {
-	CUcontext primary;
 	while (goes_on()) {
-		must_ok(cuDevicePrimaryCtxRetain(&primary, 0));
-		must_ok(cuCtxSetCurrent(primary));
+		use_device(0);
 		load_here();
 		must_ok(cuDevicePrimaryCtxReset(0));
 		must_ok(cuCtxSetCurrent(NULL));
@@ -609,8 +604,8 @@ static void *capture_on(void *user)
 	CUgraph graph;
 	CUdeviceptr ptr;
 	must_ok(cuCtxCreate_v2(&own, 0, 0));
-	must_ok(cuMemAlloc(&ptr, KIB));
-	must_ok(cuStreamCreate(&captured, CU_STREAM_NON_BLOCKING));
+	ptr = alloc(KIB);
+	captured = new_stream();
 	while (goes_on()) {
 		must_ok(cuStreamBeginCapture(captured, CU_STREAM_CAPTURE_MODE_RELAXED));
 		must_ok(cuMemsetD8Async(ptr, 1, KIB, captured));
@@ -656,7 +651,7 @@ static void adversary(void)
 	alarm(ALARM_SECONDS);
 	must_ok(cuInit(0));
 	must_ok(cuCtxCreate_v2(&ctx, 0, 0));
-	must_ok(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	stream = new_stream();
 	fill_source();
 	load(4 * PAGE);
 	load(PAGE + 100 * KIB);
@@ -701,11 +696,9 @@ static void serve(void)
 /* Both devices, in turn. */
 static void two_devices(void)
 {
-	CUcontext other;
 	start();
 	load(PAGE);
-	must_ok(cuDevicePrimaryCtxRetain(&other, 1));
-	must_ok(cuCtxSetCurrent(other));
+	use_device(1);
 	load(2 * PAGE);
 	must_ok(cuCtxSynchronize());
 	must_ok(cuCtxSetCurrent(ctx));
@@ -734,7 +727,7 @@ static void other_device(void)
 	memcpy(buffer->want, source, PAGE);
 	must_ok(cuDevicePrimaryCtxRetain(&other, 1));
 	must_ok(cuCtxPushCurrent(other));
-	must_ok(cuStreamCreate(&copies, CU_STREAM_NON_BLOCKING));
+	copies = new_stream();
 	must_ok(cuLaunchHostFunc(copies, wait_for_go, &is_go));
 	must_ok(cuMemcpyHtoDAsync(buffer->ptr, pinned, PAGE, copies));
 	wait_for_line();
@@ -808,7 +801,7 @@ static void write_some(struct buffer *buffer)
 static void begin_again(struct buffer *buffer)
 {
 	must_ok(cuMemFree(buffer->ptr));
-	must_ok(cuMemAlloc(&buffer->ptr, buffer->n_bytes));
+	buffer->ptr = alloc(buffer->n_bytes);
 	upload(buffer, 0, buffer->n_bytes);
 }
 
@@ -818,7 +811,7 @@ static CUfunction fill_kernel;
 static void use_for_kernels(struct buffer *buffer)
 {
 	must_ok(cuMemFree(buffer->ptr));
-	must_ok(cuMemAlloc(&buffer->ptr, buffer->n_bytes));
+	buffer->ptr = alloc(buffer->n_bytes);
 	uint64_t n_bytes = buffer->n_bytes;
 	for (uint32_t value = 1; value < 4; value++) {
 		void *params[] = {&buffer->ptr, &n_bytes, &value};

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "tests/shim/compared.h"
+#include "tests/shim/device.h"
 
 #define CALLS(CALL) \
 	CALL(cuMemAlloc_v2, "cuMemAlloc", 3020) \
@@ -229,8 +230,7 @@ int main(int argc, char **argv)
 	CUcontext ctx;
 	must_ok(cuInit(0));
 	load(argc > 1 && strcmp(argv[1], "own") == 0);
-	must_ok(cuDevicePrimaryCtxRetain(&ctx, 0));
-	must_ok(cuCtxSetCurrent(ctx));
+	ctx = use_device(0);
 	must_ok(call_cuStreamCreateWithPriority(&stream, 0, 0));
 	use_memory();
 	use_planes();

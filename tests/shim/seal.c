@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #include "libclient/glake.h"
-#include "tests/shim/must.h"
+#include "tests/shim/device.h"
 #include "tests/shim/scenario.h"
 #include "tests/shim/seal_in_time.h"
 
@@ -32,10 +32,8 @@ static CUcontext ctx;
 
 static CUcontext start(int device)
 {
-	must_ok(cuInit(0));
-	must_ok(cuDevicePrimaryCtxRetain(&ctx, device));
-	must_ok(cuCtxSetCurrent(ctx));
-	must_ok(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	ctx = use_device(device);
+	stream = new_stream();
 	return ctx;
 }
 
@@ -52,13 +50,6 @@ static uint64_t n_copies(void)
 	                                                                   "glake_shim_count");
 	must(count);
 	return count("copies");
-}
-
-static CUdeviceptr alloc(size_t n_bytes)
-{
-	CUdeviceptr ptr = 0;
-	must_ok(cuMemAlloc(&ptr, n_bytes));
-	return ptr;
 }
 
 /* The content of memory, on the host. */
@@ -859,7 +850,7 @@ static void captures_beside_work(void)
 	CUstream other;
 	start(0);
 	make_sources();
-	must_ok(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
+	other = new_stream();
 	CUdeviceptr ptr = alloc(N_BYTES);
 	CUdeviceptr private = alloc(N_BYTES);
 	fill(private, 2);
@@ -893,7 +884,7 @@ static void *submit_beside(void *user)
 {
 	CUstream own;
 	must_ok(cuCtxSetCurrent(ctx));
-	must_ok(cuStreamCreate(&own, CU_STREAM_NON_BLOCKING));
+	own = new_stream();
 	must_ok(cuMemsetD8Async(*(CUdeviceptr *)user, 1, 64, own));
 	must_ok(cuStreamSynchronize(own));
 	return NULL;
@@ -908,7 +899,7 @@ static void captures_behind_work(void)
 	CUstream other;
 	start(0);
 	make_sources();
-	must_ok(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
+	other = new_stream();
 	CUdeviceptr ptr = alloc(N_BYTES);
 	CUdeviceptr private = alloc(N_BYTES);
 	fill(ptr, 1);
@@ -1169,7 +1160,7 @@ static void work_under_way(void)
 	bool goes_on = false;
 	CUstream other;
 	start(0);
-	must_ok(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
+	other = new_stream();
 	CUdeviceptr ptr = alloc_sealed(1);
 	must_ok(cuLaunchHostFunc(stream, wait_for_start, &goes_on));
 	must_be(cuMemsetD8Async(ptr, 8, N_BYTES, other), CUDA_ERROR_OUT_OF_MEMORY);
@@ -1284,7 +1275,7 @@ static void *write_at_once(void *user)
 	const struct writer *writer = user;
 	CUstream own;
 	must_ok(cuCtxSetCurrent(ctx));
-	must_ok(cuStreamCreate(&own, CU_STREAM_NON_BLOCKING));
+	own = new_stream();
 	pthread_barrier_wait(&all_there);
 	set_when_others_let(writer->ptr, (unsigned)(writer - writers), PAGE / 4, own);
 	return NULL;
@@ -1569,7 +1560,7 @@ static void ends(void)
 			must_ok(cuCtxCreate(&made, NULL, 0, 0));
 			ptr = alloc(N_BYTES);
 		} else {
-			must_ok(cuMemAllocAsync(&ptr, N_BYTES, stream));
+			ptr = alloc_on(stream, N_BYTES);
 			must_ok(cuStreamSynchronize(stream));
 		}
 		fill(ptr, 1);
@@ -1596,8 +1587,7 @@ static void ends(void)
 			must_ok(cuCtxSetCurrent(ctx));
 		}
 		/* In stream order it is back with the next allocation. */
-		CUdeviceptr next = 0;
-		must_ok(cuMemAllocAsync(&next, N_BYTES, stream));
+		CUdeviceptr next = alloc_on(stream, N_BYTES);
 		must_ok(cuMemsetD8Async(next, 3, N_BYTES, stream));
 		must_ok(cuStreamSynchronize(stream));
 		must_ok(cuMemFree(next));
@@ -1605,21 +1595,14 @@ static void ends(void)
 	}
 }
 
-static CUdeviceptr alloc_async(size_t n_bytes)
-{
-	CUdeviceptr ptr;
-	must_ok(cuMemAllocAsync(&ptr, n_bytes, stream));
-	return ptr;
-}
-
 /* One chunk has all three: it is cut while work on those beside the sealed one is held back. */
 static void stitched(void)
 {
 	start(0);
-	must_ok(cuMemFreeAsync(alloc_async(16 * N_BYTES), stream));
-	CUdeviceptr first = alloc_async(N_BYTES);
-	CUdeviceptr ptr = alloc_async(N_BYTES);
-	CUdeviceptr last = alloc_async(N_BYTES);
+	must_ok(cuMemFreeAsync(alloc_on(stream, 16 * N_BYTES), stream));
+	CUdeviceptr first = alloc_on(stream, N_BYTES);
+	CUdeviceptr ptr = alloc_on(stream, N_BYTES);
+	CUdeviceptr last = alloc_on(stream, N_BYTES);
 	must(ptr == first + N_BYTES && last == ptr + N_BYTES);
 	must_ok(cuMemsetD8Async(first, 1, N_BYTES, stream));
 	fill(ptr, 5);
@@ -1639,7 +1622,7 @@ static void stitched(void)
 	must_ok(cuMemFreeAsync(ptr, stream));
 	for (unsigned i = 0; i < 8; i++) {
 		/* Memory that is allocated anew is nobody's block, so nobody needs a copy. */
-		ptr = alloc_async(N_BYTES);
+		ptr = alloc_on(stream, N_BYTES);
 		n_before = n_copies();
 		must_ok(cuMemsetD8Async(ptr, 6, N_BYTES, stream));
 		must(n_copies() == n_before);
@@ -1656,7 +1639,7 @@ static void stitched(void)
 	seal(first);
 	must_ok(cuDevicePrimaryCtxReset(0));
 	start(0);
-	ptr = alloc_async(N_BYTES);
+	ptr = alloc_on(stream, N_BYTES);
 	must_ok(cuMemsetD8Async(ptr, 2, N_BYTES, stream));
 	must_ok(cuStreamSynchronize(stream));
 	memset(bytes, 2, N_BYTES);

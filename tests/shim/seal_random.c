@@ -25,7 +25,7 @@
 
 #include "libclient/glake.h"
 #include "tests/harness/churn.h"
-#include "tests/shim/must.h"
+#include "tests/shim/device.h"
 
 #define MIB (1ull << 20)
 #define PAGE (2 * MIB)
@@ -319,7 +319,7 @@ static void start(CUcontext *ctx_out)
 	must_ok(cuInit(0));
 	must_ok(cuDevicePrimaryCtxRetain(ctx_out, 0));
 	must_ok(cuCtxSetCurrent(*ctx_out));
-	must_ok(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	stream = new_stream();
 	must_ok(cuModuleLoadData(&module, image));
 	must_ok(cuModuleGetFunction(&fill_kernel, module, "cudasim_fill"));
 	/* The others may have all there is. */

@@ -23,7 +23,7 @@
 #include <unistd.h>
 
 #include "tests/harness/churn.h"
-#include "tests/shim/must.h"
+#include "tests/shim/device.h"
 #include "tests/spin.h"
 
 #define KIB (1ull << 10)
@@ -501,9 +501,7 @@ int main(int argc, char **argv)
 	unsigned n_steps = 0;
 	must(argc == 3);
 	end = time(NULL) + atoi(argv[2]);
-	must_ok(cuInit(0));
-	must_ok(cuDevicePrimaryCtxRetain(&ctx, 0));
-	must_ok(cuCtxSetCurrent(ctx));
+	ctx = use_device(0);
 	must_ok(cuModuleLoadData(&module, spin_image_of(cuDeviceGetName)));
 	must_ok(cuModuleGetFunction(&add, module, "add"));
 	for (unsigned i = 0; i < N_THREADS; i++) {

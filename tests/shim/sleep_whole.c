@@ -16,7 +16,7 @@
 
 #include "glake.h"
 #include "glake_elastic.h"
-#include "tests/shim/must.h"
+#include "tests/shim/device.h"
 #include "tests/shim/scenario.h"
 
 #define N_BYTES (8u << 20)
@@ -54,7 +54,7 @@ static void start_memory(void)
 	for (size_t i = 0; i < N_BYTES; i++) {
 		content[i] = (uint8_t)(i * 31 + i / 977);
 	}
-	must_ok(cuMemAlloc(&memory, N_BYTES));
+	memory = alloc(N_BYTES);
 	must_ok(cuMemcpyHtoD(memory, content, N_BYTES));
 }
 
@@ -226,9 +226,7 @@ int main(int argc, char **argv)
 	};
 	must(argc == 3);
 	path = argv[2];
-	must_ok(cuInit(0));
-	must_ok(cuDevicePrimaryCtxRetain(&ctx, 0));
-	must_ok(cuCtxSetCurrent(ctx));
+	ctx = use_device(0);
 	start_memory();
 	start_model();
 	return run_scenario(2, argv, scenarios, sizeof(scenarios) / sizeof(scenarios[0]));

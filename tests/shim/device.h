@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The driver calls that most programs of tests/shim begin with. The program is linked with the driver.
+ *
+ * Owner of what they make: the program. Threads: any, with the device's primary context.
+ */
+#ifndef GLAKE_TESTS_SHIM_DEVICE_H
+#define GLAKE_TESTS_SHIM_DEVICE_H
+
+#include <cuda.h>
+
+#include "tests/shim/must.h"
+
+/* Its primary context, which is this thread's from now on. */
+static inline CUcontext use_device(int ordinal)
+{
+	CUcontext ctx = NULL;
+	must_ok(cuInit(0));
+	must_ok(cuDevicePrimaryCtxRetain(&ctx, ordinal));
+	must_ok(cuCtxSetCurrent(ctx));
+	return ctx;
+}
+
+static inline CUstream new_stream(void)
+{
+	CUstream stream = NULL;
+	must_ok(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	return stream;
+}
+
+static inline CUdeviceptr alloc(size_t n_bytes)
+{
+	CUdeviceptr ptr = 0;
+	must_ok(cuMemAlloc(&ptr, n_bytes));
+	return ptr;
+}
+
+static inline CUdeviceptr alloc_on(CUstream stream, size_t n_bytes)
+{
+	CUdeviceptr ptr = 0;
+	must_ok(cuMemAllocAsync(&ptr, n_bytes, stream));
+	return ptr;
+}
+
+#endif
