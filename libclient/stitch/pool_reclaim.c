@@ -17,6 +17,7 @@
 #define IDLE_BYTES (256ull << 20)
 /* Others give back meanwhile. Who seals may hold their memory, and wait for the one that waits here. */
 #define AWAIT_NS 1000000000u
+#define AWAIT_PAUSE_NS 20000u
 /* Between two looks at the clock. */
 #define SETTLE_CALLS 64u
 /* Memory above the peak of the last rounds that stays, as a part of that. */
@@ -206,12 +207,13 @@ static bool is_any_of(struct glake__pool *pool, uint64_t n)
 
 void glake__pool_await_reclaims(struct glake__pool *pool)
 {
+	cleanup_cancel int cancel = cancel_disable();
 	const uint64_t until_ns = clock_now_ns() + AWAIT_NS;
 	glake__lock();
 	const uint64_t n = pool->n_reclaims;
 	glake__unlock();
 	while (is_any_of(pool, n) && clock_now_ns() < until_ns) {
-		glake__busy_pause();
+		clock_sleep_ns(AWAIT_PAUSE_NS);
 	}
 }
 
