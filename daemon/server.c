@@ -798,20 +798,21 @@ static int serve(struct server *server, const struct server_options *options)
 		keeper_close(&server->keeper);
 		return r;
 	}
+	/* Before others see the socket: a signal waits for the loop from now on. */
+	open_handles(server);
 	r = listener_open(&server->loop, server->fdstore, path, server->config->socket_mode,
 	                  on_connection, server, &server->listener);
 	if (r == 0) {
 		r = open_books(server);
 	}
 	if (r == 0) {
-		open_handles(server);
 		log_info("glaked %s is ready", GLAKE_VERSION);
 		notify_ready("ready");
 		uv_run(&server->loop, UV_RUN_DEFAULT);
-		close_handles(server);
 	} else {
 		listener_close(server->listener);
 	}
+	close_handles(server);
 	close_parts(server);
 	log_info("glaked ends");
 	return r;

@@ -162,6 +162,15 @@ static void on_connection(void *user, int fd)
 
 /* ---- the wait -------------------------------------------------------------------------------- */
 
+static void close_handles(struct waiting *waiting)
+{
+	uv_close((uv_handle_t *)&waiting->tick, NULL);
+	uv_close((uv_handle_t *)&waiting->watchdog, NULL);
+	for (size_t i = 0; i < n_elements(waiting->signals); i++) {
+		uv_close((uv_handle_t *)&waiting->signals[i], NULL);
+	}
+}
+
 static void stop(struct waiting *waiting)
 {
 	struct caller *caller;
@@ -175,11 +184,7 @@ static void stop(struct waiting *waiting)
 	list_for_each_safe (caller, spare, &waiting->callers, link) {
 		close_caller(caller);
 	}
-	uv_close((uv_handle_t *)&waiting->tick, NULL);
-	uv_close((uv_handle_t *)&waiting->watchdog, NULL);
-	for (size_t i = 0; i < n_elements(waiting->signals); i++) {
-		uv_close((uv_handle_t *)&waiting->signals[i], NULL);
-	}
+	close_handles(waiting);
 }
 
 static void on_tick(uv_timer_t *timer)
@@ -213,13 +218,9 @@ static void on_watchdog(uv_timer_t *timer)
 	notify_watchdog();
 }
 
-static void begin(struct waiting *waiting, const char *beside)
+static void open_handles(struct waiting *waiting)
 {
 	static const int numbers[] = {SIGTERM, SIGINT, SIGHUP};
-	char status[WHY_BYTES + 64];
-	uint64_t ms = wait_ms(beside);
-	uv_update_time(waiting->loop);
-	waiting->end_ms = uv_now(waiting->loop) + ms;
 	uv_timer_init(waiting->loop, &waiting->tick);
 	uv_timer_init(waiting->loop, &waiting->watchdog);
 	for (size_t i = 0; i < n_elements(numbers); i++) {
@@ -227,6 +228,14 @@ static void begin(struct waiting *waiting, const char *beside)
 		waiting->signals[i].data = waiting;
 		uv_signal_start(&waiting->signals[i], on_signal, numbers[i]);
 	}
+}
+
+static void begin(struct waiting *waiting, const char *beside)
+{
+	char status[WHY_BYTES + 64];
+	uint64_t ms = wait_ms(beside);
+	uv_update_time(waiting->loop);
+	waiting->end_ms = uv_now(waiting->loop) + ms;
 	uv_timer_start(&waiting->tick, on_tick, TICK_MS, TICK_MS);
 	uint64_t watchdog_ms = notify_watchdog_interval_ms();
 	if (watchdog_ms) {
@@ -249,6 +258,8 @@ bool waiting_run(uv_loop_t *loop, struct fdstore *store, const struct config *co
 	snprintf(waiting.why, sizeof(waiting.why), "%s", why);
 	text_clean(waiting.why);
 	turns_begin(loop);
+	/* Before others see the socket: a signal waits for the loop from now on. */
+	open_handles(&waiting);
 	int r = listener_open(loop, store, socket_path, config->socket_mode, on_connection,
 	                      &waiting, &waiting.listener);
 	if (r == 0) {
@@ -259,9 +270,11 @@ bool waiting_run(uv_loop_t *loop, struct fdstore *store, const struct config *co
 		while (!waiting.is_over || waiting.n_callers > 0) {
 			uv_run(loop, UV_RUN_ONCE);
 		}
-		/* Run the close callbacks of the handles. */
-		uv_run(loop, UV_RUN_NOWAIT);
+	} else {
+		close_handles(&waiting);
 	}
+	/* Run the close callbacks of the handles. */
+	uv_run(loop, UV_RUN_NOWAIT);
 	turns_end();
 	return r == 0 && !waiting.is_ended;
 }

@@ -295,6 +295,41 @@ static void work_while_it_drains(void *user)
 	ck_assert_uint_lt(harness_now_ms() - since_ms, 3000);
 }
 
+/* A process of its own, as glaked is told while this one waits for its first word. */
+static pid_t end_who_listens(void)
+{
+	const struct sockaddr_un address = address_of(harness.socket_path);
+	pid_t pid = fork();
+	ck_assert_int_ge(pid, 0);
+	if (pid == 0) {
+		struct ucred peer;
+		socklen_t n = sizeof(peer);
+		int fd = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+		while (connect(fd, (const struct sockaddr *)&address, sizeof(address)) < 0) {
+		}
+		_exit(getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &n) < 0 ||
+		      kill(peer.pid, SIGTERM) < 0);
+	}
+	return pid;
+}
+
+START_TEST(a_stop_may_come_as_soon_as_it_listens)
+{
+	int status;
+	world_begin_unseen();
+	harness_signal(&harness, SIGTERM);
+	ck_assert_int_eq(harness_wait_exit(&harness), 0);
+	for (int i = 0; i < 10; i++) {
+		pid_t pid = end_who_listens();
+		harness_restart(&harness);
+		ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+		ck_assert_int_eq(status, 0);
+		ck_assert_int_eq(harness_wait_exit(&harness), 0);
+	}
+	harness_restart(&harness);
+}
+END_TEST
+
 START_TEST_WITH(a_stop_lets_sessions_end, .n = 2)
 {
 	bool stays = _i == 1;
