@@ -12,7 +12,7 @@ import time
 import unittest
 
 from tests.integration.test_drain import Program
-from tests.integration.with_glaked import BUILD
+from tests.integration.with_glaked import BUILD, listens
 
 GLAKED, CTL = (os.path.join(BUILD, "bin", name) for name in ("glaked", "glakectl"))
 WHY = "glaked owns no GPU: cannot open the CUDA driver library: "
@@ -40,7 +40,7 @@ class WithoutGpu(unittest.TestCase):
                                   env={**os.environ, "GLAKE_LIBCUDA": self.driver})
         self.addCleanup(daemon.wait)
         self.addCleanup(daemon.kill)
-        self.wait_for(lambda: os.path.exists(self.socket))
+        self.wait_for(lambda: listens(self.socket))
         return daemon
 
     def wait_for(self, condition):

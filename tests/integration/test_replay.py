@@ -15,7 +15,8 @@ import tempfile
 import time
 import unittest
 
-BUILD = os.environ["GLAKE_BUILD"]
+from tests.integration.with_glaked import BUILD, listens
+
 GLAKE = os.path.join(BUILD, "bin", "glake")
 TRACES = os.path.join(BUILD, "traces")
 MIB = 1024 * 1024
@@ -155,7 +156,7 @@ class WithDaemon(unittest.TestCase):
         self.addCleanup(lambda: self.assertEqual(daemon.wait(60), 0))
         self.addCleanup(daemon.terminate)
         for _ in range(200):
-            if os.path.exists(self.socket):
+            if listens(self.socket):
                 return
             time.sleep(0.05)
         self.fail("glaked did not start")

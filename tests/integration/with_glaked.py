@@ -27,6 +27,12 @@ def write_model(path, seed, n_tensors=3, tensor_bytes=2 * MIB):
         file.write(struct.pack("<Q", len(text)) + text + data)
 
 
+def listens(path):
+    """Whether somebody accepts connections there: a socket's file is there a moment before."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
+        return caller.connect_ex(path) == 0
+
+
 class Served(unittest.TestCase):
     """A glaked without a configuration, for programs that have the environment."""
     ENVIRONMENT = {}
@@ -42,7 +48,7 @@ class Served(unittest.TestCase):
         self.addCleanup(daemon.wait)
         self.addCleanup(daemon.kill)
         deadline = time.monotonic() + 30
-        while not os.path.exists(at):
+        while not listens(at):
             self.assertLess(time.monotonic(), deadline)
             time.sleep(0.01)
 
