@@ -338,8 +338,9 @@ class Allocator(Case):
         pool = self.pool(n_pages=50)
         allocator = self.allocator(n_pages=50)
         self.empty(allocator, pool)
+        # 1 GiB less a context and what kvcached leaves. glaked asks the driver now and then: what is just gone may be missing still.
+        self.until(lambda: allocator.get_avail_physical_pages() > 56)
         whole = allocator.get_avail_physical_pages()
-        self.assertGreater(whole, 40)
         offsets = [self.offset(page) for page in range(1, 41)]
         pool.map(offsets)
         self.assertAlmostEqual(allocator.get_avail_physical_pages(), whole - 40, delta=1)

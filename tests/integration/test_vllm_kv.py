@@ -481,13 +481,16 @@ def leave_at_random(m):
 
 
 def take_all(session, size=CHUNK * LANES, device=0):
+    """What others give back late, on a busy machine, too."""
     import glake
-    taken = []
-    while True:
+    taken, n_refused = [], 0
+    while n_refused < 3:
         try:
             taken.append(session.alloc(size, device))
+            n_refused = 0
         except glake.OutOfMemoryError:
-            return taken
+            n_refused += 1
+    return taken
 
 
 def trim(session):
