@@ -308,7 +308,8 @@ GLAKE_API int glake_stream_ends(struct glake_session *session, void *stream, uns
 
 /*
  * Unmap warm memory of @device and return it to glaked, until at most @keep_bytes are warm. What elastic ranges have lent
- * is warm, too (glake_elastic.h). Waits for what other threads return meanwhile, a second at most.
+ * is warm, too (glake_elastic.h). In a session that stitches, waits for
+ * what other threads return meanwhile, a second at most.
  * Errors: session errors; map errors.
  */
 GLAKE_API int glake_trim(struct glake_session *session, uint32_t device, uint64_t keep_bytes);
