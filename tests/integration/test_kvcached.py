@@ -23,7 +23,7 @@ import unittest.mock
 
 from tests.integration.driver_memory import Driver
 from tests.integration.engine_sources import Source
-from tests.integration.with_glaked import BUILD, WithSessions, started, tell
+from tests.integration.with_glaked import BUILD, WithSessions, started, take_all, tell
 
 import glake
 from glake import _kvcached_pool as pools
@@ -75,17 +75,6 @@ class Case(WithSessions):
             allocator.trim()
             return self.states(pool) == [HELD] + [HOLE] * (pool.layout.n_pages - 1)
         self.until(is_empty)
-
-    def take_all(self, session, chunk=16 << 20):
-        """All that the device has, for another program; what others give back late, on a busy machine, too."""
-        taken, n_refused = [], 0
-        while n_refused < 3:
-            try:
-                taken.append(session.alloc(chunk, 0))
-                n_refused = 0
-            except glake.OutOfMemoryError:
-                n_refused += 1
-        return taken
 
 
 class Layouts(Case):
@@ -153,7 +142,7 @@ class Pages(Case):
         driver.write(pool.base + offsets[0], b"x" * 100)
         pool.unmap(offsets)
         with glake.connect() as other:
-            taken = self.take_all(other)
+            taken = take_all(other, 16 << 20)
             self.assertGreater(len(taken), 50)
             self.assertEqual(self.states(pool), [HELD] + [HOLE] * 49)
             # Now it is this one that gets nothing, and nothing is changed by it.
@@ -193,7 +182,7 @@ class Pages(Case):
         driver.write(pool.base, b"x" * 100)
         pool.unmap([0])
         with glake.connect() as other:
-            self.take_all(other)
+            take_all(other, 16 << 20)
             self.assertEqual(driver.read(pool.base, 100), b"x" * 100)
 
     def test_groups_are_apart(self):
@@ -293,7 +282,7 @@ class Allocator(Case):
         self.until(lambda: self.states(pool)[:6] == [HELD, LENT, LENT, LENT, LENT, HOLE])
         self.until(lambda: allocator.get_num_reserved_pages() == 5)
         with glake.connect() as other:
-            self.take_all(other)
+            take_all(other, 16 << 20)
             self.assertEqual(self.states(pool)[:6], [HELD] + [HOLE] * 5)
             self.assertEqual(allocator.get_num_reserved_pages(), 5)
             self.assertEqual(allocator.alloc_page().page_id, 0)
@@ -509,7 +498,7 @@ class Allocator(Case):
             thread.start()
         with glake.connect() as other:
             for _ in range(5):
-                for ptr in self.take_all(other):
+                for ptr in take_all(other, 16 << 20):
                     other.free(ptr)
                 glake._lib.library().glake_trim(other.handle, 0, 0)
         stop.set()

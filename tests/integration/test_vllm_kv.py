@@ -19,6 +19,7 @@ import types
 import unittest
 from unittest import mock
 
+from tests.integration import with_glaked
 from tests.integration.engine_sources import SOURCES, for_each_version
 from tests.integration.with_glaked import BUILD, MIB, Served
 
@@ -481,16 +482,7 @@ def leave_at_random(m):
 
 
 def take_all(session, size=CHUNK * LANES, device=0):
-    """What others give back late, on a busy machine, too."""
-    import glake
-    taken, n_refused = [], 0
-    while n_refused < 3:
-        try:
-            taken.append(session.alloc(size, device))
-            n_refused = 0
-        except glake.OutOfMemoryError:
-            n_refused += 1
-    return taken
+    return with_glaked.take_all(session, size, device)
 
 
 def trim(session):

@@ -316,9 +316,7 @@ static void start(CUcontext *ctx_out)
 {
 	static const uint32_t image[4] = {0xba55ed50}; /* the simulator knows kernels by name */
 	CUmodule module;
-	must_ok(cuInit(0));
-	must_ok(cuDevicePrimaryCtxRetain(ctx_out, 0));
-	must_ok(cuCtxSetCurrent(*ctx_out));
+	*ctx_out = use_device(0);
 	stream = new_stream();
 	must_ok(cuModuleLoadData(&module, image));
 	must_ok(cuModuleGetFunction(&fill_kernel, module, "cudasim_fill"));
