@@ -25,6 +25,7 @@ REAL = {"vllm.v1.core." + name for name in (
     "vllm.utils.math_utils"}
 #: What these import and do not need here: stand-ins, where it is not installed
 FOREIGN = ("torch", "msgspec", "zmq", "cbor2", "xxhash")
+ABSENT = [name for name in FOREIGN if importlib.util.find_spec(name) is None]
 
 
 class Everything:
@@ -57,10 +58,9 @@ class StandIn(types.ModuleType):
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(self, source):
         self.source = source
-        self.absent = [name for name in FOREIGN if importlib.util.find_spec(name) is None]
 
     def find_spec(self, name, path, target=None):
-        if name.split(".")[0] != "vllm" and name.split(".")[0] not in self.absent:
+        if name.split(".")[0] != "vllm" and name.split(".")[0] not in ABSENT:
             return None
         place = os.path.join(self.source.path, *name.split(".")[1:]) + ".py"
         if name in REAL and os.path.isfile(place):
@@ -74,8 +74,26 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
+#: by version
+_ahead = {}
+
+
+def import_ahead(source):
+    """What most of it takes, for light_vllm() in the processes that are forked by this one."""
+    light_vllm(source)
+    import glake._vllm_kv
+    import vllm.v1.core.kv_cache_manager
+    import vllm.v1.request  # noqa: F401
+    del sys.meta_path[0]
+    _ahead[source.version] = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "vllm"}
+
+
 def light_vllm(source):
+    """From here on it is what `vllm` means."""
     sys.meta_path.insert(0, Finder(source))
+    if source.version in _ahead:
+        sys.modules.update(_ahead[source.version])
+        return
     import vllm.envs
     import vllm.logger
     import vllm.utils.torch_utils

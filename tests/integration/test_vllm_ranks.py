@@ -6,23 +6,23 @@ where its blocks are, and is asked by a MultiprocExecutor of which only collecti
 Where the sources (tests/engines/fetch) are absent, what needs them is skipped.
 """
 import contextlib
+import ctypes
 import logging
-import multiprocessing.connection
+import multiprocessing
 import os
 import pickle
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 import types
 import unittest
 
 from tests.integration import test_vllm_kv as kv
-from tests.integration.test_vllm_kv import CHUNK, LANES, ROOT, SOURCES, prompt
+from tests.integration.test_vllm_kv import CHUNK, LANES, prompt
 
 N_RANKS = 2
+PR_SET_PDEATHSIG = 1
 
 
 # ---- in the process of a rank ----
@@ -72,21 +72,18 @@ def patched():
     glake_kv.n_ahead_blocks = lambda config, plan: 8
 
 
-def serve(version, rank, fd):
-    """Does what it is asked, in order."""
-    from tests.integration import engine_cache
-    engine_cache.light_vllm(SOURCES[version])
-    patched()
+def serve(rank, connection):
+    """Does what it is asked, in order, as long as the engine's process lives: no end of its own connection tells, as it has both."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(rank)
     worker = types.SimpleNamespace(global_rank=rank, vllm_config=None, arena=None, gpu=None)
-    connection = multiprocessing.connection.Connection(fd)
-    with contextlib.suppress(EOFError):
-        while True:
-            function, arguments = connection.recv()
-            try:
-                answer = (None, function(worker, *arguments))
-            except Exception as error:
-                answer = (f"{type(error).__name__}: {error}", None)
-            connection.send(answer)
+    while True:
+        function, arguments = connection.recv()
+        try:
+            answer = (None, function(worker, *arguments))
+        except Exception as error:
+            answer = (f"{type(error).__name__}: {error}", None)
+        connection.send(answer)
 
 
 def _gpu(worker):
@@ -112,7 +109,7 @@ def give_back(worker, first, n):
 # ---- the engine's process ----
 
 class MultiprocExecutor:
-    def __init__(self, version):
+    def __init__(self):
         kept = types.SimpleNamespace
         self.vllm_config = kept(
             parallel_config=kept(world_size=N_RANKS, tensor_parallel_size=N_RANKS, data_parallel_size=1), kv_transfer_config=None,
@@ -124,16 +121,17 @@ class MultiprocExecutor:
         self.behind = [None] * N_RANKS
         for rank in range(N_RANKS):
             ours, theirs = multiprocessing.connection.Pipe()
-            code = f"from tests.integration import test_vllm_ranks as t; t.serve({version!r}, {rank}, {theirs.fileno()})"
-            self.processes.append(subprocess.Popen([sys.executable, "-c", code], pass_fds=[theirs.fileno()], cwd=ROOT,
-                                                   env={**os.environ, "CUDA_VISIBLE_DEVICES": str(rank)}))
+            # Forked: it has all modules.
+            process = multiprocessing.get_context("fork").Process(target=serve, args=(rank, theirs), daemon=True)
+            process.start()
+            self.processes.append(process)
             self.connections.append(ours)
             theirs.close()
 
     def shutdown(self):
         for process in self.processes:
             process.kill()
-            process.wait()
+            process.join()
 
     def tell(self, rank, function, *arguments):
         self.connections[rank].send((function, arguments))
@@ -218,8 +216,11 @@ class Machine(kv.Machine):
     def start(self, configs):
         """Whether it is elastic."""
         if self.executor:
+            from glake import admin
             self.executor.shutdown()
-        self.executor = MultiprocExecutor(self.version)
+            # Their memory is free when glaked has seen it.
+            self.wait_for(lambda: not any(device["private_bytes"] for device in admin.status()["devices"]))
+        self.executor = MultiprocExecutor()
         self.executor.initialize_from_config(configs)
         return bool(self.kv._unadopted)
 
@@ -435,7 +436,7 @@ def one_is_killed(m):
     engine = m.engine()
     m.serve()
     m.executor.processes[1].kill()
-    m.executor.processes[1].wait()
+    m.executor.processes[1].join()
     start = time.monotonic()
     assert m.elastic.take(1, 3) == 0 and m.states() == [HELD] + 15 * [GOING]
     m.elastic.lend(0, 16)
@@ -467,7 +468,7 @@ def plain(m):
 
 class Ranks(kv.Case):
     ENVIRONMENT = {**kv.Case.ENVIRONMENT, "CUDASIM_DEVICES": f"{N_RANKS}x128MiB"}
-    module = "test_vllm_ranks"
+    machine = Machine
 
     def setUp(self):
         super().setUp()
@@ -514,7 +515,7 @@ class Ranks(kv.Case):
         self.each(kv.ahead)
 
     def test_at_random(self):
-        self.each(kv.at_random)
+        self.each_way_at_random()
 
     def test_while_others_take(self):
         self.each(kv.while_others_take)

@@ -47,16 +47,19 @@ def take_all(session, n_bytes, device=0):
 
 
 class Served(unittest.TestCase):
-    """A glaked without a configuration, for programs that have the environment."""
-    ENVIRONMENT = {}
+    """A glaked for programs that have the environment."""
+    ENVIRONMENT, CONFIG = {}, ""
 
     def setUp(self):
         self.folder = tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, self.folder)
         at = os.path.join(self.folder, "socket")
         self.environment = {**os.environ, "GLAKE_SOCKET": at, **self.ENVIRONMENT}
+        config = os.path.join(self.folder, "glaked.conf")
+        with open(config, "w", encoding="utf-8") as file:
+            file.write(self.CONFIG)
         with open(os.path.join(self.folder, "log"), "w", encoding="utf-8") as log:
-            daemon = subprocess.Popen([os.path.join(BUILD, "bin", "glaked"), "-s", at], stdout=log, stderr=log,
+            daemon = subprocess.Popen([os.path.join(BUILD, "bin", "glaked"), "-c", config, "-s", at], stdout=log, stderr=log,
                                       env=self.environment)
         self.addCleanup(daemon.wait)
         self.addCleanup(daemon.kill)
