@@ -284,7 +284,14 @@ START_TEST_WITH(a_look_keeps_nobody_from_memory, .begin = begin_small)
 	}
 	glake_ptr ptr = 0;
 	/* The mover has some of the device, too. */
-	assert_ok(glake_alloc(two, 0, 100 * MIB, 0, &ptr));
+	int r = glake_alloc(two, 0, 100 * MIB, 0, &ptr);
+	if (r == GLAKE_E_NO_DEVICE_MEMORY) {
+		/* On a busy machine a look takes longer than the second that is waited for it. */
+		ck_assert_uint_eq(world_metric("memory_waits"), 1);
+		world_wait_metric("blocks_looked_at", 1);
+		r = glake_alloc(two, 0, 100 * MIB, 0, &ptr);
+	}
+	assert_ok(r);
 	ck_assert_uint_eq(world_metric("blocks_looked_at"), 1);
 }
 END_TEST
