@@ -517,11 +517,14 @@ def own_first(m):
         m.patient()
         # Five steps have twenty blocks, and one block is vLLM's.
         m.serve(30, 18 * 4, 1)
+        # All of these have come, before or while they were needed, and nothing of the neighbour's.
+        m.wait_for(lambda: m.elastic.stats()["n_commits"] >= 5)
+        assert neighbour.stats()["n_lent"] == n_all - 4, (neighbour.stats(), m.elastic.stats())
         m.patient(with_free=0.01)
         for seed in range(10):
             m.serve(seed, 40, 1)
             m.check()
-        assert neighbour.stats()["n_lent"] == n_all - 4, neighbour.stats()
+        assert neighbour.stats()["n_lent"] == n_all - 4, (neighbour.stats(), m.elastic.stats(), m.states())
         m.serve(20, 4 * 4 * 7, 1)
         assert engine.n_done == 12 and neighbour.stats()["n_lent"] < n_all - 4
         neighbour.close()
