@@ -107,9 +107,12 @@ START_TEST(unread_chunks_are_charged_and_come_back)
 	for (unsigned i = 0; i < 40; i++) {
 		ck_assert_int_eq(wire_send(connection, bytes, n_bytes, NULL, 0, 0), 0);
 	}
-	harness_settle_n_fds(&harness);
-	size_t n_fds = world_n_more_fds();
-	ck_assert_uint_gt(n_fds, 100);
+	/* More than an answer's; a busy glaked rests on its way there, too. */
+	size_t n_fds;
+	do {
+		harness_settle_n_fds(&harness);
+		n_fds = world_n_more_fds();
+	} while (n_fds <= 100);
 	ck_assert_uint_le(n_fds, 1 + 40 * 100 + 16);
 	world_serves_in_time();
 }
