@@ -1007,6 +1007,16 @@ class Case(Served):
     CONFIG = "pool = ();"
     machine = Machine
 
+    def await_end(self):
+        """Of all engines: what they have left is there for the next one when glaked has seen it."""
+        import glake
+        from glake import admin
+        with glake.Session(self.environment["GLAKE_SOCKET"], cuda=False, only_looks=True) as looks:
+            deadline = time.monotonic() + 60
+            while len(admin.sessions(looks)) > 1:
+                self.assertLess(time.monotonic(), deadline)
+                time.sleep(0.01)
+
     def each_way_at_random(self):
         for depth in (1, 3):
             for caching in (True, False):
@@ -1024,7 +1034,7 @@ class Case(Served):
                     status, out, error = engine_process.run(1200, self.environment, play, self.machine, version, function, options)
                     self.assertEqual((status, out), (ends, ""), error[-4000:])
                     if ends:
-                        self.is_gone()
+                        self.await_end()
             if len(functions) > 1:
                 self.evict()
         if absent:
@@ -1032,16 +1042,6 @@ class Case(Served):
 
 
 class Kept(Case):
-    def is_gone(self):
-        """glaked has seen it: what it has left is there for the next one."""
-        import glake
-        from glake import admin
-        with glake.Session(self.environment["GLAKE_SOCKET"], cuda=False, only_looks=True) as looks:
-            deadline = time.monotonic() + 60
-            while len(admin.sessions(looks)) > 1:
-                self.assertLess(time.monotonic(), deadline)
-                time.sleep(0.01)
-
     def evict(self):
         subprocess.run([os.path.join(BUILD, "bin", "glakectl"), "-s", self.environment["GLAKE_SOCKET"], "evict", "--all"],
                        check=True, capture_output=True, env=self.environment)
