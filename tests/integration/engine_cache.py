@@ -25,6 +25,7 @@ REAL = {"vllm.v1.core." + name for name in (
     "vllm.utils.math_utils"}
 #: What these import and do not need here: stand-ins, where it is not installed
 FOREIGN = ("torch", "msgspec", "zmq", "cbor2", "xxhash")
+#: found out once: where a stand-in is imported, the name is found
 ABSENT = [name for name in FOREIGN if importlib.util.find_spec(name) is None]
 
 
@@ -74,12 +75,12 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
-#: by version
+#: of each version that was imported ahead: vLLM's modules by name
 _ahead = {}
 
 
 def import_ahead(source):
-    """What most of it takes, for light_vllm() in the processes that are forked by this one."""
+    """Processes that are forked by this one have its modules: light_vllm() need not import them there."""
     light_vllm(source)
     import glake._vllm_kv
     import vllm.v1.core.kv_cache_manager
@@ -89,7 +90,7 @@ def import_ahead(source):
 
 
 def light_vllm(source):
-    """From here on it is what `vllm` means."""
+    """From here on `import vllm` imports this version."""
     sys.meta_path.insert(0, Finder(source))
     if source.version in _ahead:
         sys.modules.update(_ahead[source.version])

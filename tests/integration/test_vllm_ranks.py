@@ -73,7 +73,7 @@ def patched():
 
 
 def serve(rank, connection):
-    """Does what it is asked, in order, as long as the engine's process lives: no end of its own connection tells, as it has both."""
+    """Does what it is asked, in order. It ends with the engine's process: its connection would not end, since a fork has both ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.environ["CUDA_VISIBLE_DEVICES"] = str(rank)
     worker = types.SimpleNamespace(global_rank=rank, vllm_config=None, arena=None, gpu=None)
@@ -120,7 +120,7 @@ class MultiprocExecutor:
         #: what is queued, by rank, while that is behind
         self.behind = [None] * N_RANKS
         for rank in range(N_RANKS):
-            ours, theirs = multiprocessing.connection.Pipe()
+            ours, theirs = multiprocessing.Pipe()
             # Forked: it has all modules.
             process = multiprocessing.get_context("fork").Process(target=serve, args=(rank, theirs), daemon=True)
             process.start()
