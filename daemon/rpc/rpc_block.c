@@ -215,10 +215,18 @@ static bool repeat(struct session *session, const request_t *request)
 	return true;
 }
 
+/* Whether a publication has failed, and its mover, which has died, cannot end and give the chunk back. */
+static bool is_left(const struct held *private)
+{
+	return private->admit && private->admit->state == ADMIT_LEAVING;
+}
+
 static const char *why_not(const struct held *private, uint64_t content_bytes)
 {
 	if (private->admit) {
-		return "is being published already";
+		return is_left(private)
+		               ? "is still with a glake-mover that has died and does not end"
+		               : "is being published already";
 	}
 	if (private->bed || private->slept) {
 		return "is being put to sleep";
@@ -254,8 +262,9 @@ void rpc_block_publish(struct session *session, const request_t *request, struct
 	private = holder_find(session->holder, HELD_CHUNK, body->chunk);
 	const char *reason = private ? why_not(private, body->content_bytes) : "is not there";
 	if (reason) {
-		rpc_refuse(session, request->id, STATUS_BAD_REQUEST, "chunk %" PRIu64 " %s",
-		           body->chunk, reason);
+		rpc_refuse(session, request->id,
+		           private && is_left(private) ? STATUS_BUSY : STATUS_BAD_REQUEST,
+		           "chunk %" PRIu64 " %s", body->chunk, reason);
 		return;
 	}
 	if (!holder_pay_record(session->holder, private)) {

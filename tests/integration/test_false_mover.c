@@ -5,10 +5,14 @@
  *
  * This program is that mover too, when it is started as one; $FALSE_MOVER says what it does.
  */
+#include <fcntl.h>
+#include <pthread.h>
+
 #include "proto/message.h"
 #include "proto/mover.pb-c.h"
 #include "proto/wire.h"
 #include "tests/harness/connection.h"
+#include "tests/harness/fuse_file.h"
 #include "tests/harness/models.h"
 #include "tests/harness/world.h"
 
@@ -138,6 +142,29 @@ static void on_load_start(uint64_t job)
 	}
 }
 
+static void *read_endlessly(void *user)
+{
+	char byte;
+	const int *fd = user;
+	return read(*fd, &byte, 1) < 0 ? user : NULL;
+}
+
+/* "reads FILE": it never answers a job, and while the file does not either, it cannot end. */
+static void on_digest(uint64_t job)
+{
+	static int fd;
+	pthread_t thread;
+	if (strncmp(deed, "reads ", 6) != 0) {
+		return;
+	}
+	fd = open(deed + 6, O_RDONLY | O_CLOEXEC);
+	if (fd < 0) {
+		say_failed(job, 0);
+	} else if (pthread_create(&thread, NULL, read_endlessly, &fd) != 0) {
+		_exit(1);
+	}
+}
+
 static void on_grant(uint64_t job)
 {
 	if (does("exits with chunks")) {
@@ -171,6 +198,9 @@ static void mover_main(void)
 		case GLAKE__MOVER__ORDER__BODY_GRANT:
 			on_grant(order->job);
 			break;
+		case GLAKE__MOVER__ORDER__BODY_DIGEST:
+			on_digest(order->job);
+			break;
 		case GLAKE__MOVER__ORDER__BODY_COMPARE:
 			say_compared(order->job, false);
 			break;
@@ -184,7 +214,7 @@ static void mover_main(void)
 
 /* ---- the tests ------------------------------------------------------------------------------- */
 
-static char mover_deed[128];
+static char mover_deed[600];
 
 static void begin(const char *what)
 {
@@ -304,6 +334,43 @@ START_TEST(what_the_mover_digests_of_a_lost_session_is_its_process_own)
 	ck_assert_mem_eq(&now, &books, sizeof(now));
 	connection_close(&connection);
 	world_wait_books(&books_before);
+}
+END_TEST
+
+/* Its publisher is told at once, and can publish the chunk when the mover has gone. */
+START_TEST(a_chunk_of_a_mover_that_cannot_end_is_busy)
+{
+	static const struct fuse_file_faults faults = {.endless_from = 1};
+	struct fuse_file file;
+	char folder[256];
+	char what[400];
+	uint64_t chunk;
+	Glake__Wire__Status status = GLAKE__WIRE__STATUS__BUSY;
+	const char *tmp = getenv("TMPDIR");
+	snprintf(folder, sizeof(folder), "%s/endless", tmp ? tmp : "/tmp");
+	if (!fuse_file_start(&file, folder, "/proc/self/exe", &faults)) {
+		return;
+	}
+	snprintf(what, sizeof(what), "reads %s", file.path);
+	begin(what);
+	int connection = connection_hello(&harness);
+	ck_assert_int_eq(connection_alloc(connection, 0, 2 * MIB, 1, &chunk, NULL),
+	                 GLAKE__WIRE__STATUS__OK);
+	uint64_t request = send_publish(connection, chunk);
+	fuse_file_await_held(&file);
+	ck_assert_int_eq(kill(world_running_mover(), SIGKILL), 0);
+	ck_assert_int_eq(connection_status_of(connection, request),
+	                 GLAKE__WIRE__STATUS__MOVER_FAILED);
+	ck_assert_int_eq(connection_publish(connection, chunk, 1000), GLAKE__WIRE__STATUS__BUSY);
+	fuse_file_stop(&file);
+	while (status == GLAKE__WIRE__STATUS__BUSY) {
+		harness_sleep_ms(1);
+		status = connection_publish(connection, chunk, 1000);
+	}
+	ck_assert_int_eq(status, GLAKE__WIRE__STATUS__INTERNAL);
+	connection_close(&connection);
+	world_wait_books(&books_before);
+	rmdir(folder);
 }
 END_TEST
 
