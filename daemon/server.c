@@ -32,7 +32,7 @@
 #define BEAT_RETRY_MS 20
 /* How often NVML is asked. */
 #define NVML_TICKS 5
-/* The start waits so long for kept memory to be free. */
+/* The start waits this long for kept memory to be free. */
 #define GIVE_BACK_MS 5000
 
 /* ---- what the lower parts ask for ------------------------------------------------------------ */

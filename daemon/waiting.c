@@ -91,7 +91,7 @@ static uint64_t first_ms(const char *beside)
 
 static uint64_t wait_ms(const char *beside)
 {
-	/* glaked has waited so long already, and waits as long again. */
+	/* glaked has waited this long already, and waits as long again. */
 	uint64_t ms = boot_ms() - first_ms(beside);
 	return ms < MIN_WAIT_MS ? MIN_WAIT_MS : ms > MAX_WAIT_MS ? MAX_WAIT_MS : ms;
 }

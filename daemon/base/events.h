@@ -2,7 +2,7 @@
 /*
  * Events: what an operator must know. EVENTS_KEPT are kept; then the oldest of the realm that has most of them goes.
  * Those that clients report have as many places of their own, and so have refusals, which clients cause. Each is a line of
- * the log as well, but of one realm only so many (log_limits.h): a warning for a refusal, information for what an
+ * the log as well, but only a limited number of one realm (log_limits.h): a warning for a refusal, information for what an
  * operator did, else an error.
  *
  * Owner: the server. Threads: loop thread.

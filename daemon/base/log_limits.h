@@ -9,7 +9,7 @@
 
 #include "daemon/base/log.h"
 
-/* Beyond so many keys the one that was used longest ago begins anew. */
+/* Beyond this many keys the one that was used longest ago begins anew. */
 #define LOG_LIMITS_KEPT 64u
 
 struct log_limits {

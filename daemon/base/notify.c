@@ -19,7 +19,7 @@
 #include "proto/clock.h"
 
 #define STATUS_BYTES 256u
-/* A message that the manager must hear waits so long for room in its queue. */
+/* A message that the manager must hear waits this long for room in its queue. */
 #define PATIENCE_US 100000
 
 /* "/path" or "@abstract". Returns the length for connect(), 0 when it is neither. */

@@ -307,7 +307,7 @@ struct arrival {
 	struct adoption *adoption;
 	struct model *model;
 	struct block **blocks; /* owned */
-	size_t n_blocks;       /* so many there will be */
+	size_t n_blocks;       /* that there will be */
 };
 
 static bool add_place(struct arrival *arrival, const Glake__State__Place *place)
@@ -818,7 +818,7 @@ struct found_step {
 	uint64_t id;
 	struct location *at;
 	struct chunk chunks[GLAKE_MAX_PACKET_FDS];
-	size_t n_chunks; /* so many of them are there */
+	size_t n_chunks; /* of them that are there */
 };
 
 static void release_step(const struct books_parts *parts, struct found_step *step, size_t n_all)

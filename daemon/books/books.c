@@ -17,7 +17,7 @@
 #include "proto/cleanup.h"
 
 #define MARK "books"
-/* Between attempts to begin books anew that could not be written. */
+/* The pause between attempts to begin books anew that could not be written. */
 #define RETRY_MS 60000
 
 struct books {

@@ -12,7 +12,7 @@
 
 static uint8_t buffer[JOURNAL_MAX_BODY];
 
-/* A record has so many copies of a model that sleeps. With its name there is room for them. */
+/* A record has this many copies of a model that sleeps. With its name there is room for them. */
 #define COPIES_IN_PIECE 4096u
 _Static_assert(COPIES_IN_PIECE * 10 + 2 * GLAKE_MAX_NAME_BYTES < JOURNAL_MAX_BODY, "a piece");
 

@@ -39,7 +39,7 @@
 /* Some GPU hosts allow a process no more fds. Only fd_budget exceeds it. */
 #define CONFIG_MAX_FDS 20000u
 
-/* glaked keeps so many of those fds for itself: the driver's files, pipes, fds in flight (inflight.h). */
+/* glaked keeps this many of those fds for itself: the driver's files, pipes, fds in flight (inflight.h). */
 #define CONFIG_RESERVED_FDS 512u
 
 /* Chunks to keep made ahead, on each device. */
@@ -70,7 +70,7 @@ struct config_tenant {
 	uint64_t manifest_bytes;          /* of glaked's memory, for models in use or pinned */
 	uint32_t max_sessions;
 	int32_t priority; /* higher ones keep their idle models longer */
-	uint64_t idle_ms; /* its programs sleep when they were idle for so long; 0 = never */
+	uint64_t idle_ms; /* its programs sleep when they were idle for this long; 0 = never */
 	enum config_on_pressure on_pressure;
 	enum config_dedup dedup;
 };

@@ -585,7 +585,7 @@ void holder_forget_draft(struct holder *holder, struct held *held)
 	drop(holder, held);
 }
 
-/* Who found the block has set a chunk free, now or when that slept: the reserve has its part of that. */
+/* The holder that found the block has set a chunk free, now or when that slept: the reserve has its part of that. */
 static void count_alone(struct held *held, struct block *block)
 {
 	held->is_counted = held->was_alone && held->was_known;

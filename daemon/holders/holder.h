@@ -202,7 +202,7 @@ struct holder_sleep {
 	uint64_t n_sleeps;
 	uint64_t slept_ns;         /* the last sleep took glaked, */
 	uint64_t woke_ns;          /* and the last wake, waiting aside, */
-	uint64_t woke_waited_ms;   /* which was so long */
+	uint64_t woke_waited_ms;   /* the length of that wait */
 	uint64_t awake_since_ms;   /* the last wake; 0: it never slept */
 	uint64_t refused_since_ms; /* no room since then to wake; 0: not refused yet */
 	bool is_told;              /* of that, an operator */
@@ -211,7 +211,7 @@ struct holder_sleep {
 	bool is_damaged;               /* some of it, in host memory, and an operator knows */
 	bool is_asleep;                /* the program sleeps, or waits to wake */
 	uint64_t nap_busy_ms;  /* glaked asked it to sleep, and it was busy; 0: it was not */
-	uint64_t nap_pause_ms; /* so long it is left alone since, unless it works meanwhile */
+	uint64_t nap_pause_ms; /* it is left alone for this long since, unless it works meanwhile */
 };
 
 struct holder;
@@ -244,7 +244,7 @@ struct holder_watch {
 	void (*kept_gone)(void *user, const struct kept_step *step);
 };
 
-/* Who uses a block is looked for in steps, between other things. */
+/* Users of a block are looked for in steps, between other things. */
 struct holder_walk {
 	struct list
 		*at; /* of holders.list: whose things are looked at; NULL: nothing is looked for */

@@ -67,7 +67,7 @@ void mistake_note(struct mistakes *mistakes, struct mistake *mistake, const uint
                   size_t n_words, const char *kernels);
 void mistake_free(struct mistakes *mistakes, struct mistake *mistake);
 
-/* Who is over a bound, or NULL: to be freed by the caller, who may have it written down. */
+/* A mistake over a bound, or NULL: to be freed by the caller, who may have it written down. */
 struct mistake *mistakes_too_many(const struct mistakes *mistakes);
 
 /* The words of all that the user has. At most MISTAKES_OF_USER * GLAKE_MAX_SUSPECTS. */

@@ -6,7 +6,7 @@
 
 #include "proto/cleanup.h"
 
-/* All users cause at most so many orders in a second: they cost systemd some 5 % of a core. */
+/* All users cause at most this many orders in a second: they cost systemd some 5 % of a core. */
 #define MAX_ORDERS 2048u
 
 struct order_charge {
@@ -68,7 +68,7 @@ void orders_await(struct orders *orders, struct orders_wait *wait,
 	list_insert(&orders->waits, &wait->link);
 }
 
-/* Who has to wait again is behind the others then. */
+/* An order that has to wait again is behind the others then. */
 void orders_tick(struct orders *orders)
 {
 	struct list waits = LIST_INIT(waits);

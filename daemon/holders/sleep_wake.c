@@ -23,10 +23,10 @@
 #include "daemon/memory/promise_request.h"
 #include "proto/cleanup.h"
 
-/* The mover has so many copies at a time; and when so few are left, it gets the next wake's. */
+/* The most copies that the mover has at a time; and it gets the next wake's when only this many are left. */
 #define MAX_COPYING 16u
 #define LAST_COPYING 2u
-/* An operator learns of a program that could not wake for so long. */
+/* An operator learns of a program that could not wake for this long. */
 #define LONG_REFUSED_MS 60000u
 
 enum transfer_state {

@@ -39,7 +39,7 @@ struct sleep_context {
 	struct allocator *allocator;
 	const struct admit_context *admit;
 	struct events *events; /* NULL: nobody wants any */
-	uint64_t wake_wait_ms; /* a wake waits so long for room */
+	uint64_t wake_wait_ms; /* a wake waits this long for room */
 };
 
 enum sleeper_state {

@@ -40,11 +40,11 @@
 /* The thread makes room for twice the records and AHEAD, as soon as there is none for 7/4 of them and LOW. */
 #define AHEAD_BYTES (8u * 1024 * 1024)
 #define LOW_BYTES (6u * 1024 * 1024)
-/* A compaction waits for at least so many bytes that are not valid, unless room is short. */
+/* A compaction waits for at least this many bytes that are not valid, unless room is short. */
 #define MIN_COMPACT_BYTES (1024u * 1024)
 /* Threads copy the records that came during a compaction until so little is left; the loop copies that. */
 #define CATCH_UP_BYTES (256u * 1024)
-/* The loop allocates so much at once if the thread is late; the thread does if it cannot get more. */
+/* The loop allocates this much at once if the thread is late; the thread does if it cannot get more. */
 #define STEP_BYTES (1024u * 1024)
 /* The time between compactions that only make room. */
 #define RETRY_MS 10000

@@ -136,7 +136,7 @@ void journal_delete(struct journal *journal, unsigned kind, uint64_t id);
  * the file, or a compaction is under way that makes room, or the file system has none. A journal that has failed has room.
  */
 bool journal_has_room(struct journal *journal);
-/* To be called once a second: room that was not to be had may be there now. */
+/* To be called once a second: room that was missing may be there now. */
 void journal_tick(struct journal *journal);
 /*
  * Replace the file, whole and at once, by a new one with the records that @write puts. Blocks for the file system. Returns 0:

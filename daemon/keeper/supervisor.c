@@ -30,7 +30,7 @@
 #define MAX_MESSAGE_FDS 253u
 /* The part of the limit on open files that the process needs itself. */
 #define OWN_FDS 64u
-/* An end so soon after READY, or before it, is a quick one. After so many there are delays. */
+/* An end within this time after READY, or before it, is a quick one. After N_QUICK there are delays. */
 #define QUICK_MS 1000
 #define N_QUICK 5u
 #define FIRST_DELAY_MS 100u

@@ -58,7 +58,7 @@ struct alloc_wanted {
 	 * before @done. Borrowed until @done or alloc_cancel().
 	 */
 	uint64_t *waited_ms;
-	uint64_t patience_ms;     /* the request waits so long at least */
+	uint64_t patience_ms;     /* the request waits this long at least */
 	bool keeps_place;         /* while it waits, later ones leave the room to it */
 	bool is_spare;            /* only of what is free: see pressure.h */
 	bool no_wait;             /* only of what can be had at once: see pressure.h */

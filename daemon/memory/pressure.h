@@ -84,14 +84,14 @@
 #include "daemon/memory/refusal.h"
 
 /*
- * A request waits so long for memory that is on its way: while a client has not answered, and while
+ * A request waits this long for memory that is on its way: while a client has not answered, and while
  * the books have room but the driver has none. In that case a process that is about to end, or a
  * load that is being cancelled, still has released memory mapped.
  */
 #define PRESSURE_LATE_MS 1000
 
 /*
- * A client may still give memory back so long after its answer: it returns memory of finished
+ * A client may still give memory back for this long after its answer: it returns memory of finished
  * streams piece by piece, and memory that was in use when the program frees it.
  */
 #define PRESSURE_AFTER_MS 30
@@ -223,8 +223,8 @@ struct pressure_request {
 	bool is_counted;        /* as one that waits for room */
 	struct refusal refusal; /* once it is REFUSED by a bound */
 	uint64_t
-		asked_bytes; /* clients were asked for so much at most, of the room that it lacks now */
-	bool has_coming;     /* programs were falling asleep when that was asked last, */
+		asked_bytes; /* clients were asked for this much at most, of the room that it lacks now */
+	bool has_coming;             /* programs were falling asleep when that was asked last, */
 	uint64_t naps_ms;            /* then; 0: never */
 	uint64_t coming_ms;          /* when any was falling asleep last */
 	struct pressure_asked asked; /* of the tenant's clients */
@@ -312,7 +312,7 @@ struct pressure_wait {
 	enum bound bound; /* QUOTA: it is in line; ROOM: it lacks room. NONE: it does not wait */
 	const struct location *at;
 	uint64_t bytes;
-	uint64_t ms; /* so long now */
+	uint64_t ms; /* that it has waited */
 };
 
 struct pressure_wait pressure_wait_of(const struct pressure_request *request);

@@ -18,7 +18,7 @@
 #include "daemon/memory/chunk.h"
 #include "daemon/config/config.h"
 
-/* A stock follows so many sizes at most, with so many chunks of each and so many bytes of all. */
+/* A stock follows at most this many sizes, with this many chunks of each and this many bytes of all. */
 #define STOCK_FOLLOWED_SIZES 8u
 #define STOCK_FOLLOWED_CHUNKS 4u
 #define STOCK_FOLLOWED_BYTES (256ull << 20)

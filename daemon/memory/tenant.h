@@ -59,7 +59,7 @@ struct tenant {
 	char name[CONFIG_NAME_BYTES];
 	bool is_leaving; /* not in the config any more */
 	int32_t priority;
-	uint64_t idle_ms;        /* its programs sleep when they were idle for so long; 0 = never */
+	uint64_t idle_ms; /* its programs sleep when they were idle for this long; 0 = never */
 	bool sleeps_on_pressure; /* its programs give way to others, and others to them */
 	enum config_dedup dedup; /* told to sessions when they begin */
 	uint32_t n_sessions;
@@ -76,7 +76,7 @@ struct tenant {
 	struct tenant_location at[];
 };
 
-/* Who pays: a tenant, and of what its users share, the user. */
+/* The payer: a tenant, and of what its users share, the user. */
 struct payer {
 	struct tenant *tenant;
 	struct user *user; /* NULL: glaked itself, which has no share */

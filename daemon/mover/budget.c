@@ -13,7 +13,7 @@ uint64_t budget_share(const struct budget *budget)
 	return budget->max_bytes / 2;
 }
 
-/* Under the lock. */
+/* Called with the lock held. */
 static bool has_room(const struct budget *budget, uint32_t uid, uint64_t bytes)
 {
 	uint64_t own_bytes = 0;

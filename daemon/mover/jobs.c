@@ -67,7 +67,7 @@ void jobs_deinit(struct jobs *jobs)
 	pthread_mutex_destroy(&jobs->lock);
 }
 
-/* Under the lock. */
+/* Called with the lock held. */
 static struct load *find_load(const struct jobs *jobs, uint64_t job)
 {
 	struct load *load = jobs->loads;
@@ -77,7 +77,7 @@ static struct load *find_load(const struct jobs *jobs, uint64_t job)
 	return load;
 }
 
-/* Under the lock. */
+/* Called with the lock held. */
 static bool has_ended(const struct jobs *jobs, uint64_t job)
 {
 	uint64_t n = jobs->n_ended < JOBS_ENDED ? jobs->n_ended : JOBS_ENDED;

@@ -22,7 +22,7 @@
 #include "daemon/mover/report.h"
 #include "proto/fdlist.h"
 
-/* The ends of so many loads are remembered. */
+/* The ends of this many loads are remembered. */
 #define JOBS_ENDED 256u
 
 enum {

@@ -13,7 +13,7 @@
 #include "proto/limits.h"
 
 /*
- * One byte of a header can become so many, beside itself: a tensor's entry is 55 bytes of text at least and 136 in the catalog,
+ * One byte of a header can become this many, beside itself: a tensor's entry is 55 bytes of text at least and 136 in the catalog,
  * the plan and a sort; with 32 dimensions it is 115 of text and 384.
  */
 #define BYTES_PER_HEADER_BYTE 4
@@ -291,7 +291,7 @@ static int prepare(struct load *load, struct fault *fault)
 
 /* ---- chunks --------------------------------------------------------------------------------- */
 
-/* Under the lock. */
+/* Called with the lock held. */
 static int check_grant(const struct load *load, uint64_t first, const struct fdlist *fds,
                        struct fault *fault)
 {

@@ -72,7 +72,7 @@ void prober_submit(struct prober *prober, const struct probe *probe)
 	}
 }
 
-/* Under the lock: take the probe behind *link out of the queue. */
+/* Take the probe behind *link out of the queue. Called with the lock held. */
 static struct probe *unlink_probe(struct prober *prober, struct probe **link, struct probe *before)
 {
 	struct probe *probe = *link;

@@ -7,7 +7,7 @@
 #include "proto/clock.h"
 #include "proto/limits.h"
 
-/* A check reads so many bytes at a time. */
+/* A check reads this many bytes at a time. */
 #define SCRATCH_BYTES (8ull * 1024 * 1024)
 
 struct probe_digest {

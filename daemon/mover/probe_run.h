@@ -117,7 +117,7 @@ struct probe_run {
 	unsigned i_slot;
 	struct probe_slot *slot;
 	struct probe_view views[2];
-	struct layout *layout; /* owned, of a PROBE_LAYOUT; and so long it was copied: */
+	struct layout *layout; /* owned, of a PROBE_LAYOUT; and the time of its copies: */
 	uint64_t copied_ns;
 };
 

@@ -48,7 +48,7 @@ void pump_deinit(struct pump *pump)
 	pthread_mutex_destroy(&pump->lock);
 }
 
-/* Under the lock. Fewer threads than wanted will do; none will not. */
+/* Called with the lock held. Fewer threads than wanted will do; none will not. */
 static int start_threads(struct pump *pump, struct fault *fault)
 {
 	while (pump->n_workers < pump->n_threads) {
@@ -111,7 +111,7 @@ void pump_post(struct pump *pump, struct pump_job *job, uint64_t n_units)
 	pthread_mutex_unlock(&pump->lock);
 }
 
-/* Under the lock: the next job in turn that has a unit, which is taken; or NULL. */
+/* The next job in turn that has a unit, which is taken; or NULL. Called with the lock held. */
 static struct pump_job *take_unit(struct pump *pump)
 {
 	struct pump_job *first = pump->jobs;

@@ -10,7 +10,7 @@ struct refusal {
 	struct fdlist fds;
 };
 
-/* Under the lock, but for the closing. */
+/* Called with the lock held, which is open while the refusal's fds are closed. */
 static void finish_one(struct refuser *refuser)
 {
 	struct refusal *refusal = refuser->refusals;
@@ -44,7 +44,7 @@ static void *refuser_main(void *argument)
 	return NULL;
 }
 
-/* Under the lock. */
+/* Called with the lock held. */
 static int start_thread(struct refuser *refuser)
 {
 	pthread_t thread;

@@ -22,7 +22,7 @@
 #define MAX_QUEUED ((size_t)16 * GLAKE_MAX_PACKET_FDS)
 /* Looking at all sockets of a user is repeated only after as many milliseconds as it may have taken. */
 #define LOOKS_PER_MS 25
-/* A close() is interrupted whenever it has taken so long. */
+/* A close() is interrupted whenever it has taken this long. */
 #define INTERRUPT_MS 100
 /* The threads call close() and little else. */
 #define STACK_BYTES (256u * 1024)

@@ -80,7 +80,7 @@ void inflight_sent(struct inflight *inflight, size_t n_fds);
 int inflight_queue(struct inflight *inflight, size_t n_fds);
 void inflight_unqueue(struct inflight *inflight, size_t n_fds);
 
-/* Whether so much is in flight that nothing may be read from the connection now. */
+/* Whether too much is in flight for anything to be read from the connection now. */
 bool inflight_is_full(struct inflight *inflight, uint64_t now_ms);
 
 /* The number of connections of its user: this one, the others, and those left. */

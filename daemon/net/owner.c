@@ -21,7 +21,7 @@
 #define MAX_WAIT_MS 5000
 /* Accepting waits for room in a line as long as the line moves. A line whose first waits longer turns the next away. */
 #define MOVES_MS 250
-/* A line's turn: the thread may be slow to wake, and others wait for so long at most, and for one look-up. */
+/* A line's turn has several look-ups, as the thread may be slow to wake. None begins after TURN_NS: others wait. */
 #define TURN_LOOKUPS 16
 #define TURN_NS 1000000u
 #define MAX_KNOWN 4096
@@ -255,7 +255,7 @@ static void tell(struct owners *owners, const struct lookup *lookup)
 	}
 }
 
-/* Who stood among strangers joins the line of the owner. */
+/* A connection that stood among strangers joins the line of its owner. */
 static void stand_anew(struct owners *owners)
 {
 	struct waiting *waiting;

@@ -32,7 +32,7 @@
 /* The first uid that the system's tools give to people. */
 #define OWNER_MIN 1000u
 
-/* About so many connections may wait; glaked's own reserve (CONFIG_RESERVED_FDS) has room for them. */
+/* About this many connections may wait; glaked's own reserve (CONFIG_RESERVED_FDS) has room for them. */
 #define OWNERS_MAX_WAITING 256u
 
 struct owners;

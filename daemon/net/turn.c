@@ -13,7 +13,7 @@
  */
 #define SLICE_NS 1000000u
 
-/* After so many steps, at most, the user's next connection is served. */
+/* After at most this many steps the user's next connection is served. */
 #define STEPS_IN_A_ROW 16
 
 /* The user of glaked's own connections, and of those without a user yet. */

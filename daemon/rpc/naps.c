@@ -134,7 +134,7 @@ static bool has_any(const struct rpc_context *rpc, const struct holder *holder)
 	return bytes > 0;
 }
 
-/* Who waits for memory fell asleep only for others. */
+/* Programs that wait for memory fell asleep only for others. */
 static void wake_who_waits(struct rpc_context *rpc)
 {
 	static const struct rpc_wish wish = {.kind = RPC_WISH_WAKE};

@@ -145,7 +145,7 @@ struct location *rpc_location(struct session *session, uint64_t id, int kind, ui
 	return NULL;
 }
 
-/* The tag and the length before a row take at most so many bytes. */
+/* The tag and the length before a row take at most this many bytes. */
 #define ROW_OVERHEAD_BYTES 10
 
 bool rpc_page_add(struct rpc_page *page, uint64_t id, const ProtobufCMessage *row)

@@ -135,7 +135,7 @@ void rpc_drain(struct session *session, const request_t *request, struct fdlist 
 	}
 	rpc->drain.is_busy = true;
 	if (drain_work->mark.is_on) {
-		/* Who comes meanwhile is not let in. */
+		/* Sessions that come meanwhile are not let in. */
 		rpc->drain.mark = drain_work->mark;
 	}
 	uv_queue_work(rpc->sessions.loop, &drain_work->work, write_mark, on_written);

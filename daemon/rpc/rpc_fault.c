@@ -8,7 +8,7 @@
 #include "daemon/rpc/rpc_handlers.h"
 #include "daemon/rpc/rpc_mistakes.h"
 
-/* An event shows so much of a name: names of C++ are long, and begin with what tells most. */
+/* An event shows at most this much of a name: names of C++ are long, and begin with what tells most. */
 #define SHOWN_BYTES 128
 #define ILLEGAL_ADDRESS 700u /* CUDA_ERROR_ILLEGAL_ADDRESS */
 #define KIB 1024u

@@ -251,7 +251,7 @@ int copies_read(struct copies *copies, struct copy *copy, struct digest_job *job
 void copies_evict(struct copies *copies, const struct realm *realm);
 
 /*
- * Programs want @bytes at @at: chunks that are kept ready there go, then copies, the longest unused first, until so much is
+ * Programs want @bytes at @at: chunks that are kept ready there go, then copies, the longest unused first, until that much is
  * free, or will be when the mover has forgotten it.
  */
 void copies_make_way(struct copies *copies, const struct location *at, uint64_t bytes);

@@ -441,7 +441,7 @@ static struct copy *find_private(const struct copies *copies, const struct block
 	return copy && !copy->is_of_block ? copy : NULL;
 }
 
-/* Who has a block keeps it if its digest is another's, too, or its content has changed. Nobody finds it, nor its copy. */
+/* A block whose digest is another's, too, or whose content has changed, stays with its users. Nobody finds it, nor its copy. */
 static struct copy_making *make_block(struct copies *copies, struct block *block,
                                       struct tenant *payer)
 {
@@ -575,7 +575,7 @@ void making_is_new(struct copy_making *making)
 	} else if (making->refusal != STATUS_OK) {
 		fail_refused(making);
 	} else {
-		/* Others wait for it. */
+		/* Whoever wants the same block finds this copy, and waits for it. */
 		if (making->block) {
 			copies_show(copies, making->copy);
 		}

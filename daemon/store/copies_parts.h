@@ -41,7 +41,7 @@ void copies_show(struct copies *copies, struct copy *copy);
 /* The bytes of @copy are zero: it has no extent any more. */
 void copies_empty(struct copies *copies, struct copy *copy);
 void copies_set_state(struct copy *copy, enum copy_state state);
-/* Who holds it has changed, or it is parked no more or for the first time: count it for what it is there for. */
+/* The holders of @copy have changed, or it is parked no more or for the first time: count it for what it is there for. */
 void copies_count_use(struct copies *copies, struct copy *copy);
 struct copies_use *copies_use_at(const struct copies *copies, const struct copy *copy);
 

@@ -16,7 +16,7 @@
 struct guess {
 	struct block *known; /* in the store's list; NULL: nobody knows */
 	uint64_t number;     /* of the chunk that it equals */
-	uint64_t n_chunks;   /* so many have been given a number */
+	uint64_t n_chunks;   /* that have been given a number */
 };
 
 /* The number of @chunk, the next to be digested. *block_out: a block of its size in @realm, or NULL. */

@@ -12,7 +12,7 @@
 #include "proto/message.h"
 #include "proto/mover.pb-c.h"
 
-/* Every load may have so many chunks, whatever others do. */
+/* Every load may have this many chunks, whatever others do. */
 #define MIN_CHUNKS 8
 
 typedef Glake__Mover__Order order_t;
@@ -117,7 +117,7 @@ static void fail_all(struct mover_link *link, struct mover_process *holder, cons
 
 /* ---- what the mover can hold ------------------------------------------------------------------ */
 
-/* The fds that a load with so many chunks counts for. */
+/* The fds that a load with @n_chunks counts for. */
 static size_t load_fds(const struct load_job *load, size_t n_chunks)
 {
 	return load->n_files + (n_chunks > MIN_CHUNKS ? n_chunks : MIN_CHUNKS);

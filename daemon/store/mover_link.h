@@ -46,7 +46,7 @@ struct mover_job {
 	UT_hash_handle hh; /* mover_link.jobs */
 	uint64_t id;       /* 0: the link does not know it */
 	enum job_kind kind;
-	size_t n_fds; /* the job counts for so many */
+	size_t n_fds; /* that the job counts for */
 	bool is_cancelled;
 	bool is_aside; /* set by the caller: it does not keep an idle mover running */
 	struct mover_process
@@ -105,7 +105,7 @@ struct compare_job {
 
 struct layout_job {
 	struct mover_job job;
-	/* Each print once, at most GLAKE_MAX_PRINTS, borrowed. The GPU had to copy for so long. */
+	/* Each print once, at most GLAKE_MAX_PRINTS, borrowed. @ns: the time that the GPU copied. */
 	void (*on_prints)(struct layout_job *job, const uint64_t *prints, size_t n_prints,
 	                  uint64_t varied_bytes, uint64_t ns);
 };

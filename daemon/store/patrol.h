@@ -34,7 +34,7 @@
 #define PATROL_ALWAYS_MS 100u
 /* The pause after a failure of the mover or of a device. */
 #define PATROL_RETRY_MS 60000u
-/* A mover that nobody needs is started only if so much of the device is free: its context takes half of it. */
+/* A mover that nobody needs is started only if this much of the device is free: its context takes half of it. */
 #define PATROL_FREE_BYTES (1024ull * 1024 * 1024)
 
 struct visit;

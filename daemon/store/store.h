@@ -17,7 +17,7 @@
 struct copy;
 struct extent_parking;
 
-/* The manifests of unused models may have so much host memory: see store_trim(). */
+/* The manifests of unused models may have this much host memory: see store_trim(). */
 #define STORE_IDLE_MANIFEST_BYTES (128ull * 1024 * 1024)
 
 /*

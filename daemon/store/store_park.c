@@ -138,7 +138,7 @@ void store_park(struct store *store, struct block *block)
 	}
 }
 
-/* Who cannot have room now waits behind the others. */
+/* A block that cannot have room now waits behind the others. */
 void store_use_room(struct store *store)
 {
 	for (unsigned n = 0; n < ROOM_LOOKS && !list_is_empty(&store->roomless); n++) {
