@@ -136,7 +136,7 @@ struct glake_connect_options {
 	int stitch;           /* nonzero: as with GLAKE_ALLOC=stitch: free memory is stitched */
 	int sleep_when_asked; /* nonzero: glake_dispatch() may put it to sleep; not under the shim */
 	/*
-	 * "SIZE" or "NUMBER=SIZE,...", with glaked's numbers of devices: so much of each that it sees is promised to this process before
+	 * "SIZE" or "NUMBER=SIZE,...", with glaked's numbers of devices: SIZE of each that it sees is promised to this process before
 	 * glake_connect() returns. It gets that, whatever others do, and no more. NULL: $GLAKE_PROMISE, which is asked for
 	 * when the session first gets memory of a device; or none. Sessions of one process have a promise together.
 	 */
@@ -683,7 +683,7 @@ struct glake_sealed {
  * was sealed.
  * Errors: session errors; request errors; grant errors; -EINVAL (a span is not in one allocation;
  * @sealed_out); -EPERM (GLAKE_DEDUP=off); -EBUSY (work that is queued does not end in
- * time); GLAKE_E_MOVER; GLAKE_E_CUDA; -ENOMEM.
+ * time); GLAKE_E_BUSY (a glake-mover that has died and does not end still has some of it); GLAKE_E_MOVER; GLAKE_E_CUDA; -ENOMEM.
  */
 GLAKE_API int glake_seal(const struct glake_span *spans, size_t n_spans,
                          struct glake_sealed *sealed_out);
@@ -813,7 +813,7 @@ GLAKE_API int glake_weights_publish(struct glake_session *session, const char *k
 struct glake_attach_options {
 	size_t size;      /* sizeof(struct glake_attach_options) */
 	uint32_t device;  /* glaked's index */
-	uint32_t wait_ms; /* if the key is not there, wait so long for it */
+	uint32_t wait_ms; /* if the key is not there, wait this long for it */
 	int pin;          /* nonzero: never evicted until unpinned; the tenant is charged for it */
 };
 
@@ -907,7 +907,7 @@ struct glake_pool_stats {
 	uint64_t used_bytes;          /* as taken: rounded up */
 	uint64_t reserved_bytes;      /* chunks, each counted once */
 	uint64_t peak_reserved_bytes; /* the highest since the last reset */
-	uint64_t n_allocs;            /* so many were served */
+	uint64_t n_allocs;            /* allocations that were served */
 	uint64_t n_stitches;          /* ranges stitched of free chunks that are apart */
 	uint64_t stitched_bytes;      /* in them, in sum */
 	uint64_t n_reuses;            /* allocations served by a stitched range that was kept */

@@ -53,7 +53,7 @@ struct glake_device_status {
 	uint64_t
 		kept_bytes; /* of physical_bytes: outlived their process, for the next; they go first */
 	/* Sealing that nobody asked for: */
-	uint64_t saved_alone_bytes; /* unsealing all of it would take so much more memory */
+	uint64_t saved_alone_bytes; /* unsealing all of it would take this much more memory */
 	uint64_t
 		unsealing_bytes; /* the reserve for unsealing: not physical, and given for nothing else */
 	uint64_t
@@ -388,7 +388,7 @@ struct glake_candidate_row {
 typedef int (*glake_candidate_fn)(void *user, const struct glake_candidate_row *row);
 /*
  * One row per candidate of the session @id, of the own realm or of any as admin: the largest first, 256 at most. Its program
- * is asked, and answers within ten seconds. @n_out: so many it has; may be NULL. Errors: request errors; GLAKE_E_NOT_FOUND;
+ * is asked, and answers within ten seconds. @n_out: the number that it has; may be NULL. Errors: request errors; GLAKE_E_NOT_FOUND;
  * GLAKE_E_BAD_REQUEST (the program is not under the shim); GLAKE_E_BUSY (it does not answer, or is being asked already);
  * -ENOTSUP (its glake, or glaked, is older).
  */
@@ -522,7 +522,7 @@ struct glake_sleep_report {
 	uint64_t held_ns; /* of it: until all work of the program had ended */
 	uint32_t n_stays;
 	const struct glake_stay *stays;
-	uint64_t waited_ms; /* of it: a wake waited so long, for room and until others had copied */
+	uint64_t waited_ms; /* of it: the wake's wait for room, and until others had copied */
 };
 
 typedef int (*glake_sleep_fn)(void *user, const struct glake_sleep_report *report);
@@ -556,8 +556,7 @@ struct glake_sleeper_row {
 	uint64_t woke_ns;  /* and the last wake, waiting aside; 0 = it has not */
 	uint32_t n_stays;
 	const struct glake_stay *stays;
-	uint64_t
-		woke_waited_ms; /* that wake waited so long before, for room and until others had copied */
+	uint64_t woke_waited_ms; /* that wake's wait before, for room and until others had copied */
 	uint64_t
 		gpu_bytes; /* of shared_bytes: of blocks that are on the GPU, for others or as cache */
 	uint32_t n_models;         /* 16 at most */

@@ -78,7 +78,7 @@ struct glake_elastic_desc {
 	uint64_t
 		chunk_bytes; /* of one step in one lane: a multiple of 2 MiB. The driver's calls cost by the chunk */
 	uint32_t n_steps;     /* at least 1 */
-	uint32_t floor_steps; /* so many, from step 0 on, are committed at once, and stay */
+	uint32_t floor_steps; /* the steps from 0 on that are committed at once, and stay */
 	uint32_t flags;       /* of enum glake_elastic_flags */
 	/*
 	 * For glake_elastic_seal() and glake_elastic_adopt(): what has to be the same for the content of a step to be of use, such as a
@@ -261,7 +261,7 @@ struct glake_elastic_reply {
 	uint64_t number; /* the request's */
 	int32_t result; /* 0, or the error of the call with that name; -EOPNOTSUPP: there is no such verb */
 	uint32_t
-		n; /* GLAKE_ELASTIC_TAKE and _COMMIT: so many are HELD, from first on; _LOOK: of the states that follow, a byte each */
+		n; /* GLAKE_ELASTIC_TAKE and _COMMIT: steps that are HELD, from first on; _LOOK: of the states that follow, a byte each */
 	uint64_t passed; /* the highest mark that has passed, see glake_elastic_mark(); 0: none */
 	struct glake_elastic_stats stats; /* when it was done */
 };

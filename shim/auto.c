@@ -40,11 +40,11 @@ _Static_assert(sizeof(((struct glake__alone *)0)->why) == GUARD_WHY_BYTES, "they
 /* Sealing that fails because the GPU is busy is tried again so often. */
 #define MAX_BUSY 40u
 #define MAX_GONE 4u
-/* Looking takes at most one part in so many of a processor's time. Waits do not count: a look may wait while the program loads. */
+/* Looking takes at most one part in this many of a processor's time. Waits do not count: a look may wait while the program loads. */
 #define LOOK_PART 50u
 #define MAX_BACK_OFF_NS 3600000000000ull
 #define MAX_UNSEALED 2u
-/* A candidate to learn with is cut into so many: those before a word of a launch are closed (learn.h). */
+/* A candidate to learn with is cut into this many: those before a word of a launch are closed (learn.h). */
 #define PIECES 8u
 /* How often may_seal() is asked whether anybody writes past the GPU's page tables. */
 #define MAY_NS 5000000000ull

@@ -18,7 +18,7 @@
 #include "shim/view.h"
 #include "shim/vmm.h"
 
-/* After so many looks the last answer is taken, because others may allocate and free all the time. */
+/* After this many looks the last answer is taken, because others may allocate and free all the time. */
 #define MAX_LOOKS 32
 
 static bool asks_us(void)

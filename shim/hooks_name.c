@@ -49,7 +49,7 @@ static CUresult begin_naming(struct naming *naming)
 			return settle_naming(naming, CUDA_ERROR_INVALID_VALUE);
 		}
 		if (!writes_have_sealed(naming->address, naming->n_bytes)) {
-			/* Others may write to named memory, so glaked must not keep it for an heir. */
+			/* Other processes may write to named memory, so glaked must not keep it for an heir. */
 			int r = glake__elastic_named(naming->address, naming->n_bytes);
 			return r == 0 ? CUDA_SUCCESS
 			              : settle_naming(naming, CUDA_ERROR_OUT_OF_MEMORY);

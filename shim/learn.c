@@ -21,7 +21,7 @@
 #define PATIENCE_NS 10000000000ull
 /* The most unnamed candidates that are closed for a launch: each costs some microseconds, twice. */
 #define MAX_CLOSED 16u
-/* Learning ends after so many launches in a row for which earlier work does not end. */
+/* Learning ends after this many launches in a row for which earlier work does not end. */
 #define MAX_WAITS 3u
 #define END_PATIENCE_S 2
 #define UNNAMED UINT64_MAX

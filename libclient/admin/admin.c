@@ -23,7 +23,7 @@
 
 /* ---- one request, one answer ------------------------------------------------------------------ */
 
-/* Who gets the rows of an answer. */
+/* The caller's function that gets the rows of an answer. */
 struct reader {
 	union {
 		glake_status_fn status;

@@ -251,7 +251,7 @@ static int alloc(ssize_t size, int device, void *stream, bool for_pool, glake_pt
 	free_postponed();
 	r = alloc_from(session, size, device, stream, for_pool, ptr_out);
 	if (r < 0 && glake__session_is_gone(session)) {
-		/* Its glaked has ended. What it has free is of no use to the next. */
+		/* The session's glaked has ended. Its free memory is of no use to the next session. */
 		struct glake_session *gone = session;
 		r = make_session(gone, &session);
 		if (r == 0) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is wrong on this host, and what helps; also where glaked does not run. */
+/* `glakectl doctor`: what is wrong on this host, and what helps; also where glaked does not run. */
 #include "ctl/doctor.h"
 
 #include <inttypes.h>

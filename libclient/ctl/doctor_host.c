@@ -65,7 +65,7 @@ static void start_driver(struct driver *driver)
 	snprintf(driver->text, sizeof(driver->text), "%s", text ? text : "");
 }
 
-/* Its faults, and its threads, are the child's. Returns whether it has answered. */
+/* The driver's faults and threads stay in a child process. Returns whether it has answered. */
 static bool ask_driver(struct driver *driver)
 {
 	int ends[2];

@@ -9,7 +9,7 @@
 #include "glake.h"
 #include "glake_admin.h"
 
-/* Between two looks at who is left. */
+/* The pause between two looks at who is left. */
 #define LOOK_MS 500
 
 /* The last that glaked said. */

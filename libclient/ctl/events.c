@@ -146,7 +146,7 @@ static int see_daemon(void *user, const struct glake_status *status)
 	bool is_next = status->pid != following->pid || status->uptime_ms < following->uptime_ms;
 	following->uptime_ms = status->uptime_ms;
 	if (is_next) {
-		/* Its ids begin anew. */
+		/* The ids of another glaked begin anew. */
 		following->pid = status->pid;
 		following->last = 0;
 	}

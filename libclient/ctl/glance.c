@@ -106,7 +106,7 @@ static void find_most(const struct snapshot *snapshot, struct identities *identi
 			bytes = has;
 		}
 	}
-	/* Who is no admin does not see others. */
+	/* Only an admin sees others. */
 	snprintf(most_out, CELL_BYTES, "%s",
 	         device->private_bytes > 0 ? "others, whom only admins see" : "-");
 	if (device->free_bytes > 0 && device->foreign_bytes > bytes) {

@@ -14,7 +14,7 @@
 #include "ctl/rows.h"
 #include "ctl/snapshot.h"
 
-/* When there are so many samples, every second of the older ones goes. */
+/* When there are this many samples, every second of the older ones goes. */
 #define MAP_MAX_SAMPLES 400u
 
 /* The version grows when something is taken away or means something else; what is new does not change it. */

@@ -119,7 +119,7 @@ static int add_row(struct memory *memory, const struct glake_session_row *of,
 	row->program = strdup(of->program);
 	row->label = strdup(identity_label(of->name, of->script, of->program));
 	row->utilization = memory_utilization(row->live_bytes, row->reserved_bytes);
-	/* What is free for the program at once is no fragment: only what nobody can use is. */
+	/* Memory that is free for the program at once is no fragment: only memory that nobody can use is. */
 	uint64_t reusable = row->reusable_bytes == FIELD_NONE ? 0 : row->reusable_bytes;
 	bool is_known = row->utilization >= 0 && row->reusable_bytes != FIELD_NONE;
 	row->fragmentation = is_known ? 1 - memory_utilization(row->live_bytes + reusable,

@@ -5,7 +5,7 @@
 
 #include "ctl/exposition.h"
 
-/* Only so many models have samples of their own: a monitoring system keeps every series that there ever was, and programs name models. */
+/* At most this many models have samples of their own: a monitoring system keeps every series that there ever was, and programs name models. */
 #define MAX_SHOWN 200u
 
 enum { SPAN, PART, UNIQUE, COPIED, N_KINDS };

@@ -141,7 +141,7 @@ static int print(const struct names *names)
 static int run_names(struct ctl *ctl)
 {
 	struct names names = {.ctl = ctl, .list = json_array()};
-	/* Its signal ends us. */
+	/* The alarm's signal ends this process. */
 	alarm(PATIENCE_S);
 	int err = names.list ? list_all(&names) : CTL_E_OUTPUT;
 	alarm(0);

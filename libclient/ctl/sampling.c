@@ -16,7 +16,7 @@
 
 #define DEFAULT_FILE "fragmentation.html"
 #define DEFAULT_SECONDS 20u
-/* So many in a picture that a screen shows, or one each half second. */
+/* A picture has as many samples as a screen shows, or one each half second. */
 #define MAX_SAMPLES 401u
 #define PERIOD_MS 500u
 

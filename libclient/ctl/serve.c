@@ -22,7 +22,7 @@
 #include "glake.h"
 
 #define MAX_CONNECTIONS 128u
-/* Beyond so many, the oldest goes for each that comes. The library needs some time to close it. */
+/* Beyond this many connections, the oldest goes for each that comes. The library needs some time to close it. */
 #define MAX_GUESTS 112u
 
 /* For the first request of a connection to come, and from then on for its answer to go and the next one to come. */
@@ -34,12 +34,12 @@
 /* An answer of glaked that is not older is told again. */
 #define FRESH_MS 1000u
 
-/* Between samples of the map. The page asks as often. */
+/* The time between samples of the map. The page asks as often. */
 #define SAMPLE_S 5
 
 /* ---- pages ------------------------------------------------------------------------------------ */
 
-/* Who can be sent away comes last, the first to go before the others. */
+/* States of guests that can be sent away come last, the first to go before the others. */
 enum guest_state {
 	GUEST_NONE,
 	GUEST_LEAVING, /* its socket was shut down */

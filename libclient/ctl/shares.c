@@ -183,7 +183,7 @@ static int add_refusal(const struct snapshot *snapshot, struct shares *shares,
 
 /* ---- devices ---------------------------------------------------------------------------------- */
 
-/* What is rounded off of one row goes to the next, so that the rows have in sum what the parts have. */
+/* Bytes that are rounded off one row go to the next, so that the rows have in sum what the parts have. */
 static void round_parts(const struct shares *shares, size_t device, uint64_t *sum_out)
 {
 	double sum = 0;

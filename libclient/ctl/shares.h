@@ -16,7 +16,7 @@
 #include "ctl/rows.h"
 #include "ctl/snapshot.h"
 
-/* Rows beyond so many of pods are one, "other": names of pods come and go, too. */
+/* Rows beyond this many of pods are one, "other": names of pods come and go, too. */
 #define SHARES_MAX_PODS 500u
 
 struct share_device {

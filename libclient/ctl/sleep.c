@@ -71,7 +71,7 @@ static bool has_number(const struct rows *numbers, uint64_t number)
 	return i < numbers->n;
 }
 
-/* Who has a model open: step by step. */
+/* The processes that have a model open: step by step. */
 struct openers {
 	const char *model;
 	struct rows models; /* uint64_t, as the next two. Ids: of each device it is another one */

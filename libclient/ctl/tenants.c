@@ -81,7 +81,7 @@ static int add_tenant(void *user, const struct glake_tenant_row *row)
 static int run_tenants(struct ctl *ctl)
 {
 	struct ctl_list list;
-	/* What differs between the lines of a tenant comes first, where a narrow terminal has it together. */
+	/* Columns that differ between the lines of a tenant come first, where a narrow terminal has them together. */
 	ctl_list_begin(&list, ctl, tenant_fields, 1);
 	field_columns(&list.table, FIELDS(device_fields));
 	field_columns(&list.table, tenant_fields + 1, N_TENANT_FIELDS - 1);

@@ -255,7 +255,7 @@ void text_shorten(char *text, size_t columns)
 	size_t n_last = (columns - sizeof(gap)) / 2;
 	const char *last = text_at(text, width - n_last);
 	char *at = text_at(text, columns - sizeof(gap) - n_last);
-	/* What is left out is at least one column more than the gap, so the gap never reaches the end. */
+	/* The text left out has at least one column more than the gap, so the gap never reaches the end. */
 	memmove(at + sizeof(gap), last, strlen(last) + 1);
 	memcpy(at, gap, sizeof(gap));
 }

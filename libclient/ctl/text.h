@@ -40,7 +40,7 @@ char *text_escape(const char *text);
 /* Columns of UTF-8 text on a terminal. */
 size_t text_width(const char *text);
 
-/* Bytes at the beginning of the text that have room in so many columns. */
+/* Bytes at the beginning of the text that have room in @columns. */
 size_t text_fitting(const char *text, size_t columns);
 
 /* Before text_width(), and before a library that shows text: how wide characters are is part of the locale. */

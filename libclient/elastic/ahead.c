@@ -15,7 +15,7 @@ struct glake__ahead {
 	struct glake__thread thread;
 };
 
-/* Between two steps it has no range in hand: what it has read meanwhile, others may wait for. */
+/* Notices are delivered between two steps, while no range is in hand: others may wait for what the thread has read meanwhile. */
 static void *run(void *user)
 {
 	struct glake__ahead *ahead = user;

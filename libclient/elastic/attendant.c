@@ -33,7 +33,7 @@ static bool hear(const struct glake__attendant *attendant, struct glake_elastic_
 	return n == sizeof(*request) && request->zero == 0;
 }
 
-/* Who asks one thing at a time has room for its answer; who does not is left. */
+/* A program that asks one thing at a time has room for its answer; one that does not is left. */
 static bool answer(const struct glake__attendant *attendant,
                    const struct glake_elastic_request *request)
 {

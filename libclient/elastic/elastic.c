@@ -174,7 +174,7 @@ static int fill(struct glake_elastic *elastic, uint32_t first, uint32_t n, bool 
 	return r;
 }
 
-/* So many from @first on, up to @n, are holes, and COMING now. */
+/* Holes from @first on, at most @n, are COMING now. Returns how many. */
 static uint32_t claim_holes(struct glake_elastic *elastic, uint32_t first, uint32_t n)
 {
 	uint32_t n_claimed = 0;
@@ -185,7 +185,7 @@ static uint32_t claim_holes(struct glake_elastic *elastic, uint32_t first, uint3
 	return n_claimed;
 }
 
-/* What was COMING is @come, or has not come: then it is a hole, unless the driver did not undo all. */
+/* Steps that were COMING are @come, or have not come: then they are holes, unless the driver did not undo all. */
 static void settle(struct glake_elastic *elastic, uint32_t first, uint32_t n, int result,
                    uint32_t come)
 {
@@ -348,7 +348,7 @@ static void settle_dead(struct glake_elastic *elastic, uint32_t n_steps, struct 
 	glake__grant_return(elastic->session, dead);
 }
 
-/* Those of [first, first + n), from the last one down, until @n_bytes have gone. Returns how many steps did. */
+/* Steps of [first, first + n) go, from the last one down, until @n_bytes have gone. Returns how many steps did. */
 static uint32_t give_steps(struct glake_elastic *elastic, uint32_t first, uint32_t n,
                            uint64_t n_bytes)
 {
@@ -665,7 +665,7 @@ static int set_guard(struct glake_elastic *elastic)
 	return r < 0 ? r : glake__guard_fill(elastic->range, desc->n_lanes * desc->lane_stride, 1);
 }
 
-/* Others find it from now on. */
+/* Other threads find @elastic from now on. */
 static void list(struct glake_elastic *elastic)
 {
 	struct glake_session *session = elastic->session;

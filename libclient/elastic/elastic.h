@@ -79,7 +79,7 @@ int glake__elastic_end_origins(struct glake_elastic *elastic);
 int glake__elastic_check_keeps(const struct glake_elastic *elastic);
 /* @result 0: its memory is mapped in all lanes, and it is HELD. */
 void glake__elastic_settle(struct glake_elastic *elastic, uint32_t step, int result);
-/* Its place in all lanes. */
+/* The place of steps [first, first + n) in all lanes. */
 struct glake__lanes glake__elastic_lanes(const struct glake_elastic *elastic, uint32_t first,
                                          uint32_t n);
 

@@ -12,7 +12,7 @@
 
 #include "proto/cudrv.h"
 
-/* So many wait at most; one more takes the place of the last, which passes with it. */
+/* At most this many marks wait; one more takes the place of the last, which passes with it. */
 #define GLAKE__N_MARKS 16u
 
 struct glake__elastic_marks {

@@ -228,7 +228,7 @@ static void clear_lanes(struct glake_elastic *at, const struct places *places, u
 	}
 }
 
-/* In all places, or in none. */
+/* Map the parts in all places, or in none. */
 static int map(struct glake_elastic *at, const struct places *places)
 {
 	struct glake__chunk *none = NULL;

@@ -10,7 +10,7 @@
 #include "libclient/link/error.h"
 #include "proto/clock.h"
 
-/* Between two looks at a session of which nothing is heard: what is lent is reported. */
+/* The time between two looks at a session of which nothing is heard: what is lent is reported. */
 #define LOOK_MS 100
 /* For another thread of the program to read a packet that is its own answer. */
 #define LET_NS 1000000u

@@ -8,7 +8,7 @@
 #include "libclient/link/session.h"
 #include "libclient/space/reback.h"
 
-/* Its range, a hole. */
+/* Reserve a backing's range, which is a hole. */
 static int reserve(struct glake__device *device, uint64_t n_bytes,
                    struct glake__backing **backing_out)
 {

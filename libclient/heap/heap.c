@@ -284,7 +284,7 @@ uint64_t glake__heap_round(uint64_t n_bytes)
 	return rounded < n_bytes ? n_bytes : rounded;
 }
 
-/* With the lock held: @backing, in the books, is a slab from now on. */
+/* Called with the lock held. @backing, in the books, is a slab from now on. */
 static bool cut(struct glake__backing *backing)
 {
 	backing->slab = glake__slab_new(&backing->device->heap->bins, backing->ptr);
@@ -294,7 +294,7 @@ static bool cut(struct glake__backing *backing)
 	return backing->slab != NULL;
 }
 
-/* With the lock held. */
+/* Called with the lock held. */
 static struct glake__allocation *take_small(struct glake__heap *heap, uint64_t n_bytes,
                                             const struct glake__tag *tag)
 {
@@ -583,7 +583,7 @@ void glake__heap_unclaim(struct glake__allocation *allocation)
 	glake__unlock();
 }
 
-/* With the lock held. */
+/* Called with the lock held. */
 static void claim_if(struct glake__allocation *allocation, const void *ctx, uint64_t generation,
                      struct glake__allocation **list)
 {
@@ -656,7 +656,7 @@ struct glake__allocation *glake__heap_claim_of(const void *ctx, uint64_t generat
 	return list;
 }
 
-/* With the lock held. A slab is live with all that is in it. */
+/* Called with the lock held. A slab is live with all that is in it. */
 static void unpark(struct glake__allocation *allocation)
 {
 	struct glake__backing *backing = allocation->backing;
@@ -733,7 +733,7 @@ void glake__heap_reuse(struct glake__allocation *allocation, uint64_t n_bytes,
 void glake__heap_release(struct glake_session *session, struct glake__allocation *allocation)
 {
 	struct glake__pool *pool = allocation->is_pooled ? glake__pool_of(allocation) : NULL;
-	/* Others may have joined what was parked. */
+	/* Other frees may have joined the one that was parked. */
 	uint64_t n_freed = allocation->is_parked ? GLAKE__PAGE_BYTES : allocation->n_capacity;
 	glake__lock();
 	struct glake__backing *list = release(allocation);

@@ -52,7 +52,7 @@ struct glake__slab {
 
 /* One free block, which hangs in @bins. NULL without memory. */
 struct glake__slab *glake__slab_new(struct glake__slab_bins *bins, uint64_t base);
-/* Its blocks leave @bins. Used blocks are forgotten. */
+/* The slab's blocks leave @bins. Used blocks are forgotten. */
 void glake__slab_free(struct glake__slab_bins *bins, struct glake__slab *slab);
 
 /* A used block of at least @n_bytes (1 .. SLAB_BYTES), or NULL: no slab has room, or no memory. */

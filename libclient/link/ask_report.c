@@ -99,7 +99,7 @@ void glake__seal_tell(struct glake_session *session, uint64_t id,
 	send_report(session, &body);
 }
 
-/* Its number among the reasons + 1, which are few; 0: there is no room for one more. */
+/* The number of @why among the reasons + 1, which are few; 0: there is no room for one more. */
 static uint32_t number_of(const char *why, char **reasons, size_t *n_reasons)
 {
 	size_t i = 0;

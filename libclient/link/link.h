@@ -51,13 +51,14 @@ struct glake__link {
 	dev_t socket_device;
 	ino_t socket_inode;
 	_Atomic(enum glake__link_state) state;
-	unsigned hello_ms;         /* so long the answer to Hello is awaited */
+	unsigned hello_ms;         /* the answer to Hello is awaited for this long */
 	_Atomic int error;         /* why it has no connection; 0: it has one. And in words: */
 	_Atomic(const char *) why; /* static; set before error */
-	uint64_t patience_end_ns; /* so long calls wait for glaked; 0: none has looked for it yet */
-	uint64_t retry_ns;        /* not before, by others */
-	uint64_t n_connections;   /* under both locks */
-	/* Others may read them while somebody connects. */
+	uint64_t
+		patience_end_ns; /* calls wait for glaked until then; 0: none has looked for it yet */
+	uint64_t retry_ns;       /* not before, by others */
+	uint64_t n_connections; /* under both locks */
+	/* Other threads may read them while one connects. */
 	_Atomic bool
 		has_hosts; /* this connection's glaked has chunks in host memory, by its answer to Hello */
 	_Atomic bool knows_spare; /* the same: it heeds ChunkAlloc.is_spare */

@@ -10,7 +10,7 @@
 
 #include "proto/cleanup.h"
 
-/* Only so much of the command line is read; a script that comes later is not found. */
+/* At most this much of the command line is read; a script that comes later is not found. */
 #define MAX_BYTES 4096u
 
 /* The rest of a command line: one argument after the other. */
@@ -49,7 +49,7 @@ static bool is_python(const char *program)
 	return is_version_of(program, "python") || is_version_of(program, "pypy");
 }
 
-/* Others, whose script is their first argument. What follows an option could belong to it. */
+/* Other interpreters, whose script is their first argument. A word behind an option could belong to the option. */
 static bool is_other_interpreter(const char *program)
 {
 	static const char *const names[] = {"bash", "dash", "julia", "lua",     "node",

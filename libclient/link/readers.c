@@ -12,7 +12,7 @@
 #include "proto/cleanup.h"
 #include "proto/owned.h"
 
-/* Others have it too. */
+/* Other processes have the file too, so none may change it. */
 static bool is_sealed(int fd)
 {
 	const int wanted = F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW;

@@ -101,7 +101,7 @@ struct glake__candidate {
 /* The largest of what is sealed without being asked. */
 struct glake__candidate_list {
 	size_t n;                      /* here, at most GLAKE_MAX_CANDIDATES */
-	size_t n_all;                  /* so many there are */
+	size_t n_all;                  /* that there are */
 	struct glake__candidate *rows; /* borrowed */
 };
 /* Tell glaked, as glake__seal_tell() does when it is over. */

@@ -12,10 +12,10 @@
 #include "libclient/link/fork.h"
 #include "libclient/link/socket.h"
 
-/* Between two attempts: the shortest and the longest pause. */
+/* The shortest and the longest pause between two attempts. */
 #define MIN_PAUSE_NS 10000000ull
 #define MAX_PAUSE_NS 1000000000ull
-/* A call that does not wait gives glaked so long to answer, and that for a part of the time. */
+/* A call that does not wait gives glaked this long to answer, and that for a part of the time. */
 #define GLANCE_NS 250000000ull
 #define GLANCE_SHARE 10
 

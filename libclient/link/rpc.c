@@ -13,7 +13,7 @@
 #include "libclient/link/resume.h"
 #include "libclient/link/socket.h"
 
-/* Between two looks whether an answer is still wanted. */
+/* The time between two looks whether an answer is still wanted. */
 #define UNWANTED_MS 1u
 #define STOPPED_MS 50u
 
@@ -138,7 +138,7 @@ int glake__rpc_hello(struct glake_session *session, const char *program, bool on
 	hello.version = GLAKE_WIRE_VERSION;
 	hello.program = label;
 	hello.name = name;
-	/* Who has given itself a label is not called after its file. */
+	/* A process that has given itself a label is not called after its file. */
 	hello.script = program ? (char *)"" : process.script;
 	hello.arguments = process.arguments;
 	hello.executable = executable;

@@ -192,7 +192,7 @@ struct glake__publisher {
 void glake__publisher_go_on(struct glake__publisher *publisher);
 /* Until the first @n have ended. */
 void glake__publisher_wait(struct glake__publisher *publisher, size_t n);
-/* Those that are not started will not be. */
+/* Parts that are not started will not be. */
 void glake__publisher_stop(struct glake__publisher *publisher);
 
 int glake__rpc_block_lookup(struct glake_session *session, uint32_t device,

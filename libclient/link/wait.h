@@ -10,7 +10,7 @@
 
 #include "glake_order.h"
 
-/* Who waits for what streams have freed: for those up to a number. Begins with glake__order_watch(), or as zeroes. */
+/* A wait for what streams have freed, up to a number. Begins with glake__order_watch(), or as zeroes. */
 struct glake__order_wait {
 	uint64_t n_released; /* when it looked last */
 	uint64_t upto;

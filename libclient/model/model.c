@@ -131,7 +131,7 @@ static void end(struct glake_model *model)
 	}
 }
 
-/* Who sleeps has it, or does not get it any more. */
+/* Whether the model sleeps, and so ends when it has woken. If not, no sleep takes it any more. */
 static bool is_late(struct glake_model *model)
 {
 	struct glake__books *books = &model->session->books;

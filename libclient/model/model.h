@@ -44,7 +44,7 @@ struct glake_model {
 };
 
 /*
- * Map the next blocks, of so many bytes each, behind those mapped so far. The fds stay the
+ * Map the next blocks, of @n_bytes each, behind those mapped so far. The fds stay the
  * caller's.
  */
 int glake__model_map_blocks(struct glake_model *model, const uint64_t *n_bytes, const int *fds,

@@ -74,7 +74,7 @@ static uint64_t index_of(const struct glake__piece *piece)
 	return index;
 }
 
-/* Who has the block in @piece, and under which name. NULL: nobody who could be asked. */
+/* The session that has the block in @piece, and its name of it. NULL: nobody who could be asked. */
 static struct glake_session *name_locked(const struct glake__piece *piece,
                                          struct glake__weight *place)
 {

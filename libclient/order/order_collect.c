@@ -10,16 +10,16 @@
 
 /* Idle GPUs get to their marks that soon. */
 #define IDLE_NS 1000000u
-/* Who waits gives up when nothing has ended for so long: what is left may need the very thread that waits. */
+/* A thread that waits gives up when nothing has ended for this long: what is left may need that very thread. */
 #define PATIENCE_NS 10000000000u
-/* When something has ended, more often follows: that long a first wait goes on. */
+/* When something has ended, more often follows: a first wait goes on for this long. */
 #define GRACE_NS 5000000u
-/* The collector sleeps longer when nothing has ended for so long. */
+/* The collector sleeps longer when nothing has ended for this long. */
 #define SHORT_NS 2000000u
 #define LONG_PAUSE_NS 500000u
-/* Another thread that has taken what ended releases it that soon. */
+/* Another thread that has taken what ended releases it within this. */
 #define RELEASING_NS 100000000u
-/* Who trims waits for it this long, on a machine where threads wait for a processor. */
+/* A thread that trims waits for it this long, on a machine where threads wait for a processor. */
 #define SETTLE_NS 1000000000u
 
 /* Mark all that is parked in @ctx, and until @end_ns let an idle GPU get there. */
@@ -74,7 +74,7 @@ static bool collect_done(struct glake_order *order, CUcontext ctx)
 	return is_any;
 }
 
-/* With the lock of contexts held. One that was not collected from in this round, or NULL. */
+/* Called with the lock of contexts held. One that was not collected from in this round, or NULL. */
 static struct glake__order_context *next_context(struct glake_order *order, uint64_t round)
 {
 	pthread_mutex_lock(&order->lock);
@@ -86,7 +86,7 @@ static struct glake__order_context *next_context(struct glake_order *order, uint
 	return context;
 }
 
-/* With the lock of contexts held. For idle GPUs it waits until @idle_ns. */
+/* Called with the lock of contexts held. For idle GPUs it waits until @idle_ns. */
 static void take_done_in(struct glake_order *order, CUcontext ctx, uint64_t idle_ns,
                          struct glake__order_done *done)
 {
@@ -201,7 +201,7 @@ struct glake__order_wait glake__order_watch(const struct glake_order *order)
 	return (struct glake__order_wait){.n_released = order->n_released};
 }
 
-/* Others park and release all the time: only what was there at first counts. */
+/* Other threads park and release all the time: only what was there at first counts. */
 static void look(struct glake_order *order, const struct scope *scope,
                  struct glake__order_wait *wait, uint64_t now_ns)
 {

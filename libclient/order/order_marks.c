@@ -13,9 +13,9 @@
 /* A stream gets a mark for its frees no more often, unless there are many. */
 #define MARK_NS 1000000u
 #define MANY_UNMARKED 16u
-/* For so long each free has one after a stream wanted memory of another one, and the mark was late. */
+/* Each free has a mark for this long after a stream wanted memory of another one, and the mark was late. */
 #define WANTED_NS 10000000000u
-/* Who destroys a stream waits that long for threads that mark it, which takes them microseconds. */
+/* A thread that destroys a stream waits this long for threads that mark it, which takes them microseconds. */
 #define ENDS_NS 1000000000u
 
 static void keep_mark(struct glake__order_context *context, struct glake__mark *mark)
@@ -39,7 +39,7 @@ void glake__order_set_mark(struct glake__order_line *line, struct glake__mark *m
                            uint64_t now_ns)
 {
 	mark->upto = upto;
-	/* Those without one are the newest, but for few. */
+	/* The frees without a mark are the newest, but for few. */
 	unsigned n_unmarked = line->n_unmarked;
 	unsigned n_seen = 0;
 	for (struct glake__parked *at = line->newest; n_seen < n_unmarked; at = at->previous) {
@@ -126,7 +126,7 @@ static bool is_marked_by(const struct glake__order_line *line, const struct glak
 	return line->of->generation == mark->generation && !line->of->is_hidden;
 }
 
-/* With the lock held: a mark for all that has none is about to be recorded. */
+/* Called with the lock held: a mark for all that has none is about to be recorded. */
 static void tell_unmarked(struct glake_order *order, const struct glake__order_line *line)
 {
 	unsigned n_left = order->options.marking ? line->n_unmarked : 0;
@@ -176,7 +176,7 @@ static bool is_marking(const struct glake__order_line *line, CUcontext ctx)
 	       !line->is_ended;
 }
 
-/* With the lock held. The handle stays until end_marking(). */
+/* Called with the lock held. The handle stays until end_marking(). */
 static struct marking begin_marking(struct glake_order *order, struct glake__order_line *line)
 {
 	line->n_marking++;
@@ -255,7 +255,7 @@ static enum marked mark_now(const struct glake_order *order, const struct markin
 	return mark->is_done ? MARKED : NOT_YET;
 }
 
-/* With the lock held. The line is there as long as its context. */
+/* Called with the lock held. The line is there as long as its context. */
 static void end_marking(struct glake_order *order, const struct marking *marking,
                         struct glake__mark *mark, enum marked result, uint64_t now_ns)
 {

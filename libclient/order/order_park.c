@@ -10,7 +10,7 @@
 
 /* With more parked on a stream, a free looks for those no longer in use. */
 #define MANY_PARKED 4u
-/* So many are searched for one that fits, the newest first, because they fit most often. */
+/* At most this many frees are searched for one that fits, the newest first, because they fit most often. */
 #define MAX_LOOKS 256u
 /* A free that finds many parked looks for what is done no more often. */
 #define ASK_NS 20000u
@@ -54,7 +54,7 @@ static void take_some(struct glake_order *order, struct glake__order_line *line,
 	}
 }
 
-/* With the lock held. NULL without memory. */
+/* Called with the lock held. NULL without memory. */
 static struct glake__parked *take_spare(struct glake_order *order)
 {
 	struct glake__parked *parked = order->spares;
@@ -74,7 +74,7 @@ struct freed {
 	uint64_t n_bytes;
 };
 
-/* With the lock held. False: no memory. It is behind @mark, if that is not NULL, as all up to @upto are. */
+/* Called with the lock held. False: no memory. It is behind @mark, if that is not NULL, as all up to @upto are. */
 static bool park_locked(struct glake_order *order, const struct freed *freed,
                         struct glake__mark *mark, uint64_t upto, uint64_t now_ns,
                         struct glake__order_done *done)
@@ -142,7 +142,7 @@ int glake_order_park(struct glake_order *order, void *handle, unsigned flags,
 	return r;
 }
 
-/* Who waits, and for what: NULL is all. */
+/* A stream that waits, and for what: NULL is all. */
 struct follower {
 	CUstream handle;
 	unsigned flags;

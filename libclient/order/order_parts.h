@@ -23,7 +23,7 @@
 #include "libclient/space/ptr_table.h"
 #include "proto/clock.h"
 
-/* So many are released at a time, without the lock. */
+/* At most this many frees are released at a time, without the lock. */
 #define GLAKE__MAX_DONE 64u
 
 /* Calls that older drivers lack, or that exist twice, for the two default streams. */
@@ -170,7 +170,7 @@ bool glake__order_is_own(const struct glake_order *order, void *handle, unsigned
 bool glake__order_is_mark_due(struct glake_order *order, bool is_own,
                               const struct glake_stream *stream, uint64_t now_ns,
                               uint64_t *upto_out);
-/* Without it: record a mark behind the free of @allocation, the caller's. 0, or an error as of glake_order_park(). */
+/* Record a mark behind the free of @allocation, the caller's, without the lock. 0, or an error as of glake_order_park(). */
 int glake__order_record_mark(struct glake_order *order, void *handle, unsigned flags,
                              const struct glake_stream *stream, void *allocation,
                              struct glake__mark **mark_out);
@@ -194,7 +194,7 @@ void glake__order_free_marks(struct glake__mark *list);
 /* The order ends. */
 void glake__order_end_marks(struct glake_order *order, CUcontext ctx, struct glake__mark *list);
 
-/* For so long a thread sleeps between two looks at what another one, or the GPU, does. */
+/* A thread sleeps for this long between two looks at what another one, or the GPU, does. */
 #define GLAKE__PAUSE_NS 20000u
 void glake__order_pause(uint64_t ns);
 
@@ -206,7 +206,7 @@ void glake__order_pause(uint64_t ns);
  */
 void glake__order_take_done(struct glake_order *order, struct glake__order_line *line,
                             struct glake__order_done *done);
-/* Without it. */
+/* Release what was taken, without the lock. */
 void glake__order_release_done(struct glake_order *order, const struct glake__order_done *done);
 
 /* ---- the driver ------------------------------------------------------------------------------- */

@@ -14,9 +14,9 @@
 #include "libclient/space/reback.h"
 #include "proto/cleanup.h"
 
-/* So many parts at a time: three milliseconds of driver calls while the program is held back. */
+/* At most this many parts at a time: three milliseconds of driver calls while the program is held back. */
 #define BATCH 48u
-/* And if nothing is held back, so few: glaked has work sooner, and goes on meanwhile. */
+/* And fewer if nothing is held back: glaked has work sooner, and goes on meanwhile. */
 #define FREE_BATCH 8u
 
 /* The next would fail in the same way. */
@@ -230,7 +230,7 @@ static int take_answer(struct glake__seal *seal, struct glake__seal_part *part,
 	return r;
 }
 
-/* Those that are flipped, unless one could not be. */
+/* Publish the parts that are flipped, unless one could not be. */
 static void publish_all(struct glake__seal *seal, struct glake__publisher *publisher,
                         struct glake__seal_part *parts, size_t n)
 {

@@ -28,7 +28,7 @@ static glake__close_fn *close_for(enum glake__unsealed why)
 }
 
 /*
- * So much changes while the program is held back once. For 16 GiB in 256 blocks a GPU of 2024 copies for 10 ms, and the driver
+ * At most this much changes while the program is held back once. For 16 GiB in 256 blocks a GPU of 2024 copies for 10 ms, and the driver
  * takes 25.
  */
 #define BATCH_BLOCKS 256u

@@ -5,7 +5,7 @@
 #include "libclient/space/space.h"
 #include "proto/clock.h"
 
-/* Between two looks whether those that leave have left. */
+/* The pause between two looks whether those that leave have left. */
 #define LEAVE_PAUSE_NS 200000u
 
 bool glake__party_is_all(void)

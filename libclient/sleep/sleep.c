@@ -23,12 +23,12 @@
 #include "proto/cleanup.h"
 #include "proto/clock.h"
 
-/* Between two tries to find a moment without work, and without others at work on the memory: at first, and at most. */
+/* The pause between two tries to find a moment without work, and without others at work on the memory: at first, and at most. */
 #define PAUSE_NS 20000000u
 #define MAX_PAUSE_NS 320000000u
-/* Others that work on some of the memory end within this, mostly. */
+/* Other threads that work on some of the memory end within so many tries, mostly. */
 #define HOLD_TRIES 1000u
-/* Copies that were given up are out of the mover's hands within this, mostly. */
+/* Copies that were given up are out of the mover's hands within so many tries, mostly. */
 #define COPY_TRIES 100u
 
 /* ---- holding ---------------------------------------------------------------------------------- */

@@ -63,7 +63,7 @@ void glake__sleeping_begin(struct glake__sleeping *first);
 /* None of them is any more, or came so far: let() all, and wake the gate of the party of @session, if nobody else sleeps. */
 void glake__sleeping_end(struct glake__sleeping *first, struct glake_session *session);
 
-/* Others can use what was held of it. */
+/* Let others use the memory that was held. */
 void glake__sleeping_let(struct glake__sleeping *first);
 
 /*

@@ -14,7 +14,7 @@ bool glake__sleep_free(struct glake_session *session, struct glake__allocation *
 	if (session->asleep && glake__heap_release_part(allocation)) {
 		return true;
 	}
-	/* Who wakes it has the lock for long. */
+	/* A thread that wakes the session has the lock for long. */
 	if (!session->asleep || !glake__party_try_lock(session)) {
 		return false;
 	}

@@ -17,7 +17,7 @@
 #include "proto/cleanup.h"
 #include "proto/clock.h"
 
-/* So long one session waits for room with others of the process on the GPU already, whose memory a peer may wait for. */
+/* The longest that one session waits for room while others of the process are on the GPU already: a peer may wait for their memory. */
 #define OTHERS_PATIENCE_MS 10000u
 /* Restarts of glaked in the moment of a wake. */
 #define MAP_TRIES 3u
@@ -113,7 +113,7 @@ static int fetch(struct glake__sleeping *sleeping, uint64_t patience_ms)
 	return r;
 }
 
-/* Who has nothing on the GPU may wait for long. */
+/* A process that has nothing on the GPU may wait for long. */
 static int fetch_beside_others(struct glake__sleeping *first, struct glake__sleeping *sleeping)
 {
 	bool has_others = false;

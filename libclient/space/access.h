@@ -16,7 +16,7 @@
 int glake__access_set(glake_ptr ptr, uint64_t n_bytes, uint64_t readers, uint64_t writers,
                       enum glake__access access);
 
-/* Those of its readers that may write to @piece when it is writable. */
+/* The readers of @piece that may write to it when it is writable. */
 uint64_t glake__access_writers(const struct glake__piece *piece);
 
 /* @next begins where @piece ends, for the same devices. By what whoever holds both holds still: the links of a row are others', too. */

@@ -310,7 +310,7 @@ static bool can_drop(const struct glake__asleep *asleep, const struct glake__ran
 	return !at;
 }
 
-/* Its chunks are mapped nowhere else. */
+/* Take @range out of the lists. Its chunks are mapped nowhere else. */
 static void take_out(struct glake__asleep *asleep, const struct glake__range *range)
 {
 	size_t n_chunks = 0;

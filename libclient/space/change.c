@@ -287,7 +287,7 @@ static struct glake__piece *take_row_out(const struct glake__change *change,
 	return old;
 }
 
-/* Who has what was there has what takes its place. */
+/* Whoever has the old chunks has those that take their place. */
 static void inherit(const struct glake__change *change)
 {
 	for (struct glake__piece *fresh = change->fresh; fresh; fresh = fresh->next) {

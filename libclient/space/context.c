@@ -6,13 +6,13 @@
 #include "libclient/space/space.h"
 #include "proto/clock.h"
 
-/* Between two questions whether work is over: at least, and at most. */
+/* The pause between two questions whether work is over: at least, and at most. */
 #define PAUSE_NS 5000u
 #define MAX_PAUSE_NS 5000000u
-/* A thread that sleeps wakes up so much later: it does not for less. A small copy is over sooner. */
+/* A thread that sleeps wakes up about this much later, so it does not sleep for less. A small copy is over sooner. */
 #define WAKE_NS 50000u
 
-/* With @context current. */
+/* Called with @context current. */
 static CUresult copy(const struct cudrv *drv, CUcontext context, void *to, glake_ptr from,
                      uint64_t n_bytes)
 {
@@ -119,7 +119,7 @@ static void leave(struct visit *visit)
 	}
 }
 
-/* With the contexts held. */
+/* Called with the contexts held. */
 static CUresult enter(struct visit *visit, const struct glake__device *device, CUcontext held)
 {
 	const struct cudrv *drv = &device->session->drv;

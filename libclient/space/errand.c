@@ -182,7 +182,7 @@ int glake__errand_mirror(const struct glake__device *device, struct glake__range
                          uint64_t offset, uint64_t n_bytes, enum glake__access access,
                          struct glake__range **mirror_out)
 {
-	/* Those that have ended stand in nobody's way. */
+	/* Errands that have ended stand in nobody's way. */
 	glake__errands_collect();
 	int r = glake__range_reserve(&use_mirror, NULL, device->handle, n_bytes, 0, 0, mirror_out);
 	if (r < 0) {

@@ -48,7 +48,7 @@ static uint64_t plan(struct some *some, const struct glake__lanes *lanes, uint64
 	return at - n_done;
 }
 
-/* So many chunks from @i on lie side by side. */
+/* The number of chunks from @i on that lie side by side. */
 static uint32_t run_from(const struct some *some, uint32_t i)
 {
 	uint32_t n = 1;

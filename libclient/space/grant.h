@@ -69,7 +69,7 @@ int glake__grant_read_lanes(struct glake__device *device, struct glake__range *r
 int glake__grant_chunk(struct glake__device *device, uint64_t n_bytes, struct glake__wait *wait,
                        struct glake__chunk **chunk_out);
 
-/* So many bytes more, or less, are the session's, for listings. */
+/* Count @n_bytes more, or less, as the session's, for listings. */
 void glake__grant_count(struct glake_session *session, int64_t n_bytes);
 
 /*

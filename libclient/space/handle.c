@@ -18,7 +18,7 @@ struct name {
 
 static struct glake__ptr_table names; /* by handle; under the lock */
 
-/* With the lock held; takes over one use of @chunk. */
+/* Called with the lock held; takes over one use of @chunk. */
 static bool add_name_locked(unsigned long long handle, struct glake__chunk *chunk)
 {
 	struct name *name = calloc(1, sizeof(*name));

@@ -12,7 +12,7 @@ void glake__held_wait_locked(void)
 	pthread_cond_wait(&glake__space.let, &glake__space.lock);
 }
 
-/* Its session stays as long (glake__heap_wait_left()). */
+/* The session of held memory stays as long as that (glake__heap_wait_left()). */
 static void count(const struct glake__held *held, int n)
 {
 	if (held->device) {

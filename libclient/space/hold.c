@@ -13,7 +13,7 @@
 #include "proto/cleanup.h"
 #include "proto/clock.h"
 
-/* Between two looks at a busy piece. */
+/* The pause between two looks at a busy piece. */
 #define BUSY_PAUSE_NS 20000
 
 void glake__busy_pause(void)

@@ -239,7 +239,7 @@ unsigned long long glake__number_retain(glake_ptr address)
 
 /* ---- mapping ---------------------------------------------------------------------------------- */
 
-/* Its row, as parts, with a use of each chunk. NULL without memory. */
+/* The row of @number, as parts, with a use of each chunk. NULL without memory. */
 static struct glake__part *list_row(const struct glake__number *number, size_t *n_out)
 {
 	size_t n = 0;

@@ -335,7 +335,7 @@ static size_t count_old(const struct work *work)
 	return n;
 }
 
-/* Others may pin the chunk meanwhile, so its pin is read under the lock. */
+/* Other threads may pin the chunk meanwhile, so its pin is read under the lock. */
 static int check_pin(const struct glake__piece *piece)
 {
 	glake__lock();

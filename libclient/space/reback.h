@@ -52,7 +52,7 @@ int glake__range_access(struct glake__range *range, uint64_t offset, uint64_t n_
 /* Gives all memory of @hold @access, at all places; where the program has given less, it stays less. */
 int glake__hold_access(const struct glake__hold *hold, enum glake__access access);
 
-/* Who has access to what @hold has, at any place. */
+/* The readers that have access to what @hold has, at any place. */
 uint64_t glake__hold_readers(const struct glake__hold *hold);
 
 /*

@@ -23,10 +23,10 @@ bool glake__piece_is_free_hole(const struct glake__piece *piece);
 /* Every free hole that touches [offset, end) and has a neighbour of its kind. */
 void glake__range_merge_holes(struct glake__range *range, uint64_t offset, uint64_t end);
 
-/* Its entries of the page map. */
+/* Write the entries of @piece in the page map. */
 void glake__piece_enter(const struct glake__piece *piece);
 
-/* Its chunk has a mapping more, or one less, and may be onto @dead: the piece is a hole then. */
+/* The chunk of @piece has a mapping more, or one less, and may be onto @dead: the piece is a hole then. */
 void glake__piece_map(struct glake__piece *piece);
 void glake__piece_unmap(struct glake__piece *piece, struct glake__chunk **dead);
 

@@ -161,7 +161,7 @@ int glake__gate_wait_soon(uint64_t readers)
 }
 
 /*
- * Each try waits so long, and the pause behind it twice as long as the one before, up to a limit. A program that
+ * Each try waits this long, and the pause behind it is twice as long as the one before, up to a limit. A program that
  * queues the next work at once leaves no moment between: the last tries hold it back until all of its work has ended.
  */
 #define SOON_WAIT_NS 10000000u
@@ -171,12 +171,12 @@ int glake__gate_wait_soon(uint64_t readers)
 #define SOON_FIRST_PAUSE_NS 2000000u
 #define SOON_MAX_PAUSE_NS 32000000u
 #define SOON_TRIES 14u
-/* After the last tries were necessary, those who are in a hurry begin with them for so long. */
+/* After the last tries were necessary, threads in a hurry begin with them for this long. */
 #define HURRY_NS 1000000000u
 
 static _Atomic uint64_t hurry_until_ns;
 
-/* Held back for so long, the program gets a pause. */
+/* A program that was held back for this long gets a pause. */
 #define LONG_NS 4000000u
 #define PAUSE_NS 1000000
 
@@ -223,7 +223,7 @@ int glake__gate_close_in_a_hurry(uint64_t readers)
 
 /* ---- who writes waits as long as work moves --------------------------------------------------- */
 
-/* Nothing has ended for so long: it never will. */
+/* If nothing has ended for this long, it never will. */
 #define STUCK_NS 10000000000u
 /* No context ends during a wait. */
 #define MAX_WAIT_NS 2000000000u

@@ -60,7 +60,7 @@ static inline void glake__unlock(void)
 	pthread_mutex_unlock(&glake__space.lock);
 }
 
-/* A change waits at most so long for work under way. Meanwhile the program's new work is held back. */
+/* A change waits at most this long for work under way. Meanwhile the program's new work is held back. */
 #define GLAKE__GATE_PATIENCE_NS 20000000u
 
 /*

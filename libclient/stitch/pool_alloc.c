@@ -18,13 +18,13 @@
 #include "proto/cleanup.h"
 #include "proto/clock.h"
 
-/* The home has so many bytes of addresses for each byte of the device: returned memory leaves holes of all sizes. */
+/* The home has this many bytes of addresses for each byte of the device: returned memory leaves holes of all sizes. */
 #define HOME_TIMES 2u
-/* Frees of a stream in so short a time wait for one mark. */
+/* Frees of a stream within this time wait for one mark. */
 #define JOIN_NS 1000000u
-/* So many pages of kept stitched ranges stay in any case. */
+/* This many pages of kept stitched ranges stay in any case. */
 #define KEPT_MIN_PAGES 4096u
-/* So many stitched ranges of the right size are looked at. */
+/* At most this many stitched ranges of the right size are looked at. */
 #define MAX_LOOKS 64u
 
 _Static_assert(RUN_TIED_STREAMS == GLAKE__GRAPH_STREAM, "memory of graphs is tied");

@@ -8,9 +8,9 @@
 
 #include "libclient/stitch/pool_parts.h"
 
-/* So many kept ranges of each kind are looked at. */
+/* At most this many kept ranges of each kind are looked at. */
 #define MAX_LOOKS 64u
-/* A kept range is changed if it has no more than so many chunks in use for each four that the new one takes. */
+/* A kept range is changed if it has at most this many chunks in use for each four that the new one takes. */
 #define USED_OF_FOUR 3u
 
 /* A kept range, and what a request would find in it. */
@@ -278,7 +278,7 @@ void glake__recipe_change(struct glake__pool *pool, const struct glake__line *li
 		return;
 	}
 	struct glake__recipe changed = {.n = 0};
-	/* Its chunks may have been cut since it was mapped. */
+	/* The range's chunks may have been cut since it was mapped. */
 	changed.list = reallocarray(NULL, fit.stitched->n_pages + spares.n + 1,
 	                            sizeof(*changed.list));
 	if (changed.list && lay(pool, line, n_units, &fit, &spares, &changed) &&

@@ -21,7 +21,7 @@
 #define WORTH_PART 32u
 /* Fresh memory starts on 2 MiB if no more than this part of it is wasted at its end. */
 #define ALIGNED_PART 16u
-/* Kept stitched ranges have at most so many times the pool's memory. */
+/* Kept stitched ranges have at most this many times the pool's memory. */
 #define KEPT_TIMES 4u
 /*
  * A chunk is this part of the pool's memory, 2 MiB to 64 MiB: the driver's time is by the chunk, and what lies
@@ -31,13 +31,13 @@
 #define CHUNK_MAX_BYTES (64ull << 20)
 /*
  * Requests from here on get one chunk while nothing needs to be stitched: before memory has been used again, when
- * most are weights, and after so many growths without a stitch.
+ * most are weights, and after this many growths without a stitch.
  */
 #define WHOLE_MIN_BYTES (32ull << 20)
 #define PLAIN_GROWS 64u
 /* Memory that went back comes again in chunks of this part of a request: it may go to and fro. */
 #define LENT_PART 8u
-/* glaked asks the others before it refuses: so long after that, a stream borrows before it asks again. */
+/* glaked asks the others before it refuses: for this long after a refusal, a stream borrows before it asks again. */
 #define REFUSED_NS 1000000000u
 /*
  * A stream borrows once more than this part of what the pool needs at once, and these bytes, is freed and not passed:
@@ -45,7 +45,7 @@
  */
 #define WASTE_PART 64u
 #define WASTE_MIN_BYTES (32ull << 20)
-/* For chunks that are held, so long; and with no other memory left. */
+/* The wait for chunks that are held; and if no other memory is left. */
 #define HELD_NS 2000000u
 #define HELD_SHORT_NS 1000000000u
 /* Streams that one allocation may wait for. */
@@ -239,7 +239,7 @@ static bool is_worth(struct glake__pool *pool, const struct glake__line *line, u
 	       glake__pages_of(recipe->n_missing) < glake__pages_of(n_grown);
 }
 
-/* So many pages of stitched ranges are kept. */
+/* The number of pages of stitched ranges that are kept. */
 static uint64_t most_kept_pages(const struct glake__pool *pool)
 {
 	uint64_t n_pages = KEPT_TIMES * (pool->stats->reserved_bytes / GLAKE__PAGE_BYTES);

@@ -22,7 +22,7 @@ struct glake__pool {
 	struct glake__range *home;    /* owned */
 	struct glake__runs runs;
 	struct glake__stitched_set stitched;
-	uint64_t kept_min_pages;        /* so many are kept of them in any case; tests set it */
+	uint64_t kept_min_pages;        /* of them that are kept in any case; tests set it */
 	struct glake_pool_stats *stats; /* the heap's */
 	struct glake__run
 		*doomed;        /* sealed memory that was freed and no work uses: to be unmapped */
@@ -93,7 +93,7 @@ struct glake__pooled *glake__pooled_new(struct glake__pool *pool, uint64_t n_byt
                                         const struct glake__tag *tag);
 /* @run, used, is a part of it. */
 void glake__pooled_add_run(struct glake__pooled *pooled, struct glake__run *run);
-/* Its memory, which no work of its own has used, is free again, for those that had it. */
+/* The memory of @pooled, which no work of its own has used, is free again, for those that had it. */
 void glake__pooled_give_up(struct glake__pooled *pooled);
 /* @pooled has its memory: from now on it is an allocation. */
 struct glake__allocation *glake__pooled_begin(struct glake__pooled *pooled);

@@ -65,7 +65,7 @@ static bool is_free(const struct glake__run *run, const struct glake__line *line
 	       (run->line == line || !glake__line_is_tied(run->line));
 }
 
-/* Those of several lines that lie side by side count as one. Returns what comes behind them. */
+/* Add free runs: those of several lines that lie side by side count as one. Returns the run behind them. */
 static const struct glake__run *add_runs(const struct glake__pool *pool,
                                          const struct glake__run *first,
                                          const struct glake__line *line, struct free_parts *parts)

@@ -15,14 +15,14 @@
 #define SETTLE_BYTES (32ull << 20)
 /* And by another thread: in the driver the program may wait for that. */
 #define IDLE_BYTES (256ull << 20)
-/* Others give back meanwhile. Who seals may hold their memory, and wait for the one that waits here. */
+/* Other threads give back meanwhile. A thread that seals may hold their memory, and wait for the one that waits here. */
 #define AWAIT_NS 1000000000u
 #define AWAIT_PAUSE_NS 20000u
-/* Between two looks at the clock. */
+/* Calls between two looks at the clock. */
 #define SETTLE_CALLS 64u
 /* Memory above the peak of the last rounds that stays, as a part of that. */
 #define SLACK_PART 8u
-/* For so many rounds the pool remembers that memory went back. */
+/* The pool remembers for this many rounds that memory went back. */
 #define TRIMMED_ROUNDS 8u
 
 /* Memory that goes back: used runs of whole chunks, by next_in_bin, and the stitched ranges that map some of them. */
@@ -164,7 +164,7 @@ static uint64_t end_victims_locked(struct glake__pool *pool, struct victims *vic
 		glake__pool_count_reserved(pool, -(int64_t)(run->n_units * RUN_UNIT_BYTES));
 		glake__runs_unmap(&pool->runs, run);
 	}
-	/* Those are never used again. */
+	/* Stuck runs are never used again. */
 	for (const struct glake__run *run = victims->stuck; run; run = run->next_in_bin) {
 		pool->stats->used_bytes += run->n_units * RUN_UNIT_BYTES;
 		n_gone -= run->n_units * RUN_UNIT_BYTES;

@@ -323,7 +323,7 @@ static void end_doomed_locked(struct glake__pool *pool, struct glake__run *list)
 	}
 }
 
-/* Those that are kept, not true, and used by no work, by newer. */
+/* Take the kept ranges that are not true and that no work uses, as a list by `newer`. */
 static struct glake__stitched *take_untrue_locked(struct glake__pool *pool)
 {
 	struct glake__stitched *list = NULL;

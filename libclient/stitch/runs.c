@@ -13,9 +13,9 @@
 #include "libclient/space/chain.h"
 #include "libclient/space/fit.h"
 
-/* So many runs of a bin are looked at for the smallest. */
+/* At most this many runs of a bin are looked at for the smallest. */
 #define MAX_LOOKS 16u
-/* Lines without runs end when there are more. */
+/* Lines without runs end when there are more lines than this. */
 #define MANY_LINES 64u
 
 /* ---- bins ------------------------------------------------------------------------------------- */
@@ -262,7 +262,7 @@ struct glake__run *glake__runs_find(struct glake__runs *runs, const struct glake
 	return run;
 }
 
-/* So many frees must be passed first. */
+/* The number of frees that must be passed first. */
 static uint64_t distance(const struct glake__run *run)
 {
 	return run->number - run->line->n_passed;

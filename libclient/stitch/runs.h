@@ -33,7 +33,7 @@
 #define RUN_UNIT_BYTES 512u
 #define RUN_PAGE_UNITS (GLAKE__PAGE_BYTES / RUN_UNIT_BYTES)
 #define RUN_BINS 128u
-/* A line remembers so many that it follows. */
+/* A line remembers this many lines that it follows. */
 #define RUN_FOLLOWED 4u
 /* From this stream on, what is free is tied: others have it when all frees of its line have been passed. */
 #define RUN_TIED_STREAMS (1ull << 63)

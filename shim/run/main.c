@@ -47,7 +47,7 @@ static const char usage_text[] =
 	"                  allocation, and PyTorch allocates in stream order;\n"
 	"                  plain (default)\n"
 	"  --promise=LIST  SIZE, or NUMBER=SIZE,... with glaked's numbers of devices: the\n"
-	"                  program gets so much of each, whatever others do, and no more\n"
+	"                  program gets that much of each, whatever others do, and no more\n"
 	"  --name=NAME     what lists of processes call the program\n"
 	"  --dedup=HOW     auto: equal weights become one copy without anybody asking, beside\n"
 	"                  kernels that tables of readers know; observed: beside others, too;\n"

@@ -554,7 +554,7 @@ class PageAllocator:
                     "retained_bytes_upper_bound": n * self._all_bytes, "last_error": self._error}
 
     def get_avail_physical_pages(self) -> int:
-        """So many pages may get memory, as far as glaked knows now. One may be refused all the same."""
+        """The number of pages that may get memory, as far as glaked knows now. One may be refused all the same."""
         usable, total = pools.room(pools.device())
         usable -= int(total * (1.0 - self._utilization))
         # Callers add what is reserved: what of it is lent is in it already.

@@ -22,7 +22,7 @@ from .session import Session, default_session, parse_ordinal
 
 #: kvcached's least page, and its page unless it says another
 PAGE_BYTES = 2 << 20
-#: So many outcomes of unmapping in two phases are remembered.
+#: At most this many outcomes of unmapping in two phases are remembered.
 _MANY_OUTCOMES = 64
 
 

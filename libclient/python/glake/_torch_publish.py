@@ -167,7 +167,7 @@ def attach(module: torch.nn.Module, key: str, device: DeviceLike = "cuda", *, st
 
     With ``strict`` a RuntimeError names all that is missing, unexpected, or of another shape or type,
     and the module is as before. Without, missing and unexpected ones are left out and returned, and
-    others take the published shape and type. ``wait``: so many seconds for somebody to publish the
+    others take the published shape and type. ``wait``: seconds for somebody to publish the
     key, then NotFoundError.
     """
     ordinal = cuda_ordinal(device)

@@ -246,7 +246,7 @@ def _home_bytes(layout: _Layout) -> int:
 
 
 def _waves(layouts: Iterable[_Layout]) -> Iterator[List[_Layout]]:
-    """So many homes at a time as are made and filled together."""
+    """Homes, as many at a time as are made and filled together."""
     wave: List[_Layout] = []
     n_bytes = 0
     for layout in layouts:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's KV cache in an elastic range: ``GLAKE_VLLM_KV=elastic``, or ``kept``, so that its prefixes outlive it, too.
 
-vLLM plans a cache of so many blocks as ever; that is the most it can have. What it gets in place of torch.zeros() are
+vLLM plans a cache of as many blocks as ever; that is the most it can have. What it gets in place of torch.zeros() are
 the addresses of a range with a lane for each layer, and memory for the first blocks only. All else comes and goes as its
 scheduler needs blocks (_vllm_pool). That works where the scheduler and the only worker are one process, and with ranks that are
 processes of their own and have all layers (_vllm_workers); with all else the cache is a plain one, and the log says why.

@@ -12,7 +12,7 @@ _MIB = 1 << 20
 _GRANULARITY = 2 * _MIB
 #: A step's chunk in a lane: a handle of the driver costs the same whatever its size, 0.12 ms to come on an H100.
 _CHUNK_BYTES = (2 * _MIB, 32 * _MIB)
-#: Small caches have about so many steps. One always stays.
+#: Small caches have about this many steps. One always stays.
 _N_STEPS = 16
 
 #: What vLLM keeps of a layer in a block of which nothing is read before it was written

@@ -27,10 +27,11 @@ from .errors import Error
 
 #: Idle steps that a working engine keeps
 _KEPT = 1
-#: So long does the scheduler wait: for memory that is free, while it could evict cached blocks instead, and for memory of others,
+#: The longest waits of the scheduler: for memory that is free, while it could evict cached blocks instead, and for memory of others,
 #: while it would have to queue or preempt a request
 _FREE_WAIT_S, _WAIT_S = 0.01, 0.03
-#: Between two looks at what came ahead; when nothing has come after so long, there is no free memory, and it is asked for later
+#: The time between two looks at what came ahead; the time after which there is no free memory, if nothing has come; and the
+#: time until it is asked for again
 _LOOK_S, _PATIENCE_S, _NONE_FREE_S = 0.005, 0.003, 0.1
 
 
@@ -131,7 +132,7 @@ class Cache:
                     return
 
     def _holes(self, states: List[int], n_blocks: int, others: Collection[int] = ()) -> List[int]:
-        """So many steps, from the lowest on, as these blocks need. Nothing that was there before they come is found by a hash."""
+        """The holes that these blocks need, from the lowest step on. Nothing that was there before they come is found by a hash."""
         per_step = self.layout.n_blocks / self.layout.n_steps
         holes = [step for step in self.queue.steps_away() if states[step] == HOLE and step not in others]
         holes = holes[:max(0, math.ceil(n_blocks / per_step))]
@@ -142,7 +143,7 @@ class Cache:
     # ---- memory that is free ----
 
     def _ask_ahead(self, n_blocks: int) -> bool:
-        """So many empty blocks are here, or lent, or are asked for ahead. Whether some are still to come."""
+        """Whether some of this many empty blocks are still to come. The others are here, or lent, or are asked for ahead."""
         now = time.monotonic()
         if now < self._next_look:
             return bool(self._asked)

@@ -27,7 +27,7 @@ logger = logging.getLogger("vllm.glake")
 
 LOOK, TAKE, LEND, AHEAD, COMMIT = range(1, 6)
 _LOOK_STEPS = 65536
-#: So long is an answer waited for, that of a commit, and whether a late one has come
+#: The longest waits for an answer, for that of a commit, and for one that is late
 _ANSWER_S, _COMMIT_S, _NOW_S = 2.0, 10.0, 0.0
 #: What a step is that not all ranks have, by what one of them says
 _WORST_FIRST = (LOST, GOING, HOLE, COMING)

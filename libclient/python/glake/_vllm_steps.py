@@ -22,9 +22,9 @@ logger = logging.getLogger("vllm.glake")
 
 #: Between two looks whether work has ended
 _LOOK_S = (0.0005, 0.02)
-#: No memory, or not for all: asked for again so much later; each time in a row that nothing came, twice as much
+#: No memory, or not for all: asked for again this much later; each time in a row that nothing came, twice as much
 _AGAIN_S = (0.02, 0.25)
-#: So many steps are asked for at the same time
+#: At most this many steps are asked for at the same time
 AT_ONCE = 2
 
 

@@ -53,7 +53,7 @@ class Elastic:
         _lib.check(_lib.library().glake_elastic_open(self._session.handle, ctypes.byref(desc),
                                                      ctypes.byref(handle), ctypes.byref(base)))
         self._handle = handle
-        #: of the last adopt() that found nothing: so many such steps have processes sealed that have not ended yet
+        #: of the last adopt() that found nothing: the number of such steps of processes that have not ended yet
         self.n_living: int = 0
         #: the device address of the first lane
         self.base: int = base.value

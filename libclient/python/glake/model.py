@@ -47,7 +47,7 @@ class Model(Mapping):
     @classmethod
     def attach(cls, key: str, device: DeviceLike = 0, *, wait: float = 0, pin: bool = False,
                session: Optional[Session] = None) -> "Model":
-        """The model that a process of the realm has published under ``key``. ``wait``: so many seconds
+        """The model that a process of the realm has published under ``key``. ``wait``: seconds
         for it to be published; NotFoundError then."""
         self = cls.__new__(cls)
         self._session = session if session is not None else default_session()

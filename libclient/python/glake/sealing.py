@@ -8,7 +8,7 @@ from typing import Dict, Iterable, Optional, Tuple
 
 from . import _lib
 
-#: Memory is shared by pages of so many bytes.
+#: Memory is shared by pages of this many bytes.
 PAGE_BYTES = 2 << 20
 
 
@@ -26,7 +26,7 @@ class Sealed:
     edge_bytes: int = 0
     #: the reason, for one of the pinned pages
     pinned_why: Optional[str] = None
-    #: the program's work was held back so long, in sum; 0 without ``glake run``
+    #: the time that the program's work was held back, in sum; 0 without ``glake run``
     held_ns: int = 0
     #: and at a time
     longest_held_ns: int = 0
