@@ -42,7 +42,7 @@ def say(text):
 
 
 class Limit:
-    """So many at once, and then one each so many seconds."""
+    """``burst`` at once, and then one each ``seconds``."""
 
     def __init__(self, burst, seconds):
         self.burst, self.seconds = burst, seconds

@@ -49,7 +49,7 @@ COMPUTES = ("MOV", "UMOV", "IADD3", "UIADD3", "IMAD", "UIMAD", "LEA", "ULEA", "L
             "FSET", "FSWZADD", "FRND", "MUFU", "DADD", "DMUL", "DFMA", "DMNMX", "HADD2", "HMUL2", "HFMA2", "HMNMX2", "HSET2", "HMMA", "IMMA",
             "BMMA", "DMMA", "HGMMA", "IGMMA", "QGMMA", "IDP", "DP4A", "VABSDIFF", "VABSDIFF4", "MOVM", "B2R", "LEPC", "GETLMEMBASE", "UF2FP",
             "IDP4A", "ULEPC", "UR2UR", "WARPGROUPSET")
-#: results of these have so many registers at most; how many, is not told from their names
+#: results of these have at most this many registers; how many, their names do not tell
 MANY = {**dict.fromkeys(("HGMMA", "IGMMA", "QGMMA"), 256), **dict.fromkeys(("HMMA", "IMMA", "BMMA", "DMMA", "LDSM", "TEX", "TLD", "SULD"), 8)}
 REGISTER = re.compile(r"\b(U?R)(\d+)\b(\.64)?")
 CONSTANT = re.compile(r"c\[(0x[0-9a-f]+)\]\[([^\]]*)\]")
@@ -171,7 +171,7 @@ def width(instruction):
 
 
 def most(instruction):
-    """So many registers at most have a result; those beyond its width may keep what they have."""
+    """The most registers that have a result; those beyond its width may keep what they have."""
     if instruction.op in MANY:
         return MANY[instruction.op]
     return 2 if {"F64", "S64", "U64"} & set(instruction.parts) else 1
