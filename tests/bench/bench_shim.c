@@ -220,7 +220,7 @@ struct results {
 	struct bench_samples batches[2 * N_TURNS];
 };
 
-/* What the shim adds to a call, in ns. */
+/* The time that the shim adds to a call, in ns. */
 struct added {
 	double median_ns;
 	double low_ns; /* of the interval that has the median with 95 % */

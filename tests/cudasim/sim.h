@@ -384,7 +384,7 @@ bool space_check(uint64_t addr, uint64_t bytes, enum space_access want, enum spa
 /* Like memmove and memset; a word of 4 or 8 bytes is written at once, ordered with accesses before and after. */
 void bytes_move(void *dst, const void *src, size_t bytes);
 void bytes_set(void *dst, uint8_t value, size_t bytes);
-/* So many times, one behind the other. */
+/* Write @element @n times, one behind the other. */
 void bytes_repeat(void *dst, const void *element, size_t element_bytes, size_t n);
 /* Every byte the same? */
 bool bytes_are_equal(const void *a, const void *b, size_t bytes);

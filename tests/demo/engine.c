@@ -29,7 +29,7 @@
 #define MAX_TENSORS 4096u
 #define WRITTEN_NAME "lm_head.weight"
 #define WRITTEN_BYTE 0x3c
-/* Between two kernels. */
+/* The time between two kernels. */
 #define WORK_MS 10
 
 struct tensor {

@@ -153,7 +153,7 @@ START_TEST(all_that_is_used_is_explained)
 	ck_assert_uint_eq(status_of(1).unaccounted_bytes, 0);
 	ck_assert_uint_eq(status_of(1).context_bytes, 0);
 
-	/* What is made and what is reported later changes nothing about the rest. */
+	/* Memory that is made or reported later changes nothing about the rest. */
 	glake_ptr ptr;
 	struct glake_session *session = world_connect();
 	assert_ok(glake_alloc(session, 0, 8 * MIB, 0, &ptr));

@@ -90,7 +90,7 @@ static int renumbered(void)
 	return good ? 0 : 1;
 }
 
-/* What is smaller than a chunk shares one, and comes and goes without a word to glaked. */
+/* Memory smaller than a chunk shares one, and comes and goes without a word to glaked. */
 START_TEST(small_memory_shares_a_chunk)
 {
 	enum { N = 300 };
@@ -876,7 +876,7 @@ START_TEST(what_is_left_of_a_device_is_one_question)
 	ck_assert_uint_eq(other.reserved_bytes, 0);
 	ck_assert_uint_eq(view_of(one, 1).used_bytes, 0);
 
-	/* What is warm is so on its own device, for its own session. */
+	/* Warm memory is so on its own device, for its own session. */
 	glake_ptr warm = 0;
 	assert_ok(glake_alloc(one, 1, 4 * MIB, 0, &warm));
 	assert_ok(glake_free(one, warm));

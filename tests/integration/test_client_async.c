@@ -332,7 +332,7 @@ START_TEST(an_order_gives_up_with_its_context)
 }
 END_TEST
 
-/* Those that nobody uses, of which each has an event. */
+/* Marks that nobody uses, of which each has an event. */
 static unsigned count_marks(const struct glake_order *order)
 {
 	unsigned n = 0;

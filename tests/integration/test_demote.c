@@ -404,7 +404,7 @@ START_TEST(a_client_that_dies_waiting_leaves_it_in_host_memory)
 }
 END_TEST
 
-/* What is in both is one block, and one copy. */
+/* A tensor that both have is one block, and one copy. */
 START_TEST(models_with_equal_tensors_share_a_copy)
 {
 	begin_with(CONFIG);
@@ -423,7 +423,7 @@ START_TEST(models_with_equal_tensors_share_a_copy)
 }
 END_TEST
 
-/* What host memory has already comes back from there. */
+/* A model that is in host memory already comes back from there. */
 START_TEST(it_can_be_switched_off_while_glaked_runs)
 {
 	const char *path = demote_one(CONFIG);

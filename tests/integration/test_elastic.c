@@ -146,7 +146,7 @@ START_TEST(a_lender_sleeps_without_what_it_has_lent)
 	ck_assert_uint_eq(slept.private_bytes, 3 * STEP);
 	ck_assert_uint_eq(words_device_bytes(), 0);
 	expect_states("HHH-----");
-	/* What sleeps can be lent, and stays. */
+	/* A step that sleeps can be lent, and stays. */
 	assert_ok(glake_elastic_lend(elastic, 2, 1));
 	ck_assert_int_eq(glake_elastic_return(elastic, 0, 8), 0);
 	expect_states("HHL-----");
@@ -334,7 +334,7 @@ static void show_at_random(struct glake_elastic *view, glake_ptr view_base, uint
 	}
 }
 
-/* Others get steps meanwhile, all the time. */
+/* Another session takes memory meanwhile, all the time. */
 static void work_at_random(uint32_t flags, bool works_ahead)
 {
 	enum { N_ROUNDS = 300 };

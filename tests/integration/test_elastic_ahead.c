@@ -44,7 +44,7 @@ START_TEST_WITH(free_memory_is_there_before_it_is_needed, .n = 2)
 		check_zero(i);
 		write_step(i, i);
 	}
-	/* What is there stays as it is. */
+	/* Steps that are there stay as they are. */
 	assert_ok(glake_elastic_lend(elastic, 2, 1));
 	have_ahead(0, N_STEPS, "HHLHHLLL");
 	ck_assert_uint_eq(glake_elastic_take(elastic, 2, 1), 1);

@@ -125,7 +125,7 @@ START_TEST(a_wrong_request_has_an_answer)
 }
 END_TEST
 
-/* What is held stays, and others are attended as before. */
+/* Steps that are held stay, and others are attended as before. */
 START_TEST_WITH(who_sends_no_request_is_left, .n = 4)
 {
 	const struct glake_elastic_request requests[2] = {

@@ -36,7 +36,7 @@ START_TEST(holes_read_zero_and_cannot_be_written)
 	ck_assert_int_eq(glake_elastic_return(elastic, 4, 1), 1);
 	expect_states("HH-L----");
 	ck_assert(glake__space_is_valid());
-	/* What was written has gone with its memory. */
+	/* The words that were written have gone with their memory. */
 	check_guarded(4);
 	check_guarded(5);
 	ck_assert_uint_eq(glake_elastic_take(elastic, 3, 1), 1);

@@ -477,7 +477,7 @@ START_TEST(what_others_may_write_to_is_not_sealed)
 }
 END_TEST
 
-/* What cannot be mapped is gone, and nothing of it is left. */
+/* A kept step that cannot be mapped is gone, and nothing of it is left. */
 static void adopt_without_luck(void *user)
 {
 	open_keyed(user ? GLAKE_ELASTIC_GUARD : 0);

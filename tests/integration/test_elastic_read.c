@@ -136,7 +136,7 @@ static void run_two(void (*act)(void), world_fn reader)
 
 static void find_it_busy(void)
 {
-	/* What the record does not describe may change. */
+	/* Steps that the record does not describe may change. */
 	write_step(2, 99);
 	assert_ok(glake_elastic_unseal(elastic, 1, 2));
 	assert_fails(GLAKE_E_BUSY, "reads chunk", glake_elastic_unseal(elastic, 0, 1));
@@ -267,7 +267,7 @@ static void read_until_it_is_dead(void *user)
 	await_paid(STEP);
 	check_step(4, 10);
 	ck_assert(!words_can_write(place(4, 2)));
-	/* What nobody read is kept. */
+	/* A step that nobody read is kept. */
 	assert_ok(read_named(5, NULL));
 	ck_assert_uint_eq(check_read(5), 11);
 	expect_paid(2 * STEP, 0);
@@ -653,7 +653,7 @@ static void ask_for_nonsense(void *user)
 	assert_fails(-ENOENT, "", read_named(1, "own."));
 	assert_ok(read_named(1, "one."));
 	ck_assert_uint_eq(check_read(1), 11);
-	/* What cannot be mapped is not read. */
+	/* A step that cannot be mapped is not read. */
 	world_set_own_faults("cuMemMap:2:fail=1");
 	assert_ok(glake_elastic_hide(elastic, 1, 1));
 	assert_fails(GLAKE_E_CUDA, "", read_named(1, "one."));

@@ -59,7 +59,7 @@ static void show_a_prefix(uint32_t flags, uint32_t view_flags)
 	for (uint32_t i = 0; i < 6; i++) {
 		write_step(i, i);
 	}
-	/* What is lent is taken. */
+	/* A lent step is taken. */
 	assert_ok(glake_elastic_lend(elastic, 3, 1));
 	assert_ok(glake_elastic_show(view, 2, elastic, steps, 3));
 	expect_states("HSHSHS--");

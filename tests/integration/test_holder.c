@@ -127,7 +127,7 @@ START_TEST(second_connection_takes_over)
 }
 END_TEST
 
-/* What came with an answer that nobody read goes back, and nothing else. */
+/* Memory that came with an answer that nobody read goes back, and nothing else. */
 START_TEST(unanswered_requests_give_back)
 {
 	struct connection_identity identity = {0};
@@ -205,7 +205,7 @@ START_TEST_WITH(lost_publication_is_not_lost, .n = 2)
 		publish_again(connection, chunks[i], i > 0);
 		connection_await_private(witness, (1 - i) * CHUNK_BYTES);
 		ck_assert_uint_eq(connection_counter(witness, "blocks_sealed"), 1);
-		/* What was published is no chunk any more. */
+		/* A published chunk is no chunk any more. */
 		ck_assert_int_eq(connection_free_chunks(connection, &chunks[i], 1),
 		                 GLAKE__WIRE__STATUS__BAD_REQUEST);
 	}

@@ -199,7 +199,7 @@ START_TEST(kept_steps_outlive_glaked)
 	}
 	ck_assert_uint_gt(harness_n_log_lines(&harness, "2 steps that outlived their processes"),
 	                  0);
-	/* What an heir got is its own; the other one waits still. */
+	/* The step that an heir got is its own; the other one waits still. */
 	run_and_kill(adopt_and_end, "younger");
 	await_kept(STEP);
 	kill_glaked();
@@ -512,7 +512,7 @@ static void read_as_promised(void *user)
 	connection_close(&reader);
 }
 
-/* What is read may be the reader's one day, so it comes out of what was promised at once. */
+/* A step that is read may be the reader's one day, so it is taken from the promise at once. */
 START_TEST(a_promise_has_room_for_what_is_read)
 {
 	begin();

@@ -273,7 +273,7 @@ static void work_while_it_drains(void *user)
 	ck_assert_int_eq(poll(&ready, 1, 5000), 1);
 	ck_assert_int_ge(glake_dispatch(session), 1);
 	ck_assert_int_eq(n_notices, 1);
-	/* What the session has works on, and can be given back; there is nothing new. */
+	/* The session's memory works on, and can be given back; there is none that is new. */
 	assert_ok(glake_ping(session));
 	ck_assert(world_is_content(session, world_tensor(model, "w").ptr, 1000, 1, 0));
 	assert_fails(GLAKE_E_SHUTTING_DOWN, "", glake_alloc(session, 0, 64 * MIB, 0, &more));

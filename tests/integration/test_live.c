@@ -92,7 +92,7 @@ START_TEST(what_can_be_used_again_is_told_by_device)
 	ck_assert_uint_eq(seen.devices[0].reusable_bytes, 0);
 	ck_assert_uint_eq(seen.devices[1].live_bytes, EACH);
 	ck_assert_uint_eq(seen.devices[1].reusable_bytes, EACH);
-	/* What is given back is no loss of what is live. */
+	/* Memory that is given back is no loss of live memory. */
 	assert_ok(glake_trim(session, 1, 0));
 	seen = look_at(id);
 	ck_assert_uint_eq(seen.row.live_bytes, 3 * EACH);

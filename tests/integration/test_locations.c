@@ -602,7 +602,7 @@ START_TEST(host_chunks_survive_a_restart)
 	ck_assert_uint_eq(seen.used[1].used_bytes, 4 * MIB);
 	ck_assert_uint_eq(seen.used[1].quota_bytes, 20 * MIB);
 	connection = connection_hello_as(&harness, &identity);
-	/* What was named is there, with its fd; what was not, only its process has. */
+	/* A chunk that was named is there, with its fd; one that was not, only its process has. */
 	cleanup_fdlist struct fdlist fds;
 	fdlist_init(&fds);
 	answer = connection_call(

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What NVML says of the devices, in the status: known, unknown, absent, late. */
+/* NVML's figures of the devices, in the status: known, unknown, absent, late. */
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>

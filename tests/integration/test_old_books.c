@@ -206,7 +206,7 @@ static int count_pinned(void *user, const struct glake_model_row *row)
 	return 0;
 }
 
-/* Others find what was published, by its key and by its bytes. */
+/* Other sessions find what was published, by its key and by its bytes. */
 static void find_all(void *user)
 {
 	enum { N = 4 * MIB / sizeof(uint64_t) };

@@ -173,7 +173,7 @@ static void take_beside_warm(void *user)
 	world_reach(2);
 }
 
-/* What another program keeps warm makes room for a promise. */
+/* Memory that another program keeps warm makes room for a promise. */
 START_TEST(warm_memory_of_others_goes)
 {
 	glake_ptr ptr = 0;
@@ -423,7 +423,7 @@ static void fall_asleep_and_wake(void *user)
 	             glake_set_quota(session, "default", 0, 200 * MIB));
 	world_reach(1);
 	world_await(2);
-	/* Others have all there is: it waits until the whole promise is there. */
+	/* Others have all memory: the wake waits until the whole promise is there. */
 	world_reach(3);
 	assert_ok(glake_wake(session, NULL));
 	assert_left(session, 256 * MIB, 156 * MIB);

@@ -162,7 +162,7 @@ START_TEST(an_idle_model_is_pinned_by_who_can_pay)
 	assert_fails(GLAKE_E_OVER_QUOTA, "second.safetensors", glake_pin(eye, second, 1));
 	ck_assert_uint_eq(world_metric("quota_refusals"), n_refused + 1);
 	ck_assert_uint_eq(used_by("default"), 100 * MIB);
-	/* What was refused is cache as before. */
+	/* A model whose pin was refused is cache as before. */
 	assert_ok(glake_evict(eye, NULL, NULL, NULL));
 	ck_assert(is_there(first) && !is_there(second));
 	assert_ok(glake_pin(eye, first, 0));
@@ -274,7 +274,7 @@ START_TEST(the_longest_idle_model_goes_first_and_pinned_ones_stay)
 	assert_ok(glake_alloc(session, 0, 60 * MIB, 0, &more));
 	ck_assert(is_there(paths[0]) && !is_there(paths[2]));
 	ck_assert_uint_eq(world_metric("models_evicted"), 2);
-	/* What is pinned stays, whoever wants memory; what is in use as well. */
+	/* A pinned model stays, whoever wants memory; one that is in use as well. */
 	assert_fails(GLAKE_E_NO_DEVICE_MEMORY, "device 0",
 	             glake_alloc(session, 0, 60 * MIB, 0, &more));
 	ck_assert(is_there(paths[0]));
@@ -493,7 +493,7 @@ START_TEST_WITH(memory_that_is_late_is_waited_for, .n = 2)
 }
 END_TEST
 
-/* What is published again is one's own already, and costs what its memory did. */
+/* A block that is published again is one's own already, and costs what its memory did. */
 START_TEST(what_is_in_the_cache_is_shared_within_the_quota)
 {
 	struct glake_block *block;

@@ -18,7 +18,7 @@
 #define ALICE 12345u
 #define BOB 12346u
 
-/* What a user sees in the lists. */
+/* The lists as a user sees them. */
 struct view {
 	unsigned n_sessions;
 	unsigned n_models;

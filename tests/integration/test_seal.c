@@ -212,7 +212,7 @@ START_TEST(a_block_that_was_refused_and_stays_read_only_is_told)
 }
 END_TEST
 
-/* What is larger than a block is cut, where the spans say, and stays where it is. */
+/* Memory larger than a block is cut, where the spans say, and stays where it is. */
 START_TEST(large_memory_is_cut_where_tensors_end)
 {
 	enum { A = 130, B = 4, ALL = 140 };
@@ -391,7 +391,7 @@ START_TEST(sealed_memory_is_freed_and_never_warm)
 }
 END_TEST
 
-/* What a listing says of the test's own session. */
+/* The test's own session as a listing shows it. */
 struct listed {
 	uint64_t session;
 	struct glake_session_row row; /* without its lists */
@@ -691,7 +691,7 @@ static void seal_with_faults(void *user)
 		has_failed |= glake_unseal(second, MIB) < 0;
 		world_set_own_faults(NULL);
 		n_failed += has_failed;
-		/* What is private has a cause. */
+		/* Memory that is private has a cause. */
 		uint64_t n_sealed = glake__find_sealed(second, 4 * MIB) ? 4 * MIB : 0;
 		ck_assert_uint_eq(listed_for(two, "").all_bytes, 4 * MIB - n_sealed);
 		words_check(second, 4 * MIB, 1);

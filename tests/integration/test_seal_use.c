@@ -232,7 +232,7 @@ START_TEST(placed_memory_is_sealed_as_it_was_mapped)
 	assert_ok(glake_unseal(second + 4 * MIB, 1));
 	ck_assert(words_can_write(second + 4 * MIB));
 	ck_assert(!words_can_write(first + 4 * MIB));
-	/* What is free is no memory, and what is half free is sealed by half. */
+	/* A free span is no memory, and one that is half free is sealed by half. */
 	struct glake_span hole = {second, 2 * MIB};
 	ck_assert_int_eq(glake_seal(&hole, 1, NULL), -EINVAL);
 	struct glake_sealed sealed = words_seal(second + 4 * MIB, 8 * MIB);

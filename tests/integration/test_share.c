@@ -264,7 +264,7 @@ static void look_it_up(void *user)
 	ck_assert(world_is_all(session, block_info(block).ptr, 7, 5 * MIB));
 	ck_assert_uint_eq(block_info(block).content_bytes, 5 * MIB);
 	glake_block_release(block);
-	/* What could not be mapped is not paid for. */
+	/* A block that could not be mapped is not paid for. */
 	world_set_own_faults("cuMemMap:1:fail=1");
 	ck_assert_int_eq(glake_block_lookup(session, 0, &digest, &block), GLAKE_E_CUDA);
 	world_set_own_faults("");

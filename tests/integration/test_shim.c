@@ -511,7 +511,7 @@ static void take_elsewhere(struct harness *there, void *user)
 	connection_close(&connection);
 }
 
-/* What the sessions of a realm know of each other's memory is what they tell each other. */
+/* Sessions of a realm know of each other's memory only what they tell each other. */
 START_TEST(chunks_open_with_their_ticket)
 {
 	uint64_t ids[2];

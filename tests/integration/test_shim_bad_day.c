@@ -313,7 +313,7 @@ START_TEST(a_busy_session_is_no_reason_to_go_without)
 }
 END_TEST
 
-/* What glaked has given and cannot be mapped is not had of the driver, beside the quota. */
+/* A chunk of glaked's that cannot be mapped is not had of the driver instead, beside the quota. */
 START_TEST(a_failure_of_ours_is_out_of_memory)
 {
 	struct run run;
@@ -541,7 +541,7 @@ START_TEST(the_driver_api_computes_the_same)
 }
 END_TEST
 
-/* What was handed out must stay what and where it is, and the reason can be shown. */
+/* Memory that was handed out must stay what and where it is, and the reason can be shown. */
 START_TEST(what_is_handed_out_is_pinned)
 {
 	static const char *const lines = "plain: not pinned\n"

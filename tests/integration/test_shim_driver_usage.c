@@ -17,7 +17,7 @@
 
 #define PROGRAM run_in_build("tests/shim/driver_usage")
 
-/* What one process is said to have on device 0, and to have done. */
+/* One process's memory on device 0 and its calls, as glaked lists them. */
 struct found {
 	pid_t pid;
 	bool is_there;
@@ -131,7 +131,7 @@ static void go_with_context(const char *step)
 	                "vmm", "wait", "reset", "wait", NULL);
 	wait_report(run.pid, 3 * MIB, ARRAYS, 0, 7 * MIB);
 	run_go_on(&run);
-	/* What was made by handle is no context's. */
+	/* Memory that was made by handle is no context's. */
 	wait_report(run.pid, 0, 0, 0, 2 * MIB);
 	run_finish(&run);
 }

@@ -217,7 +217,7 @@ static void lie(void *user)
 	ck_assert_int_eq(setresuid(uid, uid, uid), 0);
 	forge(40);
 	struct glake_session *session = world_connect_blind();
-	/* So many a user has, and sees no other's. */
+	/* A user has at most 32, and sees no other's. */
 	ck_assert_uint_eq(list(session).n, 32);
 	ck_assert_uint_eq(list(session).row.uid, uid);
 	ck_assert_uint_eq(list(session).row.n_faults, 1);

@@ -502,7 +502,7 @@ START_TEST(no_byte_is_lost)
 		struct glake_seal_report report = {.size = sizeof(report)};
 		int r = glake_seal_session(eye, world_session_of(runs[i % 3].pid), NULL, &report);
 		shared_bytes += report.shared_bytes;
-		/* What is freed meanwhile is no error; that the GPU is busy may be one. */
+		/* Memory that is freed meanwhile is no error; a GPU that is busy may be one. */
 		const char *why = r < 0 ? glake_error() : report.failed_why;
 		ck_assert_msg(r == 0 || r == GLAKE_E_BUSY, "%d: %s", r, why);
 		ck_assert_msg(!why[0] || strstr(why, "held back"), "%s", why);

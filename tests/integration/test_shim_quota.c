@@ -123,7 +123,7 @@ START_TEST_WITH(warm_memory_goes_to_who_needs_it, .n = n_elements(firsts))
 	run_program(&second);
 	ask(&second, "alloc 1073741824\n", "alloc 0\n");
 	ck_assert_uint_eq(world_metric("quota_refusals"), 0);
-	/* What is live stays, and the first one is as it was. */
+	/* Live memory stays, and the first program is as it was. */
 	ask(&first, "alloc 1073741824\n", "alloc 2\n");
 	ask(&first, "alloc 268435456\n", "alloc 0\n");
 	run_end_well(&second);
@@ -418,7 +418,7 @@ static void run_stitching(struct run *run)
 	run_start(run, "GLAKE_ALLOC=stitch", run_in_build(PROGRAM), NULL);
 }
 
-/* What a phase needs: 1 GiB in four pieces. */
+/* A phase needs 1 GiB in four pieces. */
 #define N_PIECES 4
 
 static void begin_phase(struct run *run)
@@ -599,7 +599,7 @@ START_TEST_WITH(eight_that_do_not_fit_are_served_or_refused, .n = 2)
 	run_end_well(&late);
 	end_all(&n_done, &n_refused);
 	ck_assert_uint_eq(n_done + n_refused, N_PROGRAMS * 10);
-	/* What was refused was refused for the quota, and the driver gave nothing in its place. */
+	/* Each refusal was for the quota, and the driver gave nothing in its place. */
 	ck_assert_uint_ge(world_metric("quota_refusals"), n_refused);
 	ck_assert_uint_eq(world_metric("memory_refusals"), 0);
 }

@@ -51,7 +51,7 @@ static void await_reserve(uint64_t n_bytes)
 	}
 }
 
-/* What the reserve keeps is not given to others, and never more than there is. */
+/* Memory that the reserve keeps is not given to others, and is never more than there is. */
 static void assert_fits(void)
 {
 	const struct glake_device_status status = device();
@@ -346,7 +346,7 @@ START_TEST_WITH(it_goes_and_comes_with_a_sleeper, .timeout_s = 120)
 }
 END_TEST
 
-/* Others of its tenant have taken what the sealing saved: what the reserve has is beside that. */
+/* Other programs of the tenant have taken what the sealing saved: the reserve is beside that. */
 START_TEST_WITH(a_full_quota_does_not_keep_it_from_the_reserve, .timeout_s = 120)
 {
 	struct run runs[2];

@@ -29,7 +29,7 @@ START_TEST_WITH(no_byte_is_lost, .timeout_s = 600)
 	for (unsigned i = 0; i < N_PROGRAMS; i++) {
 		start(&runs[i], seed + i, seconds);
 	}
-	/* Others come, and are killed at any moment. */
+	/* More programs come, and are killed at any moment. */
 	unsigned n_kills = 0;
 	time_t end = time(NULL) + (time_t)seconds;
 	while (time(NULL) < end) {

@@ -336,7 +336,7 @@ START_TEST_WITH(a_session_can_end_while_the_wake_waits, .n = 2)
 	evict_all();
 	int other = _i == 0 ? fill() : fill_but(WORLD_MODEL_BYTES);
 	run_go_on(&run);
-	/* What is on the GPU and not mapped yet is not listed. */
+	/* Memory that is on the GPU and not mapped yet is not listed. */
 	await_sleepers(&run, _i == 0 ? 2 : 1, 1);
 	run_go_on(&run);
 	connection_close(&other);

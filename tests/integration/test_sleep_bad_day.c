@@ -16,7 +16,7 @@
 #include "proto/clock.h"
 #include "tests/harness/words.h"
 
-/* What is freed goes back at once, and waits for memory that is asleep. */
+/* Freed memory goes back at once, and a wake waits 300 ms for memory. */
 #define CONFIG WORLD_CONFIG "warm_bytes = \"2MiB\"; wake_wait_ms = 300;"
 #define DEVICE_BYTES (256 * MIB)
 

@@ -116,7 +116,7 @@ START_TEST(sleepers_are_looked_at_one_by_one)
 }
 END_TEST
 
-/* Those who wrote the file are not asked. */
+/* Limits of a file that is read again hold at once, and an operator is told. */
 START_TEST(a_configuration_that_is_read_again_is_obeyed_and_an_operator_told)
 {
 	const struct program program = begin_program();

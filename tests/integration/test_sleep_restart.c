@@ -313,7 +313,7 @@ END_TEST
 
 /* ---- at each step ----------------------------------------------------------------------------- */
 
-/* What happens to the n-th packet. All processes of a test see it. */
+/* The fate of the n-th packet. All processes of a test see it. */
 static struct {
 	bool is_delivered;
 	atomic_bool is_armed;
@@ -479,7 +479,7 @@ static void enter_in_vain(void *user)
 	end_victim(&victim);
 }
 
-/* What an earlier wake has mapped is of the glaked that has gone, and the driver does not unmap it at first. */
+/* Memory that an earlier wake has mapped is of the glaked that has gone, and the driver does not unmap it at first. */
 static void wake_in_halves(void *user)
 {
 	struct victim victim = begin_victim();
@@ -494,7 +494,7 @@ static void wake_in_halves(void *user)
 	ck_assert(glake_is_asleep(victim.session));
 	world_set_own_faults("");
 	assert_ok(glake_wake(victim.session, NULL));
-	/* What the program writes now sleeps next: so this is the memory that glaked knows. */
+	/* Words that the program writes now sleep next: so this is the memory that glaked knows. */
 	check_victim(&victim);
 	assert_ok(glake_sleep(victim.session, 1000, NULL));
 	assert_ok(glake_wake(victim.session, NULL));
@@ -614,7 +614,7 @@ static void append_model(uint64_t id, const uint8_t *record, size_t n_bytes)
 	glake__state__slept_model__free_unpacked(slept, NULL);
 }
 
-/* So many of what sleeps are on the GPU as well, the model as the block; and perhaps it is not said to sleep. */
+/* A chunk, or a block and its model, that sleep are on the GPU as well; and perhaps it is not said to sleep. */
 static void write_half_a_step(bool has_chunk, bool has_block, bool is_asleep)
 {
 	struct header header;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What somebody sees who asks programs to sleep and to wake: tests/shim/sleep.c, beside a real glaked. */
+/* The figures that somebody sees who asks programs to sleep and to wake: tests/shim/sleep.c, beside a real glaked. */
 
 #include "tests/check_glake.h"
 #include "tests/harness/connection.h"

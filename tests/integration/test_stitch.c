@@ -797,7 +797,7 @@ START_TEST(what_could_not_go_back_does_so_later)
 }
 END_TEST
 
-/* What stays lies together, and what is asked for next has a place behind it. */
+/* Memory that stays lies together, and the next request has room behind it. */
 START_TEST(what_lies_last_goes_back_first)
 {
 	CUstream stream = stream_new();
@@ -910,7 +910,7 @@ START_TEST(a_stream_borrows_without_waiting)
 	ck_assert_int_eq(drv.cuEventQuery(loan.behind), CUDA_ERROR_NOT_READY);
 	ck_assert_uint_eq(stats().reserved_bytes, 128 * MIB);
 	queue_write(loan.borrower, ptr, 60 * MIB, 2);
-	/* What is left over is still the lender's. */
+	/* The rest of the loan is still the lender's. */
 	glake_ptr rest = alloc_on(loan.lender, 4 * MIB);
 	ck_assert_uint_eq(rest, loan.lent + 60 * MIB);
 	ck_assert_int_eq(drv.cuEventQuery(loan.behind), CUDA_ERROR_NOT_READY);

@@ -124,7 +124,7 @@ START_TEST(memory_in_home_is_sealed_and_unsealed)
 	ck_assert_uint_eq(world_usage(session).reserved_bytes, stats().reserved_bytes);
 	ck_assert(!words_can_write(ptr + MIB));
 	words_check(ptr, N_BYTES, 7);
-	/* What others have in its pages stays writable. */
+	/* Others' memory in its pages stays writable. */
 	words_write(behind, MIB, 3);
 	assert_ok(glake_unseal(ptr, N_BYTES));
 	ck_assert_uint_eq(shared_bytes(), 0);
@@ -567,7 +567,7 @@ START_TEST(weights_are_found_and_sealed)
 	assert_ok(glake__candidates_find(session, &found));
 	ck_assert_uint_eq(found.sealed_bytes, 18 * MIB + n_whole);
 	free(found.spans);
-	/* What is allocated next has been filled by nobody. */
+	/* Memory that is allocated next has been filled by nobody. */
 	free_on(scene.stream, scene.beside[0]);
 	synchronize(scene.stream);
 	alloc_on(scene.stream, 6 * MIB);

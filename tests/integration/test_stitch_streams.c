@@ -42,7 +42,7 @@ static void CUDA_CB reach(void *arg)
 	pthread_mutex_unlock(&lock);
 }
 
-/* What comes on @stream now waits until let() has been called with more than @number. */
+/* Work that comes on @stream now waits until let() has been called with more than @number. */
 static void put_place(CUstream stream, unsigned number)
 {
 	must(launch(stream, reach, (void *)(uintptr_t)number));

@@ -57,7 +57,7 @@ static void CUDA_CB wait_at_gate(void *user)
 	}
 }
 
-/* What is queued behind it waits until the gate is open. */
+/* Work that is queued behind it waits until the gate is open. */
 static void queue_gate(CUstream stream)
 {
 	__typeof__(cuLaunchHostFunc) *launch = (__typeof__(cuLaunchHostFunc) *)dlsym(

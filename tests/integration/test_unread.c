@@ -73,7 +73,7 @@ START_TEST(client_that_never_reads_is_not_served_for_ever)
 }
 END_TEST
 
-/* What was stuck goes on when it is read, in order, and nothing is lost. */
+/* Answers that were stuck go on when they are read, in order, and none is lost. */
 START_TEST(client_that_reads_late_gets_everything)
 {
 	uint8_t bytes[64];

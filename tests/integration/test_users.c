@@ -232,7 +232,7 @@ static void flood_loads_of(unsigned n_files, unsigned n_share, const char *words
 		GLAKE__WIRE__STATUS__BUSY);
 	int other = hello_as(BOB);
 	uint64_t request = send_accepted(other);
-	/* What the user has given up counts until it ends. */
+	/* A request that the user has given up counts until it ends. */
 	connection_close(&connections[1]);
 	ck_assert_int_eq(
 		await(connections[0], send_open_fd(connections[0], fd, n_files + n_share), words),
@@ -314,7 +314,7 @@ static void flood_manifests(void)
 		while ((status = draft(connections[i])) == GLAKE__WIRE__STATUS__OK) {
 			n_drafts++;
 		}
-		/* So many a session may have. */
+		/* A session may have 64. */
 		ck_assert(status == GLAKE__WIRE__STATUS__OVER_QUOTA || n_drafts == 64 * (i + 1));
 	}
 	ck_assert_int_eq(status, GLAKE__WIRE__STATUS__OVER_QUOTA);

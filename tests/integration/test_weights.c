@@ -90,7 +90,7 @@ START_TEST(what_one_publishes_others_attach)
 	ck_assert_uint_eq(world_tensor(model, "tail").ptr, large.ptr + 200 * MIB);
 	ck_assert(!words_can_write(large.ptr));
 
-	/* What the publisher does next is its own affair. */
+	/* The publisher's next writes are its own affair. */
 	assert_ok(glake_unseal(ptr, 300 * MIB));
 	words_write(ptr, 300 * MIB, 8);
 	words_check(large.ptr, 300 * MIB, 7);
@@ -192,7 +192,7 @@ START_TEST(dlpack_has_the_strides)
 }
 END_TEST
 
-/* What cannot be a block is copied, page by page, and only the tensors' bytes of it. */
+/* Memory that cannot be a block is copied, page by page, and only the tensors' bytes of it. */
 START_TEST(what_cannot_be_sealed_is_copied)
 {
 	enum { N = 10 };
@@ -213,7 +213,7 @@ START_TEST(what_cannot_be_sealed_is_copied)
 	ck_assert_uint_eq(published.in_place_bytes, (N - 4) * MIB);
 	ck_assert_uint_ge(published.copied_bytes, 2 * 2 * MIB + 2 * MIB + 4 * MIB);
 	ck_assert_ptr_nonnull(published.copied_why);
-	/* What was copied is the program's own as before. */
+	/* Memory that was copied is the program's own as before. */
 	ck_assert(words_can_write(small) && words_can_write(foreign) && words_can_write(ptr + MIB));
 	ck_assert(!words_can_write(ptr + 2 * MIB));
 	words_write(small, 64 * KIB, 9);

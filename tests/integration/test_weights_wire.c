@@ -320,7 +320,7 @@ static Glake__Wire__Status look_up(int session, Glake__Wire__BlockAnswer *known,
 
 enum way { BY_LOOKUP, BY_PUBLICATION, BY_ATTACHING, N_WAYS };
 
-/* What is opened again costs nobody memory of the device, but glaked's own, and a record in the books. */
+/* A block that is opened again costs nobody memory of the device, but glaked's own, and a record in the books. */
 START_TEST_WITH(what_a_tenant_has_open_is_bounded, .n = N_WAYS)
 {
 	enum { N = 2000 };
@@ -345,7 +345,7 @@ START_TEST_WITH(what_a_tenant_has_open_is_bounded, .n = N_WAYS)
 	}
 	ck_assert_int_eq(status, GLAKE__WIRE__STATUS__NO_HOST_MEMORY);
 	ck_assert_uint_gt(n, 128);
-	/* What goes makes room. */
+	/* A block that goes makes room. */
 	ck_assert_int_eq(connection_release(connection, known->block->block),
 	                 GLAKE__WIRE__STATUS__OK);
 	ck_assert_int_eq(look_up(connection, known->block, &id), GLAKE__WIRE__STATUS__OK);

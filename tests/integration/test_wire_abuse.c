@@ -661,7 +661,7 @@ START_TEST(a_ticket_is_for_what_was_named)
 	ck_assert_int_eq(connection_share(witness, ids, 0, NULL), GLAKE__WIRE__STATUS__BAD_REQUEST);
 	ck_assert_int_eq(connection_share(witness, ids, n_elements(ids), NULL),
 	                 GLAKE__WIRE__STATUS__BAD_REQUEST);
-	/* Others do not name it; nor is a part named of what cannot be named whole. */
+	/* Other sessions do not name it; nor is a part named of what cannot be named whole. */
 	ck_assert_int_eq(connection_share(thief, ids, 1, NULL), GLAKE__WIRE__STATUS__BAD_REQUEST);
 	ck_assert_int_eq(connection_share(witness, ids, 4, NULL), GLAKE__WIRE__STATUS__BAD_REQUEST);
 	ck_assert_int_eq(connection_share(witness, ids, 2, &ticket), GLAKE__WIRE__STATUS__OK);

@@ -234,7 +234,7 @@ struct weights {
 	uint8_t *model;
 };
 
-/* Those of all weights: a scenario ends without freeing its own. */
+/* The models of all weights: a scenario ends without freeing its own. */
 static uint8_t *models[32];
 static pthread_mutex_t models_lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -688,7 +688,7 @@ static void written_after_many(void)
 	must(count_of("copies") == 1);
 }
 
-/* What the program maps itself stays private; what it allocates does not. */
+/* Memory that the program maps itself stays private; memory that it allocates does not. */
 static void maps_itself(void)
 {
 	struct weights weights = load(0);
@@ -737,7 +737,7 @@ static void unsealed_twice(void)
 	compare(&weights);
 }
 
-/* What is freed and allocated anew is another memory. */
+/* Memory that is freed and allocated anew is another one. */
 static void used_again(void)
 {
 	struct weights weights = load_sealed();

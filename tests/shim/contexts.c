@@ -111,7 +111,7 @@ static void captures_stay(void)
 	must_own(stream);
 }
 
-/* What is freed during a capture is waited for where it was allocated. */
+/* Memory that is freed during a capture is waited for where it was allocated. */
 static void captures_wait(void)
 {
 	CUgraph graph;
@@ -150,7 +150,7 @@ static void captures_forget(void)
 	must_ok(cuMemFree(ours));
 }
 
-/* What is parked goes back during a capture, and the capture goes on. */
+/* Parked memory goes back during a capture, and the capture goes on. */
 static void captures_go_on(void)
 {
 	CUgraph graph;
@@ -266,7 +266,7 @@ static void lives_follow(void)
 	must(shim_count("live_bytes") == 0);
 }
 
-/* Others go on with a context while it is held once less. */
+/* Other threads go on with a context while it is held once less. */
 static void *go_on(void *user)
 {
 	CUcontext ctx = user;

@@ -301,7 +301,7 @@ static void use_vmm(void)
 	print("odd", (uint64_t)cuMemCreate(&imported, 12345, &properties, 0));
 }
 
-/* What the driver knows of an address in a reservation: its start, its size, the mapping's size. */
+/* The driver's answers for an address in a reservation: its start, its size, the mapping's size. */
 static void print_range(const char *what, CUdeviceptr base, CUdeviceptr at)
 {
 	uint64_t start = 0;

@@ -262,7 +262,7 @@ static void crowds_come_back(void)
 	must_ok(cuMemFree(ptr));
 }
 
-/* What lies behind the allocation is set to zero when the second page is sealed. */
+/* The bytes behind the allocation are set to zero when the second page is sealed. */
 #define N_TAILED (N_BYTES - 12345)
 #define N_REST (N_TAILED - PAGE)
 
@@ -377,7 +377,7 @@ static void without_a_gate(void)
 	must(glake_unseal(ptrs[0], N_BYTES) == 0);
 	expect(ptrs[1], N_BYTES);
 	must(glake_unseal(ptrs[1], N_BYTES) == 0);
-	/* What is under way outlives the memory and the session. */
+	/* A copy that is under way outlives the memory and the session. */
 	seal(ptrs[1], N_BYTES, N_BYTES);
 	fill_gpu();
 	must(glake_unseal(ptrs[1], N_BYTES) == -EBUSY);

@@ -207,7 +207,7 @@ static void streams_of_a_capture_share_nothing(void)
 	must(has_room(QUOTA - 4 * MIB));
 }
 
-/* What the stream frees is still in use when the graph is launched on another one. */
+/* Memory that the stream frees is still in use when the graph is launched on another one. */
 static void work_that_runs_keeps_its_memory(void)
 {
 	CUdeviceptr out;
@@ -306,7 +306,7 @@ static void it_is_freed_behind_each_launch(void)
 	must(cuMemFreeAsync(a, eager) != CUDA_SUCCESS);
 }
 
-/* What the graph left belongs to the program, also when the graph is gone. */
+/* Memory that the graph left belongs to the program, also when the graph is gone. */
 static void it_outlives_its_graph(void)
 {
 	start();

@@ -189,7 +189,7 @@ static void capture(struct graph *graph)
 static void launch(struct graph *graph)
 {
 	CUstream stream = streams[churn_pick(&seed, N_STREAMS)];
-	/* What it writes to is looked at on the stream of the last launch. */
+	/* The memory that it writes to is looked at on the stream of the last launch. */
 	must_ok(cuStreamSynchronize(graph->stream ? graph->stream : stream));
 	must_ok(cuMemsetD8Async(graph->checked, 0, N_NODES * N_COPIED, stream));
 	must_ok(cuGraphLaunch(graph->exec, stream));

@@ -308,7 +308,7 @@ static void make_mistakes(void)
 	must_ok(cuMemAddressFree(ptr, 16 * PAGE));
 }
 
-/* What was released names nothing, or something else. Real drivers may crash. */
+/* A handle that was released names nothing, or something else. Real drivers may crash. */
 static void use_stale(void)
 {
 	CUmemAllocationProp properties;

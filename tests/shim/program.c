@@ -325,7 +325,7 @@ static void check_unknown(CUdeviceptr ptr)
 	must(type == 0 && size == 0 && id == 0);
 }
 
-/* What is wrong is wrong in the driver's words. */
+/* Wrong calls get the driver's errors. */
 static void errors(const char *argument)
 {
 	CUdeviceptr ptr = 0;
@@ -521,7 +521,7 @@ static void forks(const char *argument)
 	print_counts();
 }
 
-/* Others fork while threads allocate. */
+/* A thread forks while others allocate. */
 static void storm(const char *argument)
 {
 	pthread_t ids[6];
@@ -820,7 +820,7 @@ static void vmm(const char *argument)
 	must_ok(cu(cuMemUnmap)(base, each));
 	must_ok(cu(cuMemAddressFree)(base, 16 * each));
 
-	/* What cannot be a chunk is the driver's, errors included. */
+	/* Memory that cannot be a chunk is the driver's, errors included. */
 	must(cu(cuMemCreate)(&handle, 12345, &plain, 0) != CUDA_SUCCESS);
 	must_be(cu(cuMemCreate)(&handle, 1ull << 35, &plain, 0), CUDA_ERROR_OUT_OF_MEMORY);
 	plain.location = (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_HOST_NUMA, .id = 0};
@@ -927,7 +927,7 @@ static void async_reuse(size_t n_bytes)
 	must_ok(cu(cuStreamDestroy_v2)(two));
 }
 
-/* What is freed on a stream of another device stays memory of its own. */
+/* Memory that is freed on a stream of another device stays memory of its own. */
 static void async_devices(CUcontext zero)
 {
 	CUstream here = new_stream();
@@ -1114,7 +1114,7 @@ static void async_stitched(const char *argument)
 	must_ok(cu(cuStreamSynchronize)(stream));
 	must(pool_attribute(standard, CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == 4 * MIB);
 	must(pool_attribute(standard, CU_MEMPOOL_ATTR_USED_MEM_HIGH) == 12 * MIB);
-	/* What is free stays for the next. */
+	/* Free memory stays for the next request. */
 	must(pool_attribute(standard, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) == 12 * MIB);
 	must_ok(cu(cuMemFreeAsync)(two, stream));
 	must_ok(cu(cuStreamSynchronize)(stream));
@@ -1125,7 +1125,7 @@ static void async_stitched(const char *argument)
 	print_counts();
 }
 
-/* What a pool has does not grow with each small allocation, as CuPy's tests expect. */
+/* A pool's memory does not grow with each small allocation, as CuPy's tests expect. */
 static void async_small(const char *argument)
 {
 	CUmemoryPool pool = NULL;

@@ -177,7 +177,7 @@ static size_t churn(size_t n, size_t n_bytes)
 		CUdeviceptr ptr;
 		must_ok(allocate(&ptr, n_bytes, false));
 		must_ok(release(ptr, false));
-		/* For some milliseconds, in which it is closed. */
+		/* The look takes some milliseconds, in which the pool is closed. */
 		for (size_t look = 0; look < 20; look++) {
 			n_wrong += left() != before;
 		}
@@ -289,7 +289,7 @@ static void work(unsigned n, size_t n_bytes, unsigned n_rounds, bool in_order)
 			fflush(stdout);
 		}
 	}
-	/* What is freed in order is to be had again when the stream got there. */
+	/* Memory that is freed in order is to be had again when the stream got there. */
 	must_ok(cu(cuStreamSynchronize)(stream));
 	printf("done %u refused %u\n", n_rounds - n_refused, n_refused);
 	fflush(stdout);

@@ -111,7 +111,7 @@ static CUdeviceptr alloc_sealed(unsigned seed)
 
 /* ---- writes ---- */
 
-/* What is written: two rows around the border of the blocks, or all between them. */
+/* The bytes that are written: two rows around the border of the blocks, or all between them. */
 #define AT (PAGE - 65536)
 #define PITCH 65536u
 #define WIDTH 4096u
@@ -549,7 +549,7 @@ static CUdeviceptr map_own(const CUmemAllocationProp *properties,
 	return ptr;
 }
 
-/* What the program maps itself, and the driver has made, is private with its reason. */
+/* Memory that the driver has made and the program maps itself is private, with its reason. */
 static void own_mappings(void)
 {
 	start(0);
@@ -562,7 +562,7 @@ static void own_mappings(void)
 	sealed = try_seal(ptr);
 	must(sealed.sealed_bytes == 0 && sealed.pinned_bytes == N_BYTES);
 	must(sealed.pinned_why && strstr(sealed.pinned_why, "driver"));
-	/* What is not mapped is no memory. */
+	/* A span that is not mapped is no memory. */
 	const struct glake_span hole = {ptr + N_BYTES, N_BYTES};
 	must(glake_seal(&hole, 1, NULL) == -EINVAL);
 	must(glake_unseal(ptr, N_BYTES) == 0);
@@ -642,7 +642,7 @@ static void *call_cancelled(void *user)
 	return NULL;
 }
 
-/* Others would wait for ever for what it was doing. */
+/* A cancelled thread leaves nothing half done: others would wait for it for ever. */
 static void cancelled(void)
 {
 	struct call call = {.ptr = 0};
@@ -752,7 +752,7 @@ static void numbers(void)
 	must_ok(cuMemsetD8(ptr, 3, N_BYTES));
 	expect(twin, before, "twin");
 	fill(ptr, 1);
-	/* What the CPU may read has to stay in its place: no block does. Not every driver has that. */
+	/* Memory that the CPU may read has to stay in its place: no block does. Not every driver has that. */
 	CUmemAccessDesc by_cpu = reading;
 	by_cpu.location = (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_HOST_NUMA};
 	must(seal(ptr) == N_BYTES);
@@ -806,7 +806,7 @@ static void run_graph(CUgraph graph)
 	must_ok(cuGraphDestroy(graph));
 }
 
-/* What writes to sealed memory is captured, in all modes: as if it was not sealed. Nothing is written yet. */
+/* Writes to sealed memory are captured, in all modes: as if it was not sealed. Nothing is written yet. */
 static void captures(void)
 {
 	static uint8_t before[N_BYTES];
@@ -1357,7 +1357,7 @@ static void refuge(void)
 	must_ok(write_by_kernel(ptr, PAGE, 0x07070707));
 	memset(bytes, 7, PAGE);
 	expect(ptr, bytes, "worked on");
-	/* What was there is nobody's warm memory. */
+	/* The memory that was there is nobody's warm memory. */
 	must_ok(cuMemFree(freed));
 	wait_for_line();
 	expect(ptr, bytes, "asked for");

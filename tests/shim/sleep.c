@@ -198,7 +198,7 @@ static CUgraphExec graph_of(const struct buffer *buffer)
 	return exec;
 }
 
-/* Others may open the first of it. */
+/* Other processes may open the first chunk. */
 static void named(void)
 {
 	CUipcMemHandle name;

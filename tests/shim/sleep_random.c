@@ -135,7 +135,7 @@ static CUdeviceptr pick_place(struct thread *thread, const struct range *range)
 	return range->second && churn_pick(&thread->state, 2) ? range->second : range->ptr;
 }
 
-/* What is filled from the host is often what others have as well: one of N_CONTENTS. */
+/* A tile that is filled from the host often has what others have as well: one of N_CONTENTS. */
 static uint32_t pick_value(struct thread *thread, unsigned content, size_t tile)
 {
 	return content < N_CONTENTS ? (uint32_t)(tile * 2654435761u + content)

@@ -24,7 +24,7 @@ static atomic_uint n_makeable;
 static uv_sem_t gate;
 static atomic_bool is_at_gate;
 
-/* So many exist at a time, each as long as its fd is open; and how often there was no room. */
+/* The most chunks that exist at a time, each as long as its fd is open; and how often there was no room. */
 static atomic_uint most_open;
 static atomic_uint n_refused;
 

@@ -1913,7 +1913,7 @@ START_TEST(each_session_that_is_meant_is_asked)
 	fake.n_crowd = 300;
 	ck_assert_int_eq(run("sleep default"), 0);
 	ck_assert_uint_eq(fake.n_asked, 302);
-	/* Of model 9, which all but glakectl have open. */
+	/* Model 9 is open in all but glakectl. */
 	ck_assert_int_eq(run("wake llama"), 0);
 	ck_assert_uint_eq(fake.n_asked, 302 + 301);
 	fake.is_one_crowd = true;

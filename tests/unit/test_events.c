@@ -133,7 +133,7 @@ START_TEST(one_realm_cannot_push_out_what_was_found_of_others)
 	const struct event *event;
 	for (; (event = events_next(&events, last)); n++) {
 		last = event->id;
-		/* Those of others are the oldest; of its own the last are there. */
+		/* The events of others are the oldest; of its own the last are there. */
 		ck_assert_uint_eq(last,
 		                  n <= 100 ? n + 1 : 4 * EVENTS_KEPT + 101 - (EVENTS_KEPT - n - 1));
 	}

@@ -292,7 +292,7 @@ START_TEST(the_beat_goes_before_what_waits)
 		n_before += *text != '\0';
 		turn();
 	}
-	/* Those that were in its queue already. */
+	/* Messages that were in the queue already. */
 	ck_assert_uint_lt(n_before, N / 2);
 	ck_assert(notify_catch_up());
 	ck_assert_str_ne(told_soon(), "WATCHDOG=1");

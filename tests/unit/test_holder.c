@@ -277,7 +277,7 @@ static void count_user(void *user, const struct holder *holder)
 	++*(unsigned *)user;
 }
 
-/* Those who use a block are found in steps, while they come and go. */
+/* Users of a block are found in steps, while they come and go. */
 START_TEST(users_of_a_block_are_looked_for_in_steps)
 {
 	enum { N = 5, CHUNKS = 200 };

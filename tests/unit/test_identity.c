@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a process is called, which pod it is in, and how a long name is shown: all by text alone. */
+/* A process's name, its pod, and how a long name is shown: all by text alone. */
 #include <stdlib.h>
 #include <string.h>
 

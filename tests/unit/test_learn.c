@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What `glake learn` makes of what programs were seen to do: its state, who is blamed for a fault, and its table. */
+/* `glake learn` from what programs were seen to do: its state, who is blamed for a fault, and its table. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

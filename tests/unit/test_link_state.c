@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a link may become, and what its users make of each state. */
+/* The states that a link may go to, and what its users make of each. */
 #include <errno.h>
 #include <pthread.h>
 #include <string.h>
@@ -109,7 +109,7 @@ START_TEST(how_it_ends_depends_on_what_it_was)
 }
 END_TEST
 
-/* What is given back while the link is lost is told with the next connection; while it is resumed, or gone, nothing is noted. */
+/* A chunk given back while the link is lost is told with the next connection; while it is resumed, or gone, none is noted. */
 START_TEST(only_a_lost_one_is_owed_something)
 {
 	const uint64_t id = 7;

@@ -132,7 +132,7 @@ START_TEST(headers_wait_until_there_is_memory_for_them)
 	while (!look(&peer, &crowd, OTHER)) {
 	}
 	ck_assert_uint_lt(crowd.n_planned, N_LOADS / 2);
-	/* Those that wait can be cancelled as well. */
+	/* Loads that wait can be cancelled as well. */
 	for (unsigned i = 0; i < N_LOADS; i += 2) {
 		peer_cancel(&peer, i);
 	}

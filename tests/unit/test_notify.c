@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the service manager is told. */
+/* The messages to the service manager. */
 #include "daemon/base/notify.h"
 
 #include <stdio.h>

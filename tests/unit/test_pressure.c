@@ -590,7 +590,7 @@ START_TEST_WITH(clients_that_give_nothing_end_the_wait, .n = 5)
 	} else if (_i == LIES) {
 		answer(client, false);
 	} else if (_i == DIES) {
-		/* What the client had has gone with it. */
+		/* The client's memory has gone with it. */
 		ck_assert_ptr_null(client->base.ops);
 		struct want *next = want(30 * MIB);
 		expect_state(next, PRESSURE_GRANTED);
@@ -900,7 +900,7 @@ START_TEST_WITH(memory_that_is_late_is_waited_for, .n = 2)
 }
 END_TEST
 
-/* Of all clients only @who was asked, and once, whatever the sources heard. */
+/* Only client @who was asked, and once, whatever the sources heard. */
 static void expect_asked_once(char who)
 {
 	const char digits[] = "0123456789";
@@ -1093,7 +1093,7 @@ START_TEST(higher_priorities_are_served_all_the_same)
 }
 END_TEST
 
-/* Others would wait for nothing. */
+/* Whoever waited for such a program would wait for nothing. */
 START_TEST(a_program_that_cannot_wake_now_keeps_nobody_waiting)
 {
 	struct thing used = {0};

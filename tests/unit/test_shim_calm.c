@@ -410,7 +410,7 @@ START_TEST(no_event_is_left)
 		ck_assert_int_eq(n_events, 0);
 		ck_assert_int_eq(drain_gate.wait(NULL, SOON_NS), -EAGAIN);
 		ck_assert_int_eq(n_events, 0);
-		/* Those of the calm stay, as long as nobody looks at them, */
+		/* Events of the calm stay, as long as nobody looks at them, */
 		begin_capture(captured);
 		ck_assert_int_eq(n_events, 1);
 		words[FLAG] = 1;

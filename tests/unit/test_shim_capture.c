@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the shim knows of captures: which streams, of which threads and contexts, and until when. */
+/* The shim's view of captures: which streams, of which threads and contexts, and until when. */
 #include <sys/wait.h>
 
 #include "shim/capture.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the shim knows of contexts. */
+/* The shim's view of contexts. */
 #include <stdio.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the shim finds of sealed memory in the forms of calls that write. */
+/* Sealed memory is found in each form of a call that writes. */
 #include <stdint.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What blocks and models may become. */
+/* The states that blocks and models may go to. */
 #include <signal.h>
 
 #include "daemon/store/model.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the store evicts, and in which order. */
+/* The models that the store evicts, and their order. */
 #include <errno.h>
 
 #include "tests/unit/made_store.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What users may have of a thing that is limited, and that it is paid back. */
+/* A user's part of a thing that is limited, and that it is paid back. */
 #include "daemon/net/user.h"
 
 #include <signal.h>
