@@ -202,6 +202,16 @@ size_t world_n_more_fds(void);
 /* Wait until glaked has @n_more. */
 void world_wait_n_fds(size_t n_more);
 
+/* @call again and again, while a mover that has died and does not end has what it is about. */
+#define when_let(call) \
+	({ \
+		int result_; \
+		while ((result_ = (call)) == GLAKE_E_BUSY) { \
+			harness_sleep_ms(1); \
+		} \
+		result_; \
+	})
+
 /* A counter of glaked. */
 uint64_t world_metric(const char *name);
 void world_wait_metric(const char *name, uint64_t value);

@@ -336,7 +336,7 @@ static bool mover_dies_at(unsigned n, struct glake_session *session, glake_ptr p
 	uint64_t n_deaths = world_metric("mover_deaths");
 	snprintf(rule, sizeof(rule), "glake-mover/*:%u:die", n);
 	world_set_faults(rule);
-	int r = glake_sleep(session, 1000, NULL);
+	int r = when_let(glake_sleep(session, 1000, NULL));
 	ck_assert_msg(r == 0 || r == GLAKE_E_MOVER, "%u: %d: %s", n, r, glake_error());
 	ck_assert_int_eq(glake_is_asleep(session), r == 0);
 	bool has_died = world_metric("mover_deaths") > n_deaths;
