@@ -1069,19 +1069,40 @@ static void *write_in_thread(void *user)
 	return NULL;
 }
 
-/* A thread that writes; this one ends the program as soon as it has the error. */
-static void ends_beside(void)
+/* A thread that writes; this one ends the program as soon as it has the error, of @call. */
+static void ends_by(CUresult (*call)(void))
 {
 	pthread_t thread;
 	struct weights weights = load(0);
 	read_until_looked_at(&weights, W_BYTES);
 	must(pthread_create(&thread, NULL, write_in_thread, &weights) == 0);
 	while (!is_written) {
-		must_ok(cuStreamQuery(stream));
+		must_ok(call());
 		usleep(1000);
 	}
 	must(pthread_join(thread, NULL) == 0);
 	compare(&weights);
+}
+
+static CUresult query_stream(void)
+{
+	return cuStreamQuery(stream);
+}
+
+static void ends_by_query(void)
+{
+	ends_by(query_stream);
+}
+
+static CUresult search_function(void)
+{
+	CUfunction found;
+	return cuModuleGetFunction(&found, module, "read");
+}
+
+static void ends_by_search(void)
+{
+	ends_by(search_function);
 }
 
 static void fails(void)
@@ -1244,7 +1265,8 @@ static const struct {
 	{"again", used_again},
 	{"anew", loaded_anew},
 	{"shown", shown},
-	{"ends beside", ends_beside},
+	{"ends by a query", ends_by_query},
+	{"ends by a search", ends_by_search},
 	{"host_room", host_room},
 	{"no_room", no_room},
 	{"told_to_write", writes_when_told},
