@@ -215,18 +215,10 @@ static bool repeat(struct session *session, const request_t *request)
 	return true;
 }
 
-/* Whether a publication has failed, and its mover, which has died, cannot end and give the chunk back. */
-static bool is_left(const struct held *private)
-{
-	return private->admit && private->admit->state == ADMIT_LEAVING;
-}
-
 static const char *why_not(const struct held *private, uint64_t content_bytes)
 {
 	if (private->admit) {
-		return is_left(private)
-		               ? "is still with a glake-mover that has died and does not end"
-		               : "is being published already";
+		return "is being published already";
 	}
 	if (private->bed || private->slept) {
 		return "is being put to sleep";
@@ -252,6 +244,12 @@ static const char *why_not(const struct held *private, uint64_t content_bytes)
 	return NULL;
 }
 
+/* Whether a publication has failed, and its mover, which has died, cannot end and give the chunk back. */
+static bool is_left(const struct held *private)
+{
+	return private->admit && private->admit->state == ADMIT_LEAVING;
+}
+
 void rpc_block_publish(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	const Glake__Wire__BlockPublish *body = request->block_publish;
@@ -260,11 +258,17 @@ void rpc_block_publish(struct session *session, const request_t *request, struct
 		return;
 	}
 	private = holder_find(session->holder, HELD_CHUNK, body->chunk);
+	if (private && is_left(private)) {
+		rpc_refuse(session, request->id, STATUS_BUSY,
+		           "chunk %" PRIu64
+		           " is still with a glake-mover that has died and does not end",
+		           body->chunk);
+		return;
+	}
 	const char *reason = private ? why_not(private, body->content_bytes) : "is not there";
 	if (reason) {
-		rpc_refuse(session, request->id,
-		           private && is_left(private) ? STATUS_BUSY : STATUS_BAD_REQUEST,
-		           "chunk %" PRIu64 " %s", body->chunk, reason);
+		rpc_refuse(session, request->id, STATUS_BAD_REQUEST, "chunk %" PRIu64 " %s",
+		           body->chunk, reason);
 		return;
 	}
 	if (!holder_pay_record(session->holder, private)) {

@@ -674,6 +674,7 @@ uint64_t world_used_bytes(int device)
 	ck_assert_int_eq(drv.cuDevicePrimaryCtxRetain(&context, device), CUDA_SUCCESS);
 	ck_assert_int_eq(drv.cuCtxSetCurrent(context), CUDA_SUCCESS);
 	ck_assert_int_eq(drv.cuMemGetInfo(&free_bytes, &total_bytes), CUDA_SUCCESS);
+	ck_assert_int_eq(drv.cuDevicePrimaryCtxRelease(device), CUDA_SUCCESS);
 	return total_bytes - free_bytes;
 }
 

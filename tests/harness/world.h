@@ -133,7 +133,7 @@ void world_disconnect(struct glake_session *session);
 
 /* Load and initialise `drv`. */
 void world_open_driver(void);
-/* The bytes of the device that the driver has given out, by `drv`. Its primary context is the thread's from now on. */
+/* The bytes of the device that the driver has given out, by `drv`. For a thread that has no context of its own. */
 uint64_t world_used_bytes(int device);
 
 typedef void (*world_fn)(void *user);

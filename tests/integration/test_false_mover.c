@@ -342,12 +342,16 @@ START_TEST(a_chunk_of_a_mover_that_cannot_end_is_busy)
 {
 	static const struct fuse_file_faults faults = {.endless_from = 1};
 	struct fuse_file file;
+	char top[200];
 	char folder[256];
 	char what[400];
 	uint64_t chunk;
 	Glake__Wire__Status status = GLAKE__WIRE__STATUS__BUSY;
 	const char *tmp = getenv("TMPDIR");
-	snprintf(folder, sizeof(folder), "%s/endless", tmp ? tmp : "/tmp");
+	/* Before glaked is there, and its folder: else its movers do not see the mount. */
+	snprintf(top, sizeof(top), "%s/endless.XXXXXX", tmp ? tmp : "/tmp");
+	ck_assert_ptr_nonnull(mkdtemp(top));
+	snprintf(folder, sizeof(folder), "%s/fuse", top);
 	if (!fuse_file_start(&file, folder, "/proc/self/exe", &faults)) {
 		return;
 	}
@@ -371,6 +375,7 @@ START_TEST(a_chunk_of_a_mover_that_cannot_end_is_busy)
 	connection_close(&connection);
 	world_wait_books(&books_before);
 	rmdir(folder);
+	rmdir(top);
 }
 END_TEST
 
