@@ -60,7 +60,7 @@ void will_void(struct will *will);
 /* Void the will of a chunk, if it has one. */
 void will_void_of(const struct held *held);
 
-/* What somebody asks for, who may be meant by a will: at that location, chunks of that size and number. */
+/* Memory that somebody asks for by a key: at that location, chunks of that size and number. */
 struct will_wanted {
 	const struct location *at;
 	const uint8_t *key;

@@ -10,7 +10,7 @@ struct refusal {
 	struct fdlist fds;
 };
 
-/* Called with the lock held, which is open while the refusal's fds are closed. */
+/* Called with the lock held. It is released while the refusal's fds are closed. */
 static void finish_one(struct refuser *refuser)
 {
 	struct refusal *refusal = refuser->refusals;

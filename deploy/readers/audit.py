@@ -171,7 +171,7 @@ def width(instruction):
 
 
 def most(instruction):
-    """The most registers that have a result; those beyond its width may keep what they have."""
+    """The most registers that a result takes; those beyond its width may keep what they have."""
     if instruction.op in MANY:
         return MANY[instruction.op]
     return 2 if {"F64", "S64", "U64"} & set(instruction.parts) else 1

@@ -26,9 +26,9 @@
 /* The pause between two tries to find a moment without work, and without others at work on the memory: at first, and at most. */
 #define PAUSE_NS 20000000u
 #define MAX_PAUSE_NS 320000000u
-/* Other threads that work on some of the memory end within so many tries, mostly. */
+/* Other threads that work on some of the memory end within this many tries, mostly. */
 #define HOLD_TRIES 1000u
-/* Copies that were given up are out of the mover's hands within so many tries, mostly. */
+/* Copies that were given up are out of the mover's hands within this many tries, mostly. */
 #define COPY_TRIES 100u
 
 /* ---- holding ---------------------------------------------------------------------------------- */

@@ -45,7 +45,7 @@
  */
 #define WASTE_PART 64u
 #define WASTE_MIN_BYTES (32ull << 20)
-/* The wait for chunks that are held; and if no other memory is left. */
+/* The longest wait for chunks that are held; and the longest if no other memory is left. */
 #define HELD_NS 2000000u
 #define HELD_SHORT_NS 1000000000u
 /* Streams that one allocation may wait for. */

@@ -252,7 +252,7 @@ def connect(socket: Optional[str] = None, program: Optional[str] = None, cuda: b
     """A new session. ``cuda=False`` never opens the driver: enough to look and steer. ``stitch``:
     memory in stream order is stitched of free memory, as with ``GLAKE_ALLOC=stitch``.
     ``sleep_when_asked``: dispatch() may put it to sleep; of no effect under ``glake run``.
-    ``promise``: what is this process's of each device, whatever others do, and no more: a size as ``"20GiB"``, or
+    ``promise``: the part of each device that is this process's, whatever others do, and no more: a size as ``"20GiB"``, or
     ``"0=20GiB,1=10GiB"`` by the daemon's numbers of devices. Without it ``GLAKE_PROMISE`` counts."""
     return Session(socket, program, cuda, libcuda, stitch, sleep_when_asked, promise)
 
