@@ -640,6 +640,10 @@ void world_restart(void)
 	harness_restart(&harness);
 	eye = connect_eye();
 	look();
+	if (!harness.options.keeps_fds && !harness.options.has_keeper) {
+		/* A program that looks for its session is one for a moment, before it is told that there is none. */
+		books_before.n_sessions = 1;
+	}
 }
 
 bool world_is_killed(void)
