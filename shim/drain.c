@@ -268,18 +268,24 @@ static int wait_and_open(uint64_t deadline_ns)
 	return r;
 }
 
-static int with_contexts(int (*act)(uint64_t deadline_ns), uint64_t patience_ns)
+/* Another thread may hold the contexts for long, so they are taken while the gate is open. */
+static int hold_contexts(uint64_t deadline_ns)
 {
-	const uint64_t deadline_ns = clock_now_ns() + patience_ns;
 	if (shim_is_forked() || !real(cuCtxRecordEvent)) {
 		return -ENOTSUP;
 	}
-	/* Another thread may hold the contexts for long, so take them while the gate is open. */
-	if ((capture_is_any() && !drain_is_calm) || !order_try_hold_contexts(deadline_ns)) {
-		return -EAGAIN;
+	bool is_captured = capture_is_any() && !drain_is_calm;
+	return is_captured || !order_try_hold_contexts(deadline_ns) ? -EAGAIN : 0;
+}
+
+static int with_contexts(int (*act)(uint64_t deadline_ns), uint64_t patience_ns)
+{
+	const uint64_t deadline_ns = clock_now_ns() + patience_ns;
+	int r = hold_contexts(deadline_ns);
+	if (r == 0) {
+		r = act(deadline_ns);
+		order_let_contexts();
 	}
-	int r = act(deadline_ns);
-	order_let_contexts();
 	return r;
 }
 
@@ -295,16 +301,30 @@ int drain_await(uint64_t patience_ns)
 	return with_contexts(wait_closed, patience_ns);
 }
 
+/*
+ * The contexts stay held until the gate opens: the closer's own work needs one, and another thread that took them could wait for
+ * the gate, or for work that a thread at the gate has to go on with.
+ */
 static int close_gate(void *user, uint64_t patience_ns)
 {
 	(void)user;
-	return with_contexts(close_and_wait, patience_ns);
+	const uint64_t deadline_ns = clock_now_ns() + patience_ns;
+	int r = hold_contexts(deadline_ns);
+	if (r < 0) {
+		return r;
+	}
+	r = close_and_wait(deadline_ns);
+	if (r < 0) {
+		order_let_contexts();
+	}
+	return r;
 }
 
 static void open_gate(void *user)
 {
 	(void)user;
 	gate_open();
+	order_let_contexts();
 }
 
 static int wait_at_gate(void *user, uint64_t patience_ns)

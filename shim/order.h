@@ -61,7 +61,7 @@ void order_collect_all(void);
 void order_settle(void);
 
 /*
- * Around a call that may end contexts. Between hold and let, no other thread uses or ends one.
+ * Around a call that may end contexts. Between hold and let, no other thread uses or ends one; the same one may hold them again.
  * hide: before the call, set the parked memory of @ctx aside, because the handle may be another
  * context's at once. show: @ctx has not ended, the memory is parked again. drop: @ctx has ended,
  * and no work uses the memory any more.

@@ -29,7 +29,7 @@
  *   4. the library's lock of the party, while the process falls asleep or wakes (libclient/sleep/party.h)
  *   5. room for a request (connection_ask())
  *   6. the contexts (order_hold_contexts()), also while a context ends
- *   7. the closed gate (gate.h, drain.h). The closer may take the contexts again, by order_try_hold_contexts()
+ *   7. the closed gate (gate.h, drain.h). Who closes it by drain_gate holds the contexts until it opens
  *   8. drain.c's calm_lock; sleep.c's lock
  *   9. the library's lock of an order, which asks capture.c whether a stream is idle
  *  10. the lock of each other file. Of these, capture.c, code.c and cuda_pool.c call the driver with theirs, and record.c

@@ -26,8 +26,8 @@
  *   2. a thread of the program or of ours in the library, for memory that is asleep. It holds no lock of the library, and
  *      contexts (order_hold_contexts()) only if it began while the process fell asleep, which is then tried again. The service
  *      thread has a turn; other threads can have one beside it
- *   3. the sleeper. In the library it closes the gate and holds contexts, one after the other, each up to a deadline, as any
- *      change does; it enters the gate nowhere. So it never waits for 1 or 2
+ *   3. the sleeper. In the library it holds contexts and closes the gate, up to a deadline, as any change does; it enters the gate
+ *      nowhere. So it never waits for 1 or 2
  *   4. the lock of sleep.c, whose holder waits for nobody. A thread that has closed the gate may take it
  *   5. glaked, for room
  * The sleeper wakes the process under the library's lock of the party. A thread that ends a session waits for that lock, and

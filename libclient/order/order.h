@@ -54,7 +54,7 @@ void glake__order_settle(struct glake_order *order);
  * show it again.
  */
 void glake__order_hold_contexts(struct glake_order *order);
-/* False: another thread holds them. */
+/* A thread that holds them may hold them again, and lets them as often. False: another thread holds them. */
 bool glake__order_try_hold_contexts(struct glake_order *order);
 void glake__order_let_contexts(struct glake_order *order);
 void glake__order_hide_context(struct glake_order *order, void *context);

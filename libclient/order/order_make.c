@@ -155,6 +155,15 @@ static bool find_calls(struct glake_order *order)
 	return true;
 }
 
+static void init_recursive(pthread_mutex_t *lock)
+{
+	pthread_mutexattr_t attributes;
+	pthread_mutexattr_init(&attributes);
+	pthread_mutexattr_settype(&attributes, PTHREAD_MUTEX_RECURSIVE);
+	pthread_mutex_init(lock, &attributes);
+	pthread_mutexattr_destroy(&attributes);
+}
+
 int glake__order_over(const struct cudrv *drv, const struct glake_order_options *options,
                       struct glake_order **order_out)
 {
@@ -170,7 +179,7 @@ int glake__order_over(const struct cudrv *drv, const struct glake_order_options 
 		free(order);
 		return -ENOSYS;
 	}
-	pthread_mutex_init(&order->context_lock, NULL);
+	init_recursive(&order->context_lock);
 	pthread_mutex_init(&order->lock, NULL);
 	*order_out = order;
 	return 0;

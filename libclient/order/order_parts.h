@@ -117,7 +117,10 @@ struct glake_order {
 	atomic_uint n_releasing;     /* some thread has taken them, and is about to release them */
 	_Atomic uint64_t n_released; /* so far */
 
-	/* Taken before the other one. Held while a context may end, or is entered to collect. */
+	/*
+	 * Taken before the other one. Held while a context may end, or is entered to collect. Recursive: whoever
+	 * holds the contexts for long enters them as well.
+	 */
 	pthread_mutex_t context_lock;
 	struct glake__parked *dropped; /* owned; under it: of contexts that ended, to be released */
 	pthread_mutex_t lock;          /* for what follows */

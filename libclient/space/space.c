@@ -335,12 +335,9 @@ void glake__gate_open(void)
 int glake__context_hold(int device, void **context_out)
 {
 	const struct glake__gate *gate = &glake__space.gate;
-	const uint64_t patience_ns = closed.depth > 0 && glake__gate_holds()
-	                                     ? GLAKE__GATE_PATIENCE_NS
-	                                     : HOLD_PATIENCE_NS;
 	*context_out = NULL;
 	int r = gate->hold_context
-	                ? gate->hold_context(gate->user, device, patience_ns, context_out)
+	                ? gate->hold_context(gate->user, device, HOLD_PATIENCE_NS, context_out)
 	                : 0;
 	if (r == -EAGAIN) {
 		return glake__fail(-EBUSY, "a context of the program is ending");

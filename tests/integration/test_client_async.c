@@ -422,9 +422,21 @@ static void park_unmarked(struct glake_order *order, CUstream stream,
 	} while (line->n_unmarked == 0);
 }
 
-/* Another thread may be at cuCtxDestroy(). */
+static pthread_barrier_t at_the_call;
+
+/* As around cuCtxDestroy(). */
+static void *end_some_context(void *order)
+{
+	glake__order_hold_contexts(order);
+	pthread_barrier_wait(&at_the_call);
+	pthread_barrier_wait(&at_the_call);
+	glake__order_let_contexts(order);
+	return NULL;
+}
+
 START_TEST(a_context_that_may_be_ending_gets_no_marks)
 {
+	pthread_t thread;
 	struct glake_stream known;
 	struct glake_stream known_there;
 	CUcontext there;
@@ -440,13 +452,16 @@ START_TEST(a_context_that_may_be_ending_gets_no_marks)
 	ck_assert_int_eq(drv.cuCtxSetCurrent(context), CUDA_SUCCESS);
 	assert_ok(glake_order_stream(order, own, 0, &known));
 	park_unmarked(order, own, &known);
-	glake__order_hold_contexts(order);
+	pthread_barrier_init(&at_the_call, NULL, 2);
+	ck_assert_int_eq(pthread_create(&thread, NULL, end_some_context, order), 0);
+	pthread_barrier_wait(&at_the_call);
 	assert_fails(-EBUSY, "cannot be waited for",
 	             glake_order_follow(order, stream, 0, known_there.id));
 	ck_assert_uint_gt(glake__order_find_line(order, known_there.id)->n_unmarked, 0);
 	/* Not that of the stream that waits. */
 	assert_ok(glake_order_follow(order, stream, 0, known.id));
-	glake__order_let_contexts(order);
+	pthread_barrier_wait(&at_the_call);
+	pthread_join(thread, NULL);
 	assert_ok(glake_order_follow(order, stream, 0, known_there.id));
 	glake_order_free(order);
 }

@@ -180,6 +180,16 @@ START_TEST(two_threads_write_while_a_third_seals)
 }
 END_TEST
 
+/* Each copy takes a while, and whoever ends a context comes between two of them. */
+START_TEST(a_write_gets_its_copies_while_contexts_end)
+{
+	struct run run;
+	run_start(&run, "CUDASIM_FAULT=cuMemcpyDtoDAsync:*:slow=10,cuCtxDestroy:*:slow=100",
+	          run_in_build("tests/shim/seal"), "contexts_end", NULL);
+	run_end_well(&run);
+}
+END_TEST
+
 START_TEST(a_write_without_memory_fails_as_an_allocation)
 {
 	struct run run;

@@ -21,6 +21,9 @@
 #include "tests/shim/scenario.h"
 #include "tests/shim/seal_in_time.h"
 
+/* Newer toolkits have it in the library only. */
+CUresult cuCtxCreate_v2(CUcontext *ctx, unsigned flags, CUdevice device);
+
 #define MIB (1ull << 20)
 #define PAGE (2 * MIB)
 #define N_BYTES (2 * PAGE)
@@ -1369,14 +1372,12 @@ static void refuge(void)
 	expect(ptr, bytes, "sealed again");
 }
 
-/* One write to several blocks, while the GPU has no memory for copies. */
-static void one_refuge(void)
+/* Memory of the program's own, @n_blocks of N_BYTES side by side, each sealed: one write to it is as many copies. */
+static CUdeviceptr map_blocks(unsigned n_blocks)
 {
-	enum { N_BLOCKS = 4 };
-	start(0);
 	CUdeviceptr ptr = 0;
-	must_ok(cuMemAddressReserve(&ptr, N_BLOCKS * N_BYTES, 0, 0, 0));
-	for (unsigned i = 0; i < N_BLOCKS; i++) {
+	must_ok(cuMemAddressReserve(&ptr, n_blocks * N_BYTES, 0, 0, 0));
+	for (unsigned i = 0; i < n_blocks; i++) {
 		CUmemGenericAllocationHandle handle;
 		must_ok(cuMemCreate(&handle, N_BYTES, &shareable, 0));
 		must_ok(cuMemMap(ptr + i * N_BYTES, N_BYTES, 0, handle, 0));
@@ -1384,14 +1385,60 @@ static void one_refuge(void)
 		must_ok(cuMemSetAccess(ptr + i * N_BYTES, N_BYTES, &writable, 1));
 		fill(ptr + i * N_BYTES, i);
 	}
-	must(seal_span(ptr, N_BLOCKS * N_BYTES) == N_BLOCKS * N_BYTES);
-	wait_for_line();
-	must_ok(cuMemsetD8(ptr, 8, N_BLOCKS * N_BYTES));
+	must(seal_span(ptr, n_blocks * N_BYTES) == n_blocks * N_BYTES);
+	return ptr;
+}
+
+/* Write to all of them at once. */
+static void write_blocks(CUdeviceptr ptr, unsigned n_blocks)
+{
+	must_ok(cuMemsetD8(ptr, 8, n_blocks * N_BYTES));
 	memset(bytes, 8, N_BYTES);
-	for (unsigned i = 0; i < N_BLOCKS; i++) {
+	for (unsigned i = 0; i < n_blocks; i++) {
 		expect(ptr + i * N_BYTES, bytes, "written");
 	}
+}
+
+/* One write to several blocks, while the GPU has no memory for copies. */
+static void one_refuge(void)
+{
+	enum { N_BLOCKS = 4 };
+	start(0);
+	CUdeviceptr ptr = map_blocks(N_BLOCKS);
 	wait_for_line();
+	write_blocks(ptr, N_BLOCKS);
+	wait_for_line();
+}
+
+static bool is_over;
+
+/* The driver takes long for each of them. */
+static void *end_contexts(void *user)
+{
+	(void)user;
+	while (!__atomic_load_n(&is_over, __ATOMIC_SEQ_CST)) {
+		CUcontext other = NULL;
+		must_ok(cuCtxCreate_v2(&other, 0, 0));
+		usleep(5000);
+		must_ok(cuCtxDestroy(other));
+	}
+	return NULL;
+}
+
+/* Another thread ends contexts while memory becomes private: no copy does without one for that. */
+static void contexts_end(void)
+{
+	enum { N_BLOCKS = 8 };
+	pthread_t thread;
+	start(0);
+	CUdeviceptr ptr = map_blocks(N_BLOCKS);
+	must(pthread_create(&thread, NULL, end_contexts, NULL) == 0);
+	for (unsigned round = 0; round < 4; round++) {
+		must(round == 0 || seal_span(ptr, N_BLOCKS * N_BYTES) == N_BLOCKS * N_BYTES);
+		write_blocks(ptr, N_BLOCKS);
+	}
+	__atomic_store_n(&is_over, true, __ATOMIC_SEQ_CST);
+	pthread_join(thread, NULL);
 }
 
 /* There is no memory for copies until the second line has come. */
@@ -1417,8 +1464,6 @@ static struct {
 	CUdeviceptr ptr;
 	unsigned first; /* the value of its first round */
 } pairs[2];
-static bool is_over;
-
 static void *write_on(void *user)
 {
 	uint32_t words[8];
@@ -1675,6 +1720,7 @@ static const struct scenario scenarios[] = {
 	{"poor", poor},
 	{"refuge", refuge},
 	{"one_refuge", one_refuge},
+	{"contexts_end", contexts_end},
 	{"endure", endure},
 	{"orphaned", orphaned},
 	{"ends", ends},
