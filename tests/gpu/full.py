@@ -3,7 +3,7 @@
 
     python3 tests/gpu/full.py [SCENARIO ...]
 
-Runs the scenarios of tests/shim/full.c, and those of tests/shim/seal.c that a GPU can run (graphs and captures),
+Runs the scenarios of tests/shim/full.c, and those of tests/shim/seal.c that a GPU can run,
 under `glake run`, one after the other. A line for each, with its seconds. Exit 1 when one fails or hangs, or when
 blocks are left at the end.
 """
@@ -19,7 +19,7 @@ SCENARIOS = [("full", name) for name in (
     "writes_wait_for_a_thread", "seals_come_back", "copies_given_up", "zeroes_given_up")]
 SCENARIOS += [("seal", name) for name in (
     "all_writes", "graphs", "sealed_destinations", "captures", "captures_beside_work",
-    "captures_behind_work", "work_under_way", "numbers")]
+    "captures_behind_work", "work_under_way", "numbers", "contexts_end")]
 # A scenario that hangs ends by its own alarm before.
 SECONDS = 300
 
