@@ -356,6 +356,8 @@ def to_a_neighbour(m):
     with glake.connect() as neighbour:
         n_free = len(take_all(neighbour))
         trim(neighbour)
+    # Else later requests take blocks of earlier ones, when free memory comes late.
+    m.patient()
     for seed in range(4):
         engine.add(prompt(seed, 60), [7] * 4)
     m.finish()
@@ -373,6 +375,8 @@ def to_a_neighbour(m):
 # ---- blocks that outlive an engine: one crashes, and the next one finds them ----
 
 def leave(m):
+    # Else the second request takes blocks of the first, when free memory comes late.
+    m.patient()
     engine = m.engine(key=KEY)
     engine.add(prompt(1, 100), [7] * 8)
     engine.add(prompt(2, 40), [7] * 8)
