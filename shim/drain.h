@@ -7,7 +7,7 @@
  * Waiting has a deadline, because work may depend on a thread that is now held back at the gate: NCCL, waits
  * for a word in memory, host functions. After the deadline the gate opens again. While a stream is
  * captured, the gate closes only on the condition below, since marking work would end the capture. No capture begins at a
- * closed gate.
+ * closed gate. No context ends while it is closed: the closer holds them until it opens the gate.
  *
  * Errors of close(): -EAGAIN as glake_shim.h says. Permanent errors: -ENOTSUP: the driver has no
  * cuCtxRecordEvent() (before CUDA 12.5), or the process is a forked child; -ENOMEM and -ENOSYS of gate_close();

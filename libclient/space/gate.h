@@ -30,8 +30,8 @@
  * hold_context() finds a context of CUDA @device for work of the library's own, one that the program has, since a
  * new one takes 500 MiB and 0.2 s. No context of the process ends until let_context(), which the same thread calls.
  * *context_out is NULL if the program has never had one. Otherwise it returns a negative error, and holds nothing:
- *   -EAGAIN  another thread is ending a context, and did not get ready within @patience_ns. Not for the thread that has closed
- *            the gate
+ *   -EAGAIN  another thread is ending a context, and did not get ready within @patience_ns. Never if the calling
+ *            thread has closed the gate
  *   -ENOENT  those that the program had have ended
  * sleep() is called by the thread that has closed the gate: from then on nobody passes, whoever opens it, until wake(),
  * which any thread calls, and which does nothing without a sleep(). With it, all sessions of the process sleep together. Otherwise it returns a negative error, and nothing has changed. wanted() says that a thread of the

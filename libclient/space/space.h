@@ -112,7 +112,7 @@ bool glake__gate_holds(void);
 /*
  * A context of CUDA @device for work of the library's own; all contexts of the process stay until glake__context_let()
  * by the same thread. *context_out is NULL if there is none: the caller may make one. -EBUSY: another thread is ending
- * a context; not if this one has closed the gate. GLAKE_E_CUDA: that of the memory has ended. Without a gate nothing is
+ * a context; never if this one has closed the gate. GLAKE_E_CUDA: that of the memory has ended. Without a gate nothing is
  * held, and *context_out is NULL.
  */
 int glake__context_hold(int device, void **context_out);

@@ -641,7 +641,7 @@ void world_restart(void)
 	eye = connect_eye();
 	look();
 	if (!harness.options.keeps_fds && !harness.options.has_keeper) {
-		/* A program that looks for its session is one for a moment, before it is told that there is none. */
+		/* A program that outlived the last glaked asks this one for its session, and counts until it is refused. */
 		books_before.n_sessions = 1;
 	}
 }

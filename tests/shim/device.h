@@ -11,6 +11,9 @@
 
 #include "tests/shim/must.h"
 
+/* Newer toolkits have it in the library only. */
+CUresult cuCtxCreate_v2(CUcontext *ctx, unsigned flags, CUdevice device);
+
 /* Its primary context, which is this thread's from now on. */
 static inline CUcontext use_device(int ordinal)
 {

@@ -32,9 +32,6 @@
 /* Blocks of threads that fill any GPU. */
 #define N_SPINNERS 1024
 
-/* Newer toolkits have it in the library only. */
-CUresult cuCtxCreate_v2(CUcontext *ctx, unsigned flags, CUdevice device);
-
 /* ---- help ---- */
 
 static CUstream stream;

@@ -21,9 +21,6 @@
 #include "tests/shim/scenario.h"
 #include "tests/shim/seal_in_time.h"
 
-/* Newer toolkits have it in the library only. */
-CUresult cuCtxCreate_v2(CUcontext *ctx, unsigned flags, CUdevice device);
-
 #define MIB (1ull << 20)
 #define PAGE (2 * MIB)
 #define N_BYTES (2 * PAGE)
@@ -1412,7 +1409,7 @@ static void one_refuge(void)
 
 static bool is_over;
 
-/* The driver takes long for each of them. */
+/* One after the other, until it is over. */
 static void *end_contexts(void *user)
 {
 	(void)user;
@@ -1425,7 +1422,7 @@ static void *end_contexts(void *user)
 	return NULL;
 }
 
-/* Another thread ends contexts while memory becomes private: no copy does without one for that. */
+/* Another thread ends contexts while memory becomes private: each copy finds a context all the same. */
 static void contexts_end(void)
 {
 	enum { N_BLOCKS = 8 };
@@ -1464,6 +1461,7 @@ static struct {
 	CUdeviceptr ptr;
 	unsigned first; /* the value of its first round */
 } pairs[2];
+
 static void *write_on(void *user)
 {
 	uint32_t words[8];
