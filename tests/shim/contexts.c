@@ -44,15 +44,6 @@ static void be_slow(CUstream stream)
 	must_ok(cuLaunchHostFunc(stream, run_slowly, NULL));
 }
 
-static int gate_is_open;
-
-static void CUDA_CB wait_at_gate(void *user)
-{
-	while (!__atomic_load_n(&gate_is_open, __ATOMIC_SEQ_CST)) {
-		usleep(1000);
-	}
-}
-
 /* Memory in stream order is ours, so nothing is taken for captured. */
 static void must_own(CUstream stream)
 {
@@ -158,10 +149,10 @@ static void captures_go_on(void)
 	CUstream stream = new_stream();
 	CUstream other = new_stream();
 	CUdeviceptr ptr = alloc_on(other, 8 * MIB);
-	must_ok(cuLaunchHostFunc(other, wait_at_gate, NULL));
+	close_gate(other);
 	must_ok(cuMemFreeAsync(ptr, other));
 	must_ok(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
-	__atomic_store_n(&gate_is_open, 1, __ATOMIC_SEQ_CST);
+	open_gate();
 	wait_for_line();
 	must_ok(cuStreamEndCapture(stream, &graph));
 }
@@ -191,11 +182,10 @@ static void readers_count(void)
 	ptr = alloc(4 * MIB);
 	must_ok(cuCtxSetCurrent(last));
 	must_ok(cuCtxDisablePeerAccess(zero));
-	__atomic_store_n(&gate_is_open, 0, __ATOMIC_SEQ_CST);
-	must_ok(cuLaunchHostFunc(stream, wait_at_gate, NULL));
+	close_gate(stream);
 	must_ok(cuCtxSetCurrent(zero));
 	must_ok(cuMemFree(ptr));
-	__atomic_store_n(&gate_is_open, 1, __ATOMIC_SEQ_CST);
+	open_gate();
 }
 
 /* Without peer access: copies of another device's context are made, and waited for, as of memory that the driver allocates. */

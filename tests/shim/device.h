@@ -8,6 +8,8 @@
 #define GLAKE_TESTS_SHIM_DEVICE_H
 
 #include <cuda.h>
+#include <stdbool.h>
+#include <unistd.h>
 
 #include "tests/shim/must.h"
 
@@ -43,6 +45,27 @@ static inline CUdeviceptr alloc_on(CUstream stream, size_t n_bytes)
 	CUdeviceptr ptr = 0;
 	must_ok(cuMemAllocAsync(&ptr, n_bytes, stream));
 	return ptr;
+}
+
+static bool gate_is_open;
+
+static inline void CUDA_CB stand_at_gate(void *user)
+{
+	while (!__atomic_load_n(&gate_is_open, __ATOMIC_SEQ_CST)) {
+		usleep(1000);
+	}
+}
+
+/* The stream stands still until open_gate(). A program has one gate. */
+static inline void close_gate(CUstream stream)
+{
+	__atomic_store_n(&gate_is_open, false, __ATOMIC_SEQ_CST);
+	must_ok(cuLaunchHostFunc(stream, stand_at_gate, NULL));
+}
+
+static inline void open_gate(void)
+{
+	__atomic_store_n(&gate_is_open, true, __ATOMIC_SEQ_CST);
 }
 
 #endif

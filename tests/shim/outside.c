@@ -703,17 +703,9 @@ static void two_devices(void)
 	wait_and_expect();
 }
 
-static void CUDA_CB wait_for_go(void *user)
-{
-	while (!__atomic_load_n((bool *)user, __ATOMIC_SEQ_CST)) {
-		usleep(1000);
-	}
-}
-
 /* A stream of the second device has a copy to the first one's memory, which that device has no access to. */
 static void other_device(void)
 {
-	static bool is_go;
 	CUcontext other;
 	CUstream copies;
 	void *pinned;
@@ -725,10 +717,10 @@ static void other_device(void)
 	must_ok(cuDevicePrimaryCtxRetain(&other, 1));
 	must_ok(cuCtxPushCurrent(other));
 	copies = new_stream();
-	must_ok(cuLaunchHostFunc(copies, wait_for_go, &is_go));
+	close_gate(copies);
 	must_ok(cuMemcpyHtoDAsync(buffer->ptr, pinned, PAGE, copies));
 	wait_for_line();
-	__atomic_store_n(&is_go, true, __ATOMIC_SEQ_CST);
+	open_gate();
 	must_ok(cuStreamSynchronize(copies));
 	must_ok(cuCtxPopCurrent(&other));
 	wait_and_expect();

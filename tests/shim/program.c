@@ -1052,7 +1052,10 @@ static uint64_t pool_attribute(CUmemoryPool pool, CUmemPool_attribute which)
 	return value;
 }
 
-/* Nothing is left at once. */
+/*
+ * Nothing is left at once, of what was freed on this thread's default stream. On others a free may be without a mark, which
+ * the shim's thread may add behind the stream's end.
+ */
 static void trim(CUmemoryPool pool)
 {
 	must_ok(cu(cuMemPoolTrimTo)(pool, 0));
@@ -1082,7 +1085,7 @@ static void async_trimmed(const char *argument)
 	CUdeviceptr ptrs[8];
 	pthread_t other;
 	CUcontext ctx = start();
-	CUstream stream = new_stream();
+	CUstream stream = CU_STREAM_PER_THREAD;
 	must_ok(cu(cuDeviceGetDefaultMemPool)(&pool, 0));
 	must(pthread_create(&other, NULL, trim_on, ctx) == 0);
 	for (unsigned round = 0; round < 300; round++) {
@@ -1106,7 +1109,7 @@ static void async_stitched(const char *argument)
 	CUmemoryPool standard = NULL;
 	cuuint64_t zero = 0;
 	start();
-	CUstream stream = new_stream();
+	CUstream stream = CU_STREAM_PER_THREAD;
 	must_ok(cu(cuDeviceGetDefaultMemPool)(&standard, 0));
 	CUdeviceptr one = alloc_on(stream, 8 * MIB);
 	CUdeviceptr two = alloc_on(stream, 4 * MIB);
@@ -1130,7 +1133,7 @@ static void async_small(const char *argument)
 {
 	CUmemoryPool pool = NULL;
 	start();
-	CUstream stream = new_stream();
+	CUstream stream = CU_STREAM_PER_THREAD;
 	must_ok(cu(cuDeviceGetDefaultMemPool)(&pool, 0));
 	CUdeviceptr first = alloc_on(stream, 1024);
 	cuuint64_t reserved = pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
@@ -1161,7 +1164,7 @@ static void async_pools(const char *argument)
 	CUmemoryPool shared = NULL;
 	cuuint64_t zero = 0;
 	start();
-	CUstream stream = new_stream();
+	CUstream stream = CU_STREAM_PER_THREAD;
 	CUmemPoolProps properties = {
 		.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
 		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},

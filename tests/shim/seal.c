@@ -37,13 +37,6 @@ static CUcontext start(int device)
 	return ctx;
 }
 
-static void CUDA_CB wait_for_start(void *user)
-{
-	while (!__atomic_load_n((bool *)user, __ATOMIC_SEQ_CST)) {
-		usleep(1000);
-	}
-}
-
 static uint64_t n_copies(void)
 {
 	uint64_t (*count)(const char *) = (uint64_t(*)(const char *))dlsym(RTLD_DEFAULT,
@@ -893,7 +886,6 @@ static void *submit_beside(void *user)
 /* Work from before the capture is waited for, in other threads' streams as well. */
 static void captures_behind_work(void)
 {
-	bool goes_on = false;
 	pthread_t thread;
 	CUgraph graph;
 	CUstream other;
@@ -904,10 +896,10 @@ static void captures_behind_work(void)
 	CUdeviceptr private = alloc(N_BYTES);
 	fill(ptr, 1);
 	seal(ptr);
-	must_ok(cuLaunchHostFunc(other, wait_for_start, &goes_on));
+	close_gate(other);
 	must_ok(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
 	must_be(cuMemcpyDtoDAsync(ptr, device_source, 64, stream), CUDA_ERROR_OUT_OF_MEMORY);
-	__atomic_store_n(&goes_on, true, __ATOMIC_SEQ_CST);
+	open_gate();
 	must_ok(cuMemcpyDtoDAsync(ptr, device_source, 64, stream));
 	must(pthread_create(&thread, NULL, submit_beside, &private) == 0);
 	pthread_join(thread, NULL);
@@ -1157,17 +1149,16 @@ static void sealed_destinations(void)
 /* Work that does not end: the write fails, and works once it has. */
 static void work_under_way(void)
 {
-	bool goes_on = false;
 	CUstream other;
 	start(0);
 	other = new_stream();
 	CUdeviceptr ptr = alloc_sealed(1);
-	must_ok(cuLaunchHostFunc(stream, wait_for_start, &goes_on));
+	close_gate(stream);
 	must_be(cuMemsetD8Async(ptr, 8, N_BYTES, other), CUDA_ERROR_OUT_OF_MEMORY);
 	must_ok(cuMemcpyDtoHAsync(seen, ptr, N_BYTES, other));
 	must_ok(cuStreamSynchronize(other));
 	must(same_bytes(seen, bytes, N_BYTES));
-	__atomic_store_n(&goes_on, true, __ATOMIC_SEQ_CST);
+	open_gate();
 	must_ok(cuMemsetD8Async(ptr, 9, N_BYTES, other));
 	must_ok(cuStreamSynchronize(other));
 	memset(bytes, 9, N_BYTES);
@@ -1178,15 +1169,14 @@ static void work_under_way(void)
 static void held_back(void)
 {
 	struct glake_sealed sealed = {.size = sizeof(sealed)};
-	bool goes_on = false;
 	start(0);
 	CUdeviceptr ptr = alloc(N_BYTES);
 	const struct glake_span span = {ptr, N_BYTES};
 	fill(ptr, 1);
-	must_ok(cuLaunchHostFunc(stream, wait_for_start, &goes_on));
+	close_gate(stream);
 	must(glake_seal(&span, 1, &sealed) == -EBUSY);
 	must(sealed.sealed_bytes == 0);
-	__atomic_store_n(&goes_on, true, __ATOMIC_SEQ_CST);
+	open_gate();
 	must_ok(cuStreamSynchronize(stream));
 	sealed = try_seal(ptr);
 	must(sealed.sealed_bytes == N_BYTES);
@@ -1219,7 +1209,6 @@ static void in_pieces(void)
 static void idle(void)
 {
 	struct glake_sealed sealed = {.size = sizeof(sealed)};
-	bool goes_on = false;
 	start(0);
 	CUdeviceptr ptr = alloc(N_BYTES);
 	CUdeviceptr twin = alloc(N_BYTES);
@@ -1231,7 +1220,7 @@ static void idle(void)
 	fill(used, 1);
 	fill(ptr, 1);
 	fill(twin, 1);
-	must_ok(cuLaunchHostFunc(stream, wait_for_start, &goes_on));
+	close_gate(stream);
 	must(glake_seal_idle(&cut, 1, &sealed) == 0);
 	must(sealed.sealed_bytes == PAGE && sealed.held_ns == 0);
 	must(glake_seal_idle(&whole, 1, &sealed) == 0);
@@ -1240,7 +1229,7 @@ static void idle(void)
 	must(sealed.shared_bytes == N_BYTES && sealed.held_ns == 0);
 	/* Only that memory was said to be idle, and only at that time. */
 	must(glake_seal(&other, 1, &sealed) == -EBUSY);
-	__atomic_store_n(&goes_on, true, __ATOMIC_SEQ_CST);
+	open_gate();
 	must_ok(cuStreamSynchronize(stream));
 	must(try_seal(used).held_ns > 0);
 	expect(ptr, bytes, "first");
@@ -1649,12 +1638,11 @@ static void stitched(void)
 	must(ptr == first + N_BYTES && last == ptr + N_BYTES);
 	must_ok(cuMemsetD8Async(first, 1, N_BYTES, stream));
 	fill(ptr, 5);
-	bool is_started = false;
 	must_ok(cuStreamSynchronize(stream));
-	must_ok(cuLaunchHostFunc(stream, wait_for_start, &is_started));
+	close_gate(stream);
 	must_ok(cuMemsetD8Async(last, 3, N_BYTES, stream));
 	must_ok(cuMemsetD8Async(first, 4, N_BYTES, stream));
-	__atomic_store_n(&is_started, true, __ATOMIC_SEQ_CST);
+	open_gate();
 	seal(ptr);
 	expect(ptr, bytes, "sealed");
 	uint64_t n_before = n_copies();
