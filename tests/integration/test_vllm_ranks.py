@@ -373,12 +373,13 @@ def one_does_not_answer(m):
     m.elastic.give_back(1, 15)
     m.wait_for(lambda: LENT not in m.states())
     with Stopped(m, 1), contextlib.suppress(TimeoutError):
-        m.elastic.commit(2, 3)
+        m.elastic.commit(1, 3)
         raise AssertionError("steps are committed by one rank")
     m.wait_for(lambda: COMING not in m.states() and GOING not in m.states())
     assert m.rank_held(0) == m.rank_held(1) == [0]
     ranks._ANSWER_S = ranks._COMMIT_S = 20.0
-    m.serve()
+    # Not the first one again: nobody has told the engine that steps were committed, so it may find blocks of them by their hash.
+    m.serve(2)
     m.check()
     assert engine.n_done == 2
 
