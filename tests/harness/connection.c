@@ -65,20 +65,32 @@ int connection_open(const struct harness *harness)
 	return fd;
 }
 
-Glake__Wire__Status connection_greet_as(int connection, struct connection_identity *identity)
+static uint64_t send_hello_as(int connection, const struct connection_identity *identity)
 {
 	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
 	Glake__Wire__Hello hello = GLAKE__WIRE__HELLO__INIT;
 	hello.version = identity->version;
 	hello.program = (char *)"test";
 	hello.image = identity->image;
-	hello.key.data = identity->key;
+	hello.key.data = (uint8_t *)identity->key;
 	hello.key.len = identity->has_key ? sizeof(identity->key) : 0;
 	hello.unanswered = identity->unanswered;
 	hello.n_unanswered = identity->n_unanswered;
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_HELLO;
 	request.hello = &hello;
-	Glake__Wire__Answer *answer = connection_call(connection, &request, NULL, 0, NULL);
+	return connection_send(connection, &request, NULL, 0);
+}
+
+uint64_t connection_send_hello(int connection)
+{
+	const struct connection_identity identity = {.version = GLAKE_WIRE_VERSION};
+	return send_hello_as(connection, &identity);
+}
+
+Glake__Wire__Status connection_greet_as(int connection, struct connection_identity *identity)
+{
+	uint64_t id = send_hello_as(connection, identity);
+	Glake__Wire__Answer *answer = connection_receive_for(connection, id, NULL);
 	Glake__Wire__Status status = answer->status;
 	if (status == GLAKE__WIRE__STATUS__OK) {
 		identity->session = answer->hello->session;

@@ -37,6 +37,9 @@ struct connection_identity {
 /* Like connection_greet(), with that identity. */
 Glake__Wire__Status connection_greet_as(int connection, struct connection_identity *identity);
 
+/* Say Hello, in the protocol's newest version. Returns the request's id: the answer is not waited for. */
+uint64_t connection_send_hello(int connection);
+
 /* Connect and say Hello, which must be accepted. */
 int connection_hello(const struct harness *harness);
 
