@@ -17,9 +17,9 @@ static int note_event(void *user, const struct glake_event_row *row)
 	return 0;
 }
 
-/* Room for one of our models, and not for two. */
+/* Room for one of our models, and not for two: a load waits until another one that was given up has ended. */
 static const struct harness_options one_model = {
-	.config = WORLD_CONFIG,
+	.config = WORLD_CONFIG "pressure = \"wait\"; wait_ms = 60000;",
 	.devices = "1x72MiB",
 	.env = WORLD_SMALL_STEPS,
 };
