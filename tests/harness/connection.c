@@ -65,14 +65,14 @@ int connection_open(const struct harness *harness)
 	return fd;
 }
 
-static uint64_t send_hello_as(int connection, const struct connection_identity *identity)
+static uint64_t send_hello_as(int connection, struct connection_identity *identity)
 {
 	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
 	Glake__Wire__Hello hello = GLAKE__WIRE__HELLO__INIT;
 	hello.version = identity->version;
 	hello.program = (char *)"test";
 	hello.image = identity->image;
-	hello.key.data = (uint8_t *)identity->key;
+	hello.key.data = identity->key;
 	hello.key.len = identity->has_key ? sizeof(identity->key) : 0;
 	hello.unanswered = identity->unanswered;
 	hello.n_unanswered = identity->n_unanswered;
@@ -83,7 +83,7 @@ static uint64_t send_hello_as(int connection, const struct connection_identity *
 
 uint64_t connection_send_hello(int connection)
 {
-	const struct connection_identity identity = {.version = GLAKE_WIRE_VERSION};
+	struct connection_identity identity = {.version = GLAKE_WIRE_VERSION};
 	return send_hello_as(connection, &identity);
 }
 

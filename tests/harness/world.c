@@ -376,9 +376,10 @@ void world_assert_level(void)
 
 void world_serves_in_time(void)
 {
-	uint64_t start_us = harness_cpu_us(&harness);
+	uint64_t start_ms = harness_now_ms();
 	connection_ping(witness);
-	ck_assert_uint_lt(harness_cpu_us(&harness) - start_us, PATIENCE_US);
+	uint64_t took_ms = harness_now_ms() - start_ms;
+	ck_assert_msg(took_ms < PATIENCE_MS, "a Ping took %llu ms", (unsigned long long)took_ms);
 }
 
 static uint64_t rss_after_two(void (*round)(void))

@@ -78,8 +78,8 @@ extern int witness;
 extern struct cudrv drv;
 
 #define CHUNK_BYTES (2u * 1024 * 1024)
-/* How long glaked may work before it answers a session, while others misbehave. */
-#define PATIENCE_US 2000000u
+/* How long a session may wait for an answer while others misbehave. */
+#define PATIENCE_MS 2000u
 
 /* With this config nothing is made ahead and a mover stays once it is started, so all memory is the clients'. */
 #define WORLD_CONFIG "pool = (); mover_idle_ms = 0; drain_ms = 300; "
