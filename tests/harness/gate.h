@@ -27,6 +27,7 @@ static inline void gate_close(CUstream stream)
 {
 	__typeof__(cuLaunchHostFunc) *launch;
 	*(void **)&launch = dlsym(drv.library, "cuLaunchHostFunc");
+	gate_is_open = false;
 	ck_assert_int_eq(launch(stream, gate_wait, NULL), CUDA_SUCCESS);
 }
 

@@ -4,6 +4,7 @@
 #include <pthread.h>
 
 #include "libclient/glake_torch.h"
+#include "tests/harness/gate.h"
 #include "tests/harness/world.h"
 
 #define CONFIG \
@@ -47,25 +48,6 @@ static void *alloc_on(int device, CUstream stream, size_t n_bytes)
 	return ptr;
 }
 
-static atomic_bool gate_is_open;
-
-static void CUDA_CB wait_at_gate(void *user)
-{
-	(void)user;
-	while (!gate_is_open) {
-		usleep(1000);
-	}
-}
-
-/* Work that is queued behind it waits until the gate is open. */
-static void queue_gate(CUstream stream)
-{
-	__typeof__(cuLaunchHostFunc) *launch = (__typeof__(cuLaunchHostFunc) *)dlsym(
-		drv.library, "cuLaunchHostFunc");
-	gate_is_open = false;
-	ck_assert_int_eq(launch(stream, wait_at_gate, NULL), CUDA_SUCCESS);
-}
-
 static void queue_write(CUstream stream, void *ptr, unsigned char byte)
 {
 	ck_assert_int_eq(drv.cuMemsetD8Async((CUdeviceptr)ptr, byte, MIB, stream), CUDA_SUCCESS);
@@ -106,7 +88,7 @@ START_TEST(a_stream_has_its_memory_again_at_once)
 	CUstream other = stream_new();
 	ck_assert_ptr_null(glake_torch_session());
 	void *first = alloc_on(0, stream, 8 * MIB);
-	queue_gate(stream);
+	gate_close(stream);
 	queue_write(stream, first, 1);
 	glake_torch_free(first, 8 * MIB, 0, stream);
 	void *second = alloc_on(0, stream, 8 * MIB);
@@ -115,7 +97,7 @@ START_TEST(a_stream_has_its_memory_again_at_once)
 	glake_torch_free(second, 8 * MIB, 0, stream);
 	ck_assert_ptr_ne(alloc_on(0, other, 8 * MIB), first);
 	ck_assert_uint_eq(world_usage(glake_torch_session()).live_bytes, 8 * MIB);
-	gate_is_open = true;
+	gate_open();
 }
 END_TEST
 
@@ -135,7 +117,7 @@ START_TEST(the_default_stream_is_the_devices)
 {
 	CUcontext now[] = {contexts[0], contexts[1], NULL};
 	void *ptr = alloc_on(0, NULL, 4 * MIB);
-	queue_gate(NULL);
+	gate_close(NULL);
 	for (size_t i = 0; i < 3; i++) {
 		ck_assert_int_eq(drv.cuCtxSetCurrent(now[i]), CUDA_SUCCESS);
 		glake_torch_free(ptr, 4 * MIB, 0, NULL);
@@ -149,7 +131,7 @@ START_TEST(the_default_stream_is_the_devices)
 		glake_torch_free(other, 4 * MIB, 1, NULL);
 		ck_assert_uint_eq(world_usage(glake_torch_session()).live_bytes, 4 * MIB);
 	}
-	gate_is_open = true;
+	gate_open();
 }
 END_TEST
 
@@ -194,7 +176,7 @@ START_TEST(captures_have_memory_of_pools_alone)
 {
 	CUstream other = stream_new();
 	void *before = alloc_on(0, other, 4 * MIB);
-	queue_gate(other);
+	gate_close(other);
 	queue_write(other, before, 1);
 	glake_torch_free(before, 4 * MIB, 0, other);
 	CUstream stream = stream_new();
@@ -209,7 +191,7 @@ START_TEST(captures_have_memory_of_pools_alone)
 	ck_assert_ptr_nonnull(ptr);
 	/* A stream that is not captured may still write there. */
 	ck_assert_ptr_ne(ptr, before);
-	gate_is_open = true;
+	gate_open();
 	end_capture(stream);
 	glake_torch_free(ptr, 4 * MIB, 0, stream);
 }
@@ -237,14 +219,14 @@ END_TEST
 /* Two streams write there, the later one on new memory. Returns what stays. */
 static unsigned char write_twice(void *ptr, CUstream stream, CUstream other)
 {
-	queue_gate(other);
+	gate_close(other);
 	queue_write(other, ptr, 1);
 	glake_torch_free(ptr, 4 * MIB, 0, stream);
 	ck_assert_ptr_eq(alloc_on(0, stream, 4 * MIB), ptr);
 	queue_write(stream, ptr, 2);
 	/* The later write is done already, unless it waits for the gate. */
 	usleep(20000);
-	gate_is_open = true;
+	gate_open();
 	ck_assert_int_eq(drv.cuStreamSynchronize(stream), CUDA_SUCCESS);
 	ck_assert_int_eq(drv.cuStreamSynchronize(other), CUDA_SUCCESS);
 	return first_byte(ptr);
@@ -262,10 +244,10 @@ START_TEST(a_recorded_stream_is_waited_for)
 	/* Nothing is recorded for the next allocation there: the later write may come first. */
 	glake_torch_free(ptr, 4 * MIB, 0, stream);
 	ck_assert_ptr_eq(alloc_on(0, stream, 4 * MIB), ptr);
-	queue_gate(other);
+	gate_close(other);
 	glake_torch_free(ptr, 4 * MIB, 0, stream);
 	ck_assert_int_eq(drv.cuStreamSynchronize(stream), CUDA_SUCCESS);
-	gate_is_open = true;
+	gate_open();
 }
 END_TEST
 
@@ -300,12 +282,12 @@ START_TEST(what_others_want_is_given_back)
 	CUstream stream = stream_new();
 	struct glake_session *other = world_connect();
 	void *ptr = alloc_on(0, stream, 200 * MIB);
-	queue_gate(stream);
+	gate_close(stream);
 	glake_torch_free(ptr, 200 * MIB, 0, stream);
 	ck_assert_int_eq(pthread_create(&tender, NULL, tend, &is_over), 0);
 	ck_assert_int_eq(glake_alloc(other, 0, 200 * MIB, 0, &wanted), GLAKE_E_OVER_QUOTA);
 	ck_assert_uint_eq(world_usage(glake_torch_session()).reserved_bytes, 200 * MIB);
-	gate_is_open = true;
+	gate_open();
 	while (world_usage(glake_torch_session()).reserved_bytes > 0) {
 		usleep(1000);
 	}
