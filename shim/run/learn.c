@@ -265,6 +265,9 @@ static const char *judge(struct learn *learn, const struct learn_found *found,
 		*status_out = 128 + end->signal;
 		return "told to end";
 	}
+	if (found->n_processes == 0 && end->is_late) {
+		return "it took too long (--seconds), and had loaded nothing to memory of glaked";
+	}
 	if (found->n_processes == 0) {
 		bool is_told = WIFEXITED(end->status) && WEXITSTATUS(end->status) >= EXIT_REFUSED;
 		*status_out = is_told ? WEXITSTATUS(end->status) : EXIT_FAILED;

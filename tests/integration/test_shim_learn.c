@@ -214,6 +214,9 @@ START_TEST(runs_end)
 	expect(1, "auto: it failed by itself, twice", "--seconds=60", "fails");
 	expect(1, "auto: it took too long (--seconds)", "--seconds=3", "long");
 	expect(1, "auto: there was a fault in each run (--runs)", "--runs=1", "learn");
+	setenv("CUDASIM_FAULT", "auto/cuInit:*:slow=3000", 1);
+	expect(1, "auto: it took too long (--seconds), and had loaded nothing", "--seconds=1",
+	       "long");
 }
 END_TEST
 
