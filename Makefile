@@ -79,6 +79,11 @@ HARNESS_OBJ := $(call objects,tests/harness/*.c) \
 CUDASIM_OBJ := $(call objects,tests/cudasim/*.c)
 TESTS := $(call programs,tests/unit/test_*.c tests/integration/test_*.c)
 PY_TESTS := $(wildcard tests/integration/test_*.py)
+# Those that take longest, see the last lines of a run, begin first: else they go on alone in the end.
+LONGEST := seal_kills vllm_kv vllm_ranks shim_auto kvcached journal two_gpus shim_mistakes python shim_naps sleep_restart \
+	client_model
+longest_first = $(foreach name,$(LONGEST),$(filter %/test_$(name) %/test_$(name).py,$(1))) \
+	$(filter-out $(foreach name,$(LONGEST),%/test_$(name) %/test_$(name).py),$(1))
 GPU_TESTS := $(call programs,tests/gpu/test_*.c)
 BENCHES := $(call programs,tests/bench/bench_*.c)
 DEMO := $(call programs,tests/demo/*.c)
@@ -129,10 +134,10 @@ test: deps ## install what is missing, build, run all tests, or T=NAME: a progra
 	@+$(submake) run-tests
 check: test ## the same
 run-tests: tests $(SHARED)/venv/.done
-	@PYTHON=$(SHARED)/venv/bin/python tests/run $(B) $(PY_TESTS) $(TESTS)
+	@PYTHON=$(SHARED)/venv/bin/python tests/run $(B) $(call longest_first,$(PY_TESTS) $(TESTS))
 C_TESTS = $(filter-out $(addprefix %/,$(SKIP)),$(TESTS))
 run-c-tests: all cudasim $(C_TESTS) $(TRACES) $(SHIM_PROGRAMS)
-	@tests/run $(B) $(C_TESTS)
+	@tests/run $(B) $(call longest_first,$(C_TESTS))
 check-asan: deps ## the C tests under AddressSanitizer and UBSan
 	@+$(call sanitized,asan,address$(,)undefined)
 check-tsan: deps ## the C tests under ThreadSanitizer, but those of one thread
