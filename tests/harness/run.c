@@ -16,8 +16,6 @@
 #include "tests/harness/world.h"
 
 #define MAX_ARGUMENTS 16
-/* The time for a whole program, which may run under a sanitizer and beside others. */
-#define PROGRAM_TIMEOUT_MS 200000
 
 const char *run_in_build(const char *name)
 {
@@ -75,7 +73,7 @@ void run_start(struct run *run, const char *extra, ...)
 
 void run_read(struct run *run, const char *want)
 {
-	uint64_t end_ms = harness_now_ms() + PROGRAM_TIMEOUT_MS;
+	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
 	size_t n_bytes = strlen(run->text);
 	while (!want || !strstr(run->text, want)) {
 		struct pollfd ready = {.fd = run->output, .events = POLLIN};

@@ -7,6 +7,8 @@ import shutil
 import subprocess
 import time
 
+from tests.integration.with_glaked import PATIENCE_S
+
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 
@@ -77,7 +79,7 @@ class Browser:
             raise AssertionError(answer["exceptionDetails"])
         return answer["result"].get("value")
 
-    def wait(self, expression, seconds=30):
+    def wait(self, expression, seconds=PATIENCE_S):
         """Until it is true."""
         end = time.monotonic() + seconds
         while not self.value(expression):
@@ -98,5 +100,5 @@ class Browser:
     def close(self):
         os.close(self.to_browser)
         self.process.terminate()
-        self.process.wait(60)
+        self.process.wait(PATIENCE_S)
         os.close(self.from_browser)

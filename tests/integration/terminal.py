@@ -14,6 +14,8 @@ import subprocess
 import termios
 import time
 
+from tests.integration.with_glaked import PATIENCE_S
+
 DESCRIPTION = r"""glaketest|a terminal of tests,
 	am, colors#8, cols#80, lines#24, pairs#64,
 	bold=\E[1m, clear=\E[H\E[J, cr=\r, cub1=^H, cud1=\n, cup=\E[%i%p1%d;%p2%dH, ed=\E[J, el=\E[K, home=\E[H,
@@ -140,7 +142,7 @@ class Terminal:
         self.pending = left.encode() + rest
         return bool(data)
 
-    def wait_for(self, pattern, seconds=60):
+    def wait_for(self, pattern, seconds=PATIENCE_S):
         """Until the screen matches."""
         end = time.monotonic() + seconds
         while not re.search(pattern, self.text()):
@@ -149,7 +151,7 @@ class Terminal:
             self.read(0.2)
         return re.search(pattern, self.text())
 
-    def end(self, seconds=60):
+    def end(self, seconds=PATIENCE_S):
         """Its exit status, once it has ended."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:

@@ -10,7 +10,7 @@ import unittest.mock
 
 from tests.integration import test_identity
 from tests.integration.terminal import Terminal
-from tests.integration.with_glaked import BUILD, WithGlaked
+from tests.integration.with_glaked import BUILD, PATIENCE_S, WithGlaked
 from tests.integration.with_metrics import WithMetrics
 
 NOBODY = test_identity.NOBODY
@@ -151,7 +151,7 @@ class JumpingCalendar(WithMetrics):
             # A rate is of the time that has gone by.
             top.wait_for(r"requests [0-9]+ ")
             self.assertNotRegex(top.text(), r"requests \d{6,}|requests -\d")
-        program.communicate("\n", timeout=60)
+        program.communicate("\n", timeout=PATIENCE_S)
 
 
 class OnlyHisOwn(WithMetrics):

@@ -11,7 +11,7 @@ import unittest
 
 import glake
 
-from tests.integration.with_glaked import BUILD, MIB, WithGlaked, started, tell
+from tests.integration.with_glaked import BUILD, MIB, PATIENCE_S, WithGlaked, started, tell
 
 WHY = "a new driver at noon"
 # A program that does what it is told, a line each.
@@ -146,7 +146,7 @@ class TestDrain(WithGlaked):
         self.assertEqual(waiting.stderr.readline(), "1 program is left\n")
         self.assertIsNone(waiting.poll())
         programs.pop().end()
-        out, err = waiting.communicate(timeout=20)
+        out, err = waiting.communicate(timeout=PATIENCE_S)
         self.assertEqual((waiting.returncode, err), (0, ""))
         self.assertIn("0 programs are left", out)
         self.assertTrue(self.ask("status")["drained"])
@@ -160,7 +160,7 @@ class TestDrain(WithGlaked):
         waiting = self.start_drain("--wait")
         waiting.stderr.readline()
         self.ask("drain", "--undo")
-        self.assertIn("somebody has ended it", waiting.communicate(timeout=20)[1])
+        self.assertIn("somebody has ended it", waiting.communicate(timeout=PATIENCE_S)[1])
         self.assertEqual(waiting.returncode, 6)
         self.assertEqual(program.tell("alloc"), "done")
 
@@ -168,7 +168,7 @@ class TestDrain(WithGlaked):
         for end in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
             self.ask("drain", "--reason", WHY)
             self.daemon.send_signal(end)
-            self.daemon.wait(30)
+            self.daemon.wait(PATIENCE_S)
             self.start_daemon()
             self.assertIn(WHY, self.new_is_refused())
         self.assertIn(f"glaked is drained, as it was told before: no new program is let in until 'glakectl drain --undo': {WHY}",
@@ -182,7 +182,7 @@ class TestDrain(WithGlaked):
             asking = self.start_drain(*(["--undo"] if i % 2 else []))
             time.sleep(0.002 * i)
             self.kill_and_start_daemon()
-            error = asking.communicate(timeout=60)[1]
+            error = asking.communicate(timeout=PATIENCE_S)[1]
             # It asks the next glaked, or has failed with a word; and what it was told holds.
             self.assertIn(asking.returncode, (0, 3), error)
             if asking.returncode == 0:
@@ -218,7 +218,7 @@ class TestDrain(WithGlaked):
     def test_many_at_once(self):
         asking = [self.start_drain(*(["--undo"] if i % 2 else [])) for i in range(24)]
         for process in asking:
-            error = process.communicate(timeout=60)[1]
+            error = process.communicate(timeout=PATIENCE_S)[1]
             self.assertIn(process.returncode, (0, 6), error)
             if process.returncode:  # GLAKE_E_BUSY
                 self.assertIn("another order", error)
@@ -243,7 +243,7 @@ class TestDrain(WithGlaked):
         for options in ((), ("--optional",)):
             done = subprocess.run([os.path.join(BUILD, "bin", "glake"), "run", "--socket", self.socket, *options, "--",
                                    os.path.join(BUILD, "tests", "shim", "outside"), "serve"], input="", text=True,
-                                  capture_output=True, check=False, timeout=60,
+                                  capture_output=True, check=False, timeout=PATIENCE_S,
                                   env={**os.environ, "GLAKE_SHIM_SAY": "refused"})
             self.assertNotEqual(done.returncode, 0)
             self.assertIn(f"glaked is drained and takes no new programs: {WHY}", done.stderr)

@@ -23,6 +23,7 @@ import unittest
 from ctypes import byref, c_size_t, c_uint64, c_void_p
 
 from tests.integration.driver_memory import Driver
+from tests.integration.with_glaked import PATIENCE_S
 
 BUILD = os.environ["GLAKE_BUILD"]
 HEADERS = [f"libclient/{name}.h" for name in ("glake", "glake_admin", "glake_elastic", "glake_order",
@@ -840,7 +841,7 @@ class Errors(unittest.TestCase):
             self.daemon = subprocess.Popen([os.path.join(BUILD, "bin", "glaked"), "-c", config],
                                            stderr=log, env=environment)
         self.addCleanup(self.stop_daemon)
-        end = time.monotonic() + 60
+        end = time.monotonic() + PATIENCE_S
         session = c_void_p()
         while LIBRARY.glake_connect(connect_options(self.socket.encode(), 1), byref(session)) != 0:
             self.assertLess(time.monotonic(), end, c_text(LIBRARY.glake_error()))

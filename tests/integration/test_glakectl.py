@@ -12,11 +12,10 @@ import signal
 import socket
 import struct
 import subprocess
-import time
 import unittest
 import unittest.mock
 
-from tests.integration.with_glaked import BUILD, MIB, WithGlaked, tell
+from tests.integration.with_glaked import BUILD, MIB, PATIENCE_S, WithGlaked, tell, until
 
 NOBODY = 65534
 
@@ -39,7 +38,7 @@ class Glakectl(WithGlaked):
         self.assertIn("no session 1", self.refused(5, "GLAKE_E_NOT_FOUND", "seal", "1"))
         self.refused(5, "GLAKE_E_NOT_FOUND", "seal", pids[0], uid=NOBODY)
         for program in programs:
-            program.communicate("\n", timeout=60)
+            program.communicate("\n", timeout=PATIENCE_S)
             self.assertEqual(program.returncode, 0)
 
     def test_a_program_that_is_busy_all_the_time_is_an_error(self):
@@ -48,7 +47,7 @@ class Glakectl(WithGlaked):
         self.assertEqual(tell(program, ""), "ready\n")
         (row,) = self.ask("seal", str(program.pid))["sessions"]
         self.assertEqual((row["sealed_bytes"], row["failed_bytes"]), (4 * MIB, 0))
-        program.communicate("\n", timeout=60)
+        program.communicate("\n", timeout=PATIENCE_S)
         self.assertEqual(program.returncode, 0)
 
     def kill_mover(self):
@@ -136,7 +135,7 @@ class Glakectl(WithGlaked):
         self.ask("load", "--pin", self.model("m.safetensors", seed=1))
         server = self.serve_metrics("unix:" + address, "--models")
         self.assertEqual(os.stat(address).st_mode & 0o777, 0o660)
-        connection = http.client.HTTPConnection("metrics", timeout=60)
+        connection = http.client.HTTPConnection("metrics", timeout=PATIENCE_S)
         connection.sock = socket.socket(socket.AF_UNIX)
         connection.sock.connect(address)
         status, text = self.get(connection)
@@ -165,18 +164,16 @@ class Glakectl(WithGlaked):
         self.wait_for_up(connection, 0)
         self.assertEqual(self.parse_metrics(self.get(connection)[1])[0], {"glake_up": 0})
         server.terminate()
-        self.assertEqual(server.wait(30), 0)
+        self.assertEqual(server.wait(PATIENCE_S), 0)
         self.assertFalse(os.path.exists(address))
 
     def wait_for_up(self, connection, wanted):
         """What it was told a second ago it tells again."""
-        for _ in range(600):
-            samples = self.parse_metrics(self.get(connection)[1])[0]
-            if samples["glake_up"] == wanted:
-                break
-            time.sleep(0.1)
-        self.assertEqual(samples["glake_up"], wanted)
-        self.assertEqual(len(samples) > 1, bool(wanted))
+        def samples():
+            found = self.parse_metrics(self.get(connection)[1])[0]
+            return found if found["glake_up"] == wanted else None
+
+        self.assertEqual(len(until(samples)) > 1, bool(wanted))
 
     def test_slow_clients_keep_nobody_out(self):
         address = os.path.join(self.folder, "metrics.sock")
@@ -218,7 +215,7 @@ class Glakectl(WithGlaked):
     def test_metrics_are_for_this_host(self):
         port = self.free_port()
         self.serve_metrics(f"127.0.0.1:{port}")
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
         self.assertEqual(self.get(connection)[0], 200)
         self.assertEqual(self.get(connection, Host="localhost")[0], 200)
         for host in ("LOCALHOST:1", "[::1]", "[::1]:9464", "127.0.0.2"):
@@ -243,13 +240,14 @@ class Glakectl(WithGlaked):
         with open(self.log.name, encoding="utf-8") as log:
             log.seek(0, os.SEEK_END)
             self.daemon.send_signal(signal.SIGHUP)
-            lines = ""
-            for _ in range(1200):
-                lines += log.read()
-                if re.search("the configuration (again[:,]|stays as it was).*\\n", lines):
-                    return lines
-                time.sleep(0.05)
-        return self.fail("no line about the configuration")
+            lines = []
+
+            def said():
+                lines.append(log.read())
+                text = "".join(lines)
+                return text if re.search("the configuration (again[:,]|stays as it was).*\\n", text) else None
+
+            return until(said, lambda: "no line about the configuration")
 
     def test_a_reload_says_what_needs_a_restart(self):
         self.assertNotIn("restarted", self.reload("drain_ms = 100;\n"))
@@ -497,12 +495,9 @@ class Glakectl(WithGlaked):
             [os.path.join(BUILD, "bin", "glakectl"), "--socket", self.socket, "fragmentation",
              f"--html={path}", "--seconds=3600"],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(1000):
-            if os.path.exists(path):
-                break
-            time.sleep(0.02)
+        until(lambda: os.path.exists(path))
         glakectl.send_signal(signal.SIGINT)
-        out, err = glakectl.communicate(timeout=60)
+        out, err = glakectl.communicate(timeout=PATIENCE_S)
         self.assertEqual((glakectl.returncode, out), (0, f"{path}: 1 samples of 0 sessions\n"), err)
         with open(path, encoding="utf-8") as file:
             page = file.read()

@@ -8,6 +8,8 @@ import subprocess
 import tempfile
 import unittest
 
+from tests.integration.with_glaked import PATIENCE_S
+
 PAGES = {"glaked": "daemon/glaked.8", "glake-keeper": "daemon/keeper/glake-keeper.8",
          "glake-mover": "daemon/mover/glake-mover.8"}
 
@@ -16,7 +18,7 @@ def run(*arguments, program="glaked"):
     env = {key: value for key, value in os.environ.items() if key != "GLAKE_CONFIG"}
     path = os.path.join(os.environ.get("GLAKE_BUILD", "build"), "bin", program)
     return subprocess.run(
-        [path, *arguments], capture_output=True, text=True, timeout=60, env=env
+        [path, *arguments], capture_output=True, text=True, timeout=PATIENCE_S, env=env
     )
 
 

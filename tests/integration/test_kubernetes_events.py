@@ -4,7 +4,6 @@
 import http.server
 import json
 import os
-import re
 import shutil
 import signal
 import ssl
@@ -12,10 +11,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import unittest
 
-from tests.integration.with_glaked import BUILD
+from tests.integration.with_glaked import BUILD, PATIENCE_S, until
 from tests.integration.with_metrics import WithMetrics
 
 UID = "0b5c2d3e-1f20-4a5b-8c6d-7e8f90a1b2c3"
@@ -140,11 +138,7 @@ class KubernetesEvents(WithMetrics):
         return self.err.read()
 
     def wait_until(self, is_so):
-        for _ in range(600):
-            if is_so():
-                return
-            time.sleep(0.1)
-        self.fail(f"{self.api.asked} {self.said()}")
+        until(is_so, lambda: f"{self.api.asked} {self.said()}")
 
     def enter(self, uid):
         """What a process does first that is to be in the pod."""
@@ -178,7 +172,7 @@ class KubernetesEvents(WithMetrics):
         self.assertEqual(self.api.others, [])
         # After a restart the same has the same name, and it is there already.
         events.terminate()
-        self.assertEqual(events.wait(30), 0)
+        self.assertEqual(events.wait(PATIENCE_S), 0)
         self.api.answers += [(409, {})]
         self.start_events()
         self.wait_until(lambda: len(self.api.asked) == 2)
@@ -255,7 +249,7 @@ class KubernetesEvents(WithMetrics):
         self.wait_until(lambda: self.api.asked)
         (child,) = subprocess.run(["pgrep", "-P", str(events.pid)], capture_output=True, text=True, check=True).stdout.split()
         os.kill(int(child), signal.SIGKILL)
-        self.assertEqual(events.wait(30), 1)
+        self.assertEqual(events.wait(PATIENCE_S), 1)
         self.assertIn("glakectl has ended", self.said())
 
 

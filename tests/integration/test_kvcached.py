@@ -23,7 +23,7 @@ import unittest.mock
 
 from tests.integration.driver_memory import Driver
 from tests.integration.engine_sources import Source
-from tests.integration.with_glaked import BUILD, WithSessions, started, take_all, tell
+from tests.integration.with_glaked import BUILD, PATIENCE_S, WithSessions, started, take_all, tell
 
 import glake
 from glake import _kvcached_pool as pools
@@ -589,14 +589,14 @@ class Workers(Case):
 
         def slow(_n, _offsets):
             entered.set()
-            self.assertTrue(release.wait(60))
+            self.assertTrue(release.wait(PATIENCE_S))
 
         allocator.set_broadcast_map_callback(slow)
         allocator.set_broadcast_unmap_callback(lambda n, offsets: unmapped.set())
         self.assertEqual(allocator.alloc_page().page_id, first)
         mapping = threading.Thread(target=allocator.alloc_page)
         mapping.start()
-        self.assertTrue(entered.wait(60))
+        self.assertTrue(entered.wait(PATIENCE_S))
         allocator.free_page(first)
         trimming = threading.Thread(target=allocator.trim)
         trimming.start()
@@ -696,7 +696,7 @@ class Installed(unittest.TestCase):
     def python(self, *arguments):
         path = os.pathsep.join([self.folder, os.environ["PYTHONPATH"]])
         return subprocess.run([sys.executable, *arguments], env={**os.environ, "PYTHONPATH": path}, text=True,
-                              capture_output=True, timeout=60, check=False)
+                              capture_output=True, timeout=PATIENCE_S, check=False)
 
     def test_installed_and_removed(self):
         for action, is_there in (("install", True), ("install", True), ("remove", False), ("remove", False)):
@@ -817,7 +817,7 @@ class Own(Case):
             n_held, n_lent = stats()
             self.assertGreaterEqual(n_lent, 3)
             self.assertLess(n_held, 8)
-        engine.communicate(timeout=60)
+        engine.communicate(timeout=PATIENCE_S)
         self.assertEqual(engine.returncode, 0)
 
     def test_kvcacheds_own_tests(self):

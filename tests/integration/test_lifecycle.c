@@ -270,7 +270,7 @@ static void work_while_it_drains(void *user)
 	world_reach(1);
 	world_await(2);
 	struct pollfd ready = {.fd = glake_fd(session), .events = POLLIN};
-	ck_assert_int_eq(poll(&ready, 1, 5000), 1);
+	ck_assert_int_eq(poll(&ready, 1, HARNESS_TIMEOUT_MS), 1);
 	ck_assert_int_ge(glake_dispatch(session), 1);
 	ck_assert_int_eq(n_notices, 1);
 	/* The session's memory works on, and can be given back; there is none that is new. */

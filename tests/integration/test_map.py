@@ -12,7 +12,7 @@ import unittest
 
 from tests.demo.crowd import Crowd
 from tests.integration.browser import CHROMIUM, Browser
-from tests.integration.with_glaked import BUILD, WithGlaked
+from tests.integration.with_glaked import BUILD, PATIENCE_S, WithGlaked
 
 # Of what is filled, against the page; WCAG 2.1.
 CONTRAST = """(() => {
@@ -114,7 +114,7 @@ class Map(InBrowser):
         self.browser.wait("document.querySelector('#state').className === ''")
         value("document.querySelector('#pause').click()")
         self.assertIn("; paused", value("document.querySelector('#state').textContent"))
-        other.communicate("\n", timeout=60)
+        other.communicate("\n", timeout=PATIENCE_S)
         self.assertEqual(self.browser.complaints(), [])
 
     def test_hostile_names_are_text(self):
@@ -139,7 +139,7 @@ class Map(InBrowser):
         self.addCleanup(os.environ.pop, "GLAKE_NAME")
         program = self.serve()
         url = self.serve_page()
-        connection = http.client.HTTPConnection(url.split("/")[2], timeout=60)
+        connection = http.client.HTTPConnection(url.split("/")[2], timeout=PATIENCE_S)
         self.addCleanup(connection.close)
         connection.request("GET", "/api/v1/memory")
         answer = connection.getresponse()
@@ -165,7 +165,7 @@ class Map(InBrowser):
         connection.request("GET", "/")
         self.assertNotEqual(connection.getresponse().read().decode(), page)
         self.stop_daemon()
-        end = time.monotonic() + 60
+        end = time.monotonic() + PATIENCE_S
         while document["error"] is None:
             self.assertLess(time.monotonic(), end)
             time.sleep(0.1)

@@ -10,7 +10,7 @@ import sys
 import time
 import unittest
 
-from tests.integration.with_glaked import BUILD, MIB, started
+from tests.integration.with_glaked import BUILD, MIB, PATIENCE_S, started, until
 from tests.integration.with_metrics import WithMetrics, parse, series, total
 
 ID = "0123456789abcdef" * 3
@@ -67,12 +67,11 @@ class Metrics(WithMetrics):
 
     def settled(self):
         """Samples of a moment at which nothing is being made, loaded or given back: all memory is somebody's."""
-        for _ in range(600):
-            samples = self.now()
-            if total(samples, "glake_pod_bytes", kind="other") == 0:
-                return samples
-            time.sleep(0.1)
-        self.fail("memory that nobody has")
+        def samples():
+            found = self.now()
+            return found if total(found, "glake_pod_bytes", kind="other") == 0 else None
+
+        return until(samples, lambda: "memory that nobody has")
 
     def check_sums(self, samples):
         for name, labels, physical in samples:
@@ -104,12 +103,12 @@ class Metrics(WithMetrics):
                          total(samples, "glake_device_bytes", use="pool") +
                          total(samples, "glake_device_bytes", use="blocks_cached"))
         # One goes, and the others have more of it.
-        programs[0].communicate("\n", timeout=60)
+        programs[0].communicate("\n", timeout=PATIENCE_S)
         samples = self.settled()
         self.check_sums(samples)
         self.assertEqual(total(samples, "glake_pod_bytes", kind="shared", **first), MIB)
         for program in programs[1:]:
-            program.communicate("\n", timeout=60)
+            program.communicate("\n", timeout=PATIENCE_S)
         samples = self.settled()
         self.check_sums(samples)
         # A pod that has gone has no series; what is in no pod stays as it is.
@@ -137,13 +136,12 @@ class Metrics(WithMetrics):
         waiting = subprocess.Popen([sys.executable, "-c", WAITS], env={**os.environ, "GLAKE_SOCKET": self.socket})
         self.addCleanup(waiting.wait)
         self.addCleanup(waiting.kill)
-        for _ in range(600):
-            samples = self.now()
-            if total(samples, "glake_pod_waiting_seconds", tenant="default") > 0:
-                break
-            time.sleep(0.1)
-        self.assertEqual(total(samples, "glake_pod_waiting", tenant="default"), 1)
-        self.assertGreater(total(samples, "glake_pod_waiting_seconds", tenant="default"), 0)
+
+        def samples():
+            found = self.now()
+            return found if total(found, "glake_pod_waiting_seconds", tenant="default") > 0 else None
+
+        self.assertEqual(total(until(samples), "glake_pod_waiting", tenant="default"), 1)
 
     def test_refusals_by_pod(self):
         """Of programs that have ended, by a glake-metrics that was there; what was before is not counted again."""
@@ -202,7 +200,7 @@ class Metrics(WithMetrics):
             counted = max(counted, total(samples, "glake_pod_bytes", kind="private"))
             program.stdin.write("\n")
             program.stdin.flush()
-        self.assertEqual(program.wait(60), 0)
+        self.assertEqual(program.wait(PATIENCE_S), 0)
         self.assertGreaterEqual(counted, 2 * MIB)
         samples = self.now()
         self.assertEqual(series(samples), before)

@@ -8,6 +8,7 @@ import secrets
 import time
 import unittest
 
+from tests.integration.with_glaked import PATIENCE_S, until
 from tests.integration.with_metrics import WithMetrics, total
 
 
@@ -85,11 +86,7 @@ class Token(WithMetrics):
         self.assertEqual(self.get(port, Authorization=f"Bearer {self.secret}")[0], 200)
 
     def wait_for(self, port, status):
-        for _ in range(600):
-            if self.get(port, Authorization=f"Bearer {self.secret}")[0] == status:
-                return
-            time.sleep(0.1)
-        self.fail(f"no {status}")
+        until(lambda: self.get(port, Authorization=f"Bearer {self.secret}")[0] == status)
 
     def test_a_wrong_token_ten_thousand_times(self):
         port = self.free_port()
@@ -99,7 +96,7 @@ class Token(WithMetrics):
         n_fds = len(os.listdir(f"/proc/{server.pid}/fd"))
 
         def guess(n):
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
             statuses = set()
             for _ in range(n):
                 connection.request("GET", "/metrics", headers={"Authorization": "Bearer " + secrets.token_hex(32)})
@@ -116,13 +113,9 @@ class Token(WithMetrics):
         # They cost glaked nothing: samples are taken each 5 s, and self.now() asks, too.
         self.assertLess(total(self.now(), "glake_requests_total") - asked, 20 * (took / 5 + 4))
         # Nor this one, when they have gone.
-        for _ in range(600):
-            if len(os.listdir(f"/proc/{server.pid}/fd")) <= n_fds + 1:
-                break
-            time.sleep(0.1)
-        self.assertLessEqual(len(os.listdir(f"/proc/{server.pid}/fd")), n_fds + 1)
+        until(lambda: len(os.listdir(f"/proc/{server.pid}/fd")) <= n_fds + 1)
         server.terminate()
-        self.assertEqual(server.wait(30), 0)
+        self.assertEqual(server.wait(PATIENCE_S), 0)
         self.assertEqual(server.stderr.read(), "")
 
     def test_many_scrapes_cost_glaked_one(self):

@@ -12,7 +12,7 @@ import time
 import unittest
 
 from tests.integration.test_drain import Program
-from tests.integration.with_glaked import BUILD, listens
+from tests.integration.with_glaked import BUILD, PATIENCE_S, listens, until
 
 GLAKED, CTL = (os.path.join(BUILD, "bin", name) for name in ("glaked", "glakectl"))
 WHY = "glaked owns no GPU: cannot open the CUDA driver library: "
@@ -44,18 +44,14 @@ class WithoutGpu(unittest.TestCase):
         return daemon
 
     def wait_for(self, condition):
-        for _ in range(400):
-            if condition():
-                return
-            time.sleep(0.05)
-        self.fail("it does not happen: " + self.log_text())
+        until(condition, lambda: "it does not happen: " + self.log_text())
 
     def log_text(self):
         with open(self.log.name, encoding="utf-8") as file:
             return file.read()
 
     def ctl(self, *words):
-        return subprocess.run([CTL, "--socket", self.socket, *words], capture_output=True, text=True, check=False, timeout=60,
+        return subprocess.run([CTL, "--socket", self.socket, *words], capture_output=True, text=True, check=False, timeout=PATIENCE_S,
                               env={**os.environ, "GLAKE_LIBCUDA": self.driver})
 
     def have_waited(self, ms):
@@ -83,7 +79,7 @@ class WithoutGpu(unittest.TestCase):
     def test_a_program_is_told(self):
         self.start()
         done = subprocess.run([os.path.join(BUILD, "bin", "glake"), "run", "--socket", self.socket, "--", "true"],
-                              capture_output=True, text=True, check=False, timeout=60)
+                              capture_output=True, text=True, check=False, timeout=PATIENCE_S)
         self.assertNotEqual(done.returncode, 0)
         self.assertIn(WHY, done.stderr)
 
@@ -97,11 +93,11 @@ class WithoutGpu(unittest.TestCase):
                 self.wait_for(lambda: "looks again in" in self.log_text()[before:])
                 self.assertIn(f"looks again in {seconds} s\n", self.log_text()[before:])
                 daemon.terminate()
-                self.assertEqual(daemon.wait(10), 75)
+                self.assertEqual(daemon.wait(PATIENCE_S), 75)
 
     def test_it_ends_by_itself_to_be_started_again(self):
         began = time.monotonic()
-        self.assertEqual(self.start().wait(30), 75)
+        self.assertEqual(self.start().wait(PATIENCE_S), 75)
         self.assertGreater(time.monotonic() - began, 1.9)
         # The row of them has one beginning.
         with open(self.waits, encoding="ascii") as file:
@@ -116,7 +112,7 @@ class WithoutGpu(unittest.TestCase):
             daemon = self.start()
             self.wait_for(lambda: self.ctl("status").returncode == 3 and WHY in self.ctl("status").stderr)
             daemon.send_signal(number)
-            self.assertEqual(daemon.wait(10), status, number)
+            self.assertEqual(daemon.wait(PATIENCE_S), status, number)
 
     def test_who_says_nothing_or_nonsense_keeps_nobody_out(self):
         self.have_waited(40000)
@@ -144,7 +140,7 @@ class WithoutGpu(unittest.TestCase):
             daemon = self.start()
             self.wait_for(lambda: WHY in self.ctl("status").stderr)
             daemon.terminate()
-            self.assertEqual(daemon.wait(10), 75)
+            self.assertEqual(daemon.wait(PATIENCE_S), 75)
             if os.path.isdir(self.waits) and not os.path.islink(self.waits):
                 os.rmdir(self.waits)
             else:

@@ -8,11 +8,11 @@ import re
 import shutil
 import subprocess
 import threading
-import time
 import unittest
 import urllib.parse
 import urllib.request
 
+from tests.integration.with_glaked import PATIENCE_S, until
 from tests.integration.with_metrics import WithMetrics
 
 RULES = "deploy/prometheus-glake.rules.yml"
@@ -162,7 +162,7 @@ class Prometheus(WithMetrics):
     def api(self, path, **words):
         url = f"http://127.0.0.1:{self.port}/api/v1/{path}?{urllib.parse.urlencode(words)}"
         try:
-            with urllib.request.urlopen(url, timeout=30) as answer:
+            with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
                 return json.load(answer)
         except urllib.error.HTTPError as error:
             text = error.read().decode()
@@ -176,12 +176,11 @@ class Prometheus(WithMetrics):
         return answer["data"]["result"] if answer["status"] == "success" else []
 
     def wait_until(self, is_so, log):
-        for _ in range(600):
-            if is_so():
-                return
-            time.sleep(0.1)
-        with open(log, encoding="utf-8") as file:
-            self.fail(file.read()[-4000:])
+        def tail():
+            with open(log, encoding="utf-8") as file:
+                return file.read()[-4000:]
+
+        until(is_so, tail)
 
     def value(self, expression):
         (row,) = self.query(expression)

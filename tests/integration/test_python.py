@@ -23,7 +23,7 @@ import numpy
 from safetensors.numpy import save, save_file
 
 from tests.integration.driver_memory import FILLED, Driver
-from tests.integration.with_glaked import BUILD, MIB, WithSessions, started, tell
+from tests.integration.with_glaked import BUILD, MIB, PATIENCE_S, WithSessions, started, tell
 
 import glake
 from glake import _lib
@@ -445,7 +445,7 @@ class Elastic(Case):
         with glake.Elastic(self.CHUNK, steps=2, lanes=2, key=b"layout") as other:
             self.assertIsNone(other.adopt(0))
         with glake.Elastic(self.CHUNK, steps=2, lanes=2, key=b"layout\0of mine") as elastic:
-            record, end = None, time.monotonic() + 60
+            record, end = None, time.monotonic() + PATIENCE_S
             while record is None and time.monotonic() < end:
                 record = elastic.adopt(1)
             self.assertEqual(record, b"hashes\0001")
@@ -495,7 +495,7 @@ class Elastic(Case):
         from glake.elastic import HOLE, LENT
         with glake.Elastic(self.CHUNK, steps=3, lanes=2) as elastic:
             elastic.ahead(0, 2)
-            end = time.monotonic() + 20
+            end = time.monotonic() + PATIENCE_S
             while elastic.states() != [LENT, LENT, HOLE] and time.monotonic() < end:
                 time.sleep(0.01)
             self.assertEqual(elastic.states(), [LENT, LENT, HOLE])
@@ -537,7 +537,7 @@ class OldPyTorch(unittest.TestCase):
                 print(error)
         """
         return subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True,
-                              text=True, timeout=60).stdout
+                              text=True, timeout=PATIENCE_S).stdout
 
     def test_it_is_refused_with_the_lowest_that_is_not(self):
         for version in ("1.13.1", "2.0.1+cu118", "2.1.2"):
@@ -677,7 +677,7 @@ class Export(Case):
 
     def run_python(self, program):
         result = subprocess.run([sys.executable, "-c", textwrap.dedent(program)],
-                                capture_output=True, text=True, timeout=60)
+                                capture_output=True, text=True, timeout=PATIENCE_S)
         self.assertEqual((result.returncode, result.stderr), (0, ""))
         return result.stdout
 
@@ -908,7 +908,7 @@ class Seals(Case):
         self.assertEqual(report["failed_why"], "")
         with glake.connect() as session, self.assertRaisesRegex(glake.Error, "glake run"):
             glake.seal_session(session.info()["session"], session=session)
-        program.communicate("\n", timeout=60)
+        program.communicate("\n", timeout=PATIENCE_S)
         self.assertEqual(program.returncode, 0)
 
     def test_spans_in_any_order(self):
@@ -991,7 +991,7 @@ class Seals(Case):
         # Whichever else is named is not looked at.
         result = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True,
-            timeout=60, env={**os.environ, "GLAKE_CLIENT_LIB": "/nowhere",
+            timeout=PATIENCE_S, env={**os.environ, "GLAKE_CLIENT_LIB": "/nowhere",
                              "LD_PRELOAD": os.path.abspath(os.path.join(
                                  BUILD, "lib", _lib.SONAME))})
         self.assertEqual((result.stdout, result.stderr), (f"{2 * MIB}\n", ""))
@@ -1008,7 +1008,7 @@ class SealsUnderTheShim(Case):
         for expected in (0, 4 * MIB):
             result = subprocess.run(
                 [os.path.join(BUILD, "bin", "glake"), "run", "--", sys.executable, "-c",
-                 program], capture_output=True, text=True, timeout=60)
+                 program], capture_output=True, text=True, timeout=PATIENCE_S)
             self.assertEqual((result.stdout, result.stderr), (f"{4 * MIB} {expected}\n", ""))
 
 
@@ -1221,7 +1221,7 @@ class Sleep(Case):
 
     def run_torch(self, program, *command):
         result = subprocess.run([*command, sys.executable, "-c", SLEEPY_PYTORCH + textwrap.dedent(program)],
-                                capture_output=True, text=True, timeout=60)
+                                capture_output=True, text=True, timeout=PATIENCE_S)
         self.assertEqual((result.stdout, result.stderr), ("well\n", ""))
 
     def test_pytorch_without_the_shim(self):
@@ -1276,7 +1276,7 @@ class Sleep(Case):
 class Forks(Case):
     def test_a_child_gets_a_session_of_its_own(self):
         self.save()
-        program = f"""
+        program = """
             import os, sys, glake
             looking = glake.connect(cuda=False)
             first = looking.info()["session"]
@@ -1295,7 +1295,7 @@ class Forks(Case):
             print(status)
         """
         result = subprocess.run([sys.executable, "-c", textwrap.dedent(program)],
-                                capture_output=True, text=True, timeout=60)
+                                capture_output=True, text=True, timeout=PATIENCE_S)
         self.assertEqual((result.stdout, result.stderr), ("0\n", ""))
 
 

@@ -11,7 +11,7 @@ import tempfile
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from with_glaked import BUILD, WithGlaked  # noqa: E402
+from with_glaked import BUILD, PATIENCE_S, WithGlaked  # noqa: E402
 
 
 def read(path):
@@ -40,7 +40,7 @@ class ExampleInC(WithGlaked):
 
     def run_it(self, program, socket):
         done = subprocess.run([program], env={**os.environ, "GLAKE_SOCKET": socket}, capture_output=True,
-                              text=True, timeout=60)
+                              text=True, timeout=PATIENCE_S)
         return done.returncode, done.stdout, done.stderr
 
     def test_it_runs_and_says_what_is_not_there(self):

@@ -12,10 +12,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 
-from tests.integration.with_glaked import BUILD, listens
+from tests.integration.with_glaked import BUILD, PATIENCE_S, listens, until
 
 GLAKE = os.path.join(BUILD, "bin", "glake")
 TRACES = os.path.join(BUILD, "traces")
@@ -153,13 +152,9 @@ class WithDaemon(unittest.TestCase):
         self.addCleanup(log.close)
         daemon = subprocess.Popen([os.path.join(BUILD, "bin", "glaked"), "-c", path], stderr=log,
                                   env=self.environment)
-        self.addCleanup(lambda: self.assertEqual(daemon.wait(60), 0))
+        self.addCleanup(lambda: self.assertEqual(daemon.wait(PATIENCE_S), 0))
         self.addCleanup(daemon.terminate)
-        for _ in range(200):
-            if listens(self.socket):
-                return
-            time.sleep(0.05)
-        self.fail("glaked did not start")
+        until(lambda: listens(self.socket))
 
 
 class Ours(WithDaemon):
@@ -345,7 +340,7 @@ class Snapshots(unittest.TestCase):
         path = os.path.join(self.folder, "snapshot.pickle")
         with open(path, "wb") as file:
             pickle.dump(snapshot, file)
-        return subprocess.run([sys.executable, "-m", "glake.trace", *words, path], timeout=60,
+        return subprocess.run([sys.executable, "-m", "glake.trace", *words, path], timeout=PATIENCE_S,
                               capture_output=True, text=True, check=False)
 
     def check(self, history, *expected, segments=()):

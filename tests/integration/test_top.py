@@ -9,12 +9,11 @@ import subprocess
 import sys
 import tempfile
 import termios
-import time
 import unittest
 import unittest.mock
 
 from tests.integration.terminal import Terminal
-from tests.integration.with_glaked import BUILD, WithGlaked, started
+from tests.integration.with_glaked import BUILD, WithGlaked, started, until
 
 GLAKECTL = os.path.join(BUILD, "bin", "glakectl")
 
@@ -30,13 +29,13 @@ class TopOfTwoGpus(WithGlaked):
                    "s.alloc(64 << 20, 0)\ns.alloc(32 << 20, 1)\nprint(flush=True)\nsys.stdin.read()", self.socket],
             env={**os.environ, "CUDASIM_DEVICES": "2x2GiB"})
         program.stdout.readline()
-        for _ in range(100):
-            text = self.ctl("top", "--once").stdout
-            rows = re.findall(r"(?m)^ *([01]) +\d+ +\S+ +(\S+ MiB) +(\S+ MiB) +(\S+) %.* both$", text)
-            if len(rows) == 2:
-                break
-            time.sleep(0.1)
-        self.assertEqual(sorted(rows), [("0", "64.0 MiB", "64.0 MiB", "100.0"), ("1", "32.0 MiB", "32.0 MiB", "100.0")], text)
+
+        def rows():
+            found = re.findall(r"(?m)^ *([01]) +\d+ +\S+ +(\S+ MiB) +(\S+ MiB) +(\S+) %.* both$", self.ctl("top", "--once").stdout)
+            return found if len(found) == 2 else None
+
+        self.assertEqual(sorted(until(rows)),
+                         [("0", "64.0 MiB", "64.0 MiB", "100.0"), ("1", "32.0 MiB", "32.0 MiB", "100.0")])
 
 
 class Top(WithGlaked):

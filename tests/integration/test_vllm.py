@@ -18,7 +18,7 @@ from unittest import mock
 
 from tests.integration.driver_memory import FILLED
 from tests.integration.engine_sources import SOURCES, changed, for_each_version
-from tests.integration.with_glaked import BUILD, Served
+from tests.integration.with_glaked import BUILD, PATIENCE_S, Served
 
 from glake import _vllm_key as keys
 
@@ -325,7 +325,7 @@ class Store(Served):
             print("well")
         """
         result = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True,
-                                timeout=120, env=self.environment)
+                                timeout=PATIENCE_S, env=self.environment)
         self.assertEqual((result.stdout, result.stderr), ("well\n", ""))
 
 
@@ -337,7 +337,7 @@ class Sleep(Served):
             begin = begin.replace('"libcuda.so.1"', repr(os.environ["GLAKE_LIBCUDA"]))
         command = [os.path.join(BUILD, "bin", "glake"), "run", "--"] if under_shim else []
         result = subprocess.run([*command, sys.executable, "-c", begin + textwrap.dedent(program)],
-                                capture_output=True, text=True, timeout=120, env=self.environment)
+                                capture_output=True, text=True, timeout=PATIENCE_S, env=self.environment)
         self.assertEqual((result.stdout, result.stderr), ("well\n", ""))
 
     @for_each_version

@@ -21,7 +21,7 @@ from unittest import mock
 
 from tests.integration import engine_process, with_glaked
 from tests.integration.engine_sources import SOURCES, for_each_version
-from tests.integration.with_glaked import BUILD, MIB, Served
+from tests.integration.with_glaked import BUILD, MIB, PATIENCE_S, Served
 
 CHUNK = 2 * MIB
 LANES = 2
@@ -72,7 +72,7 @@ class Machine:
         stats = self.elastic.stats()
         return stats["n_commits"] - stats["n_ahead"]
 
-    def wait_for(self, what, seconds=20):
+    def wait_for(self, what, seconds=PATIENCE_S):
         end = time.monotonic() + seconds
         while not what():
             assert time.monotonic() < end, "it did not happen"
@@ -244,7 +244,7 @@ def late(m):
     commit, go = m.elastic.commit, threading.Event()
 
     def slow(first, n):
-        assert go.wait(20)
+        assert go.wait(PATIENCE_S)
         commit(first, n)
     m.elastic.commit, m.elastic.ahead = slow, lambda first, n: None
     request = engine.add(prompt(1, 100), [7] * 8)
@@ -291,7 +291,7 @@ def twice(m):
     commit, go, ahead = m.elastic.commit, threading.Event(), m.elastic.ahead
 
     def slow(first, n):
-        assert go.wait(20)
+        assert go.wait(PATIENCE_S)
         commit(first, n)
     m.elastic.commit, m.elastic.ahead = slow, lambda first, n: None
     engine.add(prompt(1, 60), [7] * 8)
@@ -340,7 +340,7 @@ def no_memory(m):
         for ptr in taken[:4]:
             neighbour.free(ptr)
         trim(neighbour)
-        end = time.monotonic() + 30
+        end = time.monotonic() + PATIENCE_S
         while engine.n_done < 4:
             trim(neighbour)
             engine.step()
@@ -1016,7 +1016,7 @@ class Case(Served):
         import glake
         from glake import admin
         with glake.Session(self.environment["GLAKE_SOCKET"], cuda=False, only_looks=True) as looks:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + PATIENCE_S
             while len(admin.sessions(looks)) > 1:
                 self.assertLess(time.monotonic(), deadline)
                 time.sleep(0.01)

@@ -20,6 +20,7 @@ import unittest
 
 from tests.integration import test_vllm_kv as kv
 from tests.integration.test_vllm_kv import CHUNK, LANES, prompt
+from tests.integration.with_glaked import PATIENCE_S
 
 N_RANKS = 2
 PR_SET_PDEATHSIG = 1
@@ -311,7 +312,7 @@ def one_has_no_memory(m):
             neighbour.free(ptr)
         neighbour.dispatch()
         assert HELD not in m.states()[1:]
-    end = time.monotonic() + 30
+    end = time.monotonic() + PATIENCE_S
     while engine.n_done < 4:
         engine.step()
         m.check()

@@ -14,6 +14,7 @@ import unittest
 
 BUILD = os.environ.get("GLAKE_BUILD", "build")
 MIB = 1024 * 1024
+PATIENCE_S = 200  # nothing that works takes so long, on a busy machine either
 
 
 def write_model(path, seed, n_tensors=3, tensor_bytes=2 * MIB):
@@ -25,6 +26,16 @@ def write_model(path, seed, n_tensors=3, tensor_bytes=2 * MIB):
     text = json.dumps(header).encode()
     with open(path, "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text + data)
+
+
+def until(is_so, otherwise=lambda: "it does not happen"):
+    """Wait for it. Returns what it is then; fails with the words of @otherwise."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (value := is_so()):
+        if time.monotonic() > deadline:
+            raise AssertionError(otherwise())
+        time.sleep(0.01)
+    return value
 
 
 def listens(path):
@@ -63,10 +74,7 @@ class Served(unittest.TestCase):
                                       env=self.environment)
         self.addCleanup(daemon.wait)
         self.addCleanup(daemon.kill)
-        deadline = time.monotonic() + 30
-        while not listens(at):
-            self.assertLess(time.monotonic(), deadline)
-            time.sleep(0.01)
+        until(lambda: listens(at))
 
 
 def started(test, command, **more):
@@ -111,7 +119,7 @@ class WithSessions(unittest.TestCase):
             self.daemon = subprocess.Popen([os.path.join(BUILD, "bin", "glaked"), "-c", self.path("glaked.conf")],
                                            env={**os.environ, **environment}, stdout=log, stderr=log)
         self.addCleanup(self.stop_daemon, self.daemon)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
                 glake.connect(cuda=False).close()
@@ -125,11 +133,7 @@ class WithSessions(unittest.TestCase):
         daemon.kill()
         daemon.wait()
 
-    def until(self, is_so):
-        deadline = time.monotonic() + 60
-        while not is_so():
-            self.assertLess(time.monotonic(), deadline)
-            time.sleep(0.01)
+    until = staticmethod(until)
 
 
 class WithGlaked(unittest.TestCase):
@@ -161,7 +165,7 @@ class WithGlaked(unittest.TestCase):
     def stop_daemon(self):
         if self.daemon.poll() is None:
             self.daemon.terminate()
-            self.assertEqual(self.daemon.wait(30), 0)
+            self.assertEqual(self.daemon.wait(PATIENCE_S), 0)
 
     def kill_and_start_daemon(self):
         self.daemon.kill()
@@ -172,7 +176,7 @@ class WithGlaked(unittest.TestCase):
         command = [os.path.join(BUILD, "bin", "glakectl"), "--socket", self.socket, *words]
         if uid is not None:
             command = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", *command]
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
 
     def ask(self, *words):
         done = self.ctl("--json", *words)

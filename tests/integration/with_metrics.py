@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 
-from tests.integration.with_glaked import WithGlaked
+from tests.integration.with_glaked import PATIENCE_S, WithGlaked
 
 SAMPLE = re.compile(r"([a-zA-Z_]+)(?:\{(.*)\})? (\S+)\Z")
 LABEL = re.compile(r'([a-zA-Z_]+)="((?:[^"\\]|\\.)*)"')
@@ -34,7 +34,7 @@ def series(samples):
 
 class WithMetrics(WithGlaked):
     def get(self, port, path="/metrics", host="127.0.0.1", **headers):
-        with contextlib.closing(http.client.HTTPConnection(host, port, timeout=60)) as connection:
+        with contextlib.closing(http.client.HTTPConnection(host, port, timeout=PATIENCE_S)) as connection:
             connection.request("GET", path, headers=headers)
             answer = connection.getresponse()
             return answer.status, answer.read().decode(), answer.headers

@@ -183,10 +183,10 @@ static void what_nobody_knows_is_kept(void)
 	uint32_t n_living;
 	start(0);
 	for (uint32_t i = 0; i < 2; i++) {
-		int r = -ENOENT;
-		for (int k = 0; r == -ENOENT && k < 500; k++) {
-			r = glake_elastic_adopt(elastic, i, record, &n_record, &n_living);
-			usleep(r == -ENOENT ? 10000 : 0);
+		int r;
+		while ((r = glake_elastic_adopt(elastic, i, record, &n_record, &n_living)) ==
+		       -ENOENT) {
+			usleep(10000);
 		}
 		must(r == 0);
 		must(record[0] == 3 - 3 * i);
