@@ -33,15 +33,6 @@ uint64_t harness_now_ms(void)
 	return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
-uint64_t harness_cpu_us(const struct harness *harness)
-{
-	struct timespec used;
-	clockid_t clock;
-	ck_assert_int_eq(clock_getcpuclockid(harness->pid, &clock), 0);
-	ck_assert_int_eq(clock_gettime(clock, &used), 0);
-	return (uint64_t)used.tv_sec * 1000000 + (uint64_t)used.tv_nsec / 1000;
-}
-
 void harness_sleep_ms(unsigned ms)
 {
 	struct timespec rest = {.tv_sec = ms / 1000, .tv_nsec = (long)(ms % 1000) * 1000000};

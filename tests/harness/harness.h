@@ -155,8 +155,6 @@ void harness_in_child(struct harness *harness, harness_fn fn, void *user);
 bool harness_is_root(void);
 
 uint64_t harness_now_ms(void);
-/* What glaked has had of processors so far: others that want them do not count. */
-uint64_t harness_cpu_us(const struct harness *harness);
 void harness_sleep_ms(unsigned ms);
 
 #endif

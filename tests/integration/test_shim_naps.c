@@ -150,7 +150,7 @@ END_TEST
 static void begin_beside_mover(void)
 {
 	begin_on("1x70MiB", SPEED, "on_pressure = \"sleep\";",
-	         "pressure = \"wait\"; wait_ms = 200000;");
+	         "pressure = \"wait\"; wait_ms = 3600000;");
 }
 
 /* Each waits for the room of the other. Who came first gets it; the other one wakes for its own, and gets what it waits for. */
