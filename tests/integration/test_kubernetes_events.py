@@ -241,12 +241,15 @@ class KubernetesEvents(WithMetrics):
         self.assertEqual(self.said().count("left out"), 1)
 
     def test_it_ends_with_glakectl_and_goes_on_without_glaked(self):
+        pod, other = self.enter(UID), self.enter(OTHER)
         events = self.start_events()
-        self.stop_daemon()
-        self.start_daemon()
-        pod = self.enter(UID)
+        # glakectl ends if there is no glaked when it begins.
         self.faults(pod)
         self.wait_until(lambda: self.api.asked)
+        self.stop_daemon()
+        self.start_daemon()
+        self.faults(other)
+        self.wait_until(lambda: len(self.api.asked) == 2)
         (child,) = subprocess.run(["pgrep", "-P", str(events.pid)], capture_output=True, text=True, check=True).stdout.split()
         os.kill(int(child), signal.SIGKILL)
         self.assertEqual(events.wait(PATIENCE_S), 1)
