@@ -73,18 +73,59 @@ static int open_in_folder(const char *name)
 	return fd;
 }
 
-static int prepare(int fd, uint64_t bytes, uint64_t *inode_out)
+union any_handle {
+	struct file_handle head;
+	char bytes[sizeof(struct file_handle) + sizeof(((struct chunk_file *)0)->handle)];
+};
+
+/* A memfd has no folder by which it could be opened. */
+static void get_handle(int fd, struct chunk_file *file)
+{
+	union any_handle handle = {.head.handle_bytes = sizeof(file->handle)};
+	int mount;
+
+	if (!folder || name_to_handle_at(fd, "", &handle.head, &mount, AT_EMPTY_PATH) != 0) {
+		return;
+	}
+	file->handle_type = handle.head.handle_type;
+	file->n_bytes = handle.head.handle_bytes;
+	memcpy(file->handle, handle.head.f_handle, handle.head.handle_bytes);
+}
+
+int chunkfd_open_folder(void)
+{
+	return folder ? open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+}
+
+int chunkfd_exists(int folder_fd, const struct chunk_file *file)
+{
+	union any_handle handle = {.head = {file->n_bytes, file->handle_type}};
+
+	if (file->n_bytes == 0) {
+		return -ENOENT;
+	}
+	memcpy(handle.head.f_handle, file->handle, file->n_bytes);
+	int fd = open_by_handle_at(folder_fd, &handle.head, O_PATH | O_CLOEXEC);
+	if (fd < 0) {
+		return errno == ESTALE ? 0 : -errno;
+	}
+	close(fd);
+	return 1;
+}
+
+static int prepare(int fd, uint64_t bytes, struct chunk_file *file_out)
 {
 	struct stat st;
 
 	if (ftruncate(fd, (off_t)bytes) != 0 || fstat(fd, &st) != 0) {
 		return -errno;
 	}
-	*inode_out = inode_of(&st);
+	*file_out = (struct chunk_file){.inode = inode_of(&st)};
+	get_handle(fd, file_out);
 	return put_lock(fd);
 }
 
-int chunkfd_new(const struct chunk_label *label, uint64_t bytes, uint64_t *inode_out)
+int chunkfd_new(const struct chunk_label *label, uint64_t bytes, struct chunk_file *file_out)
 {
 	char name[128];
 
@@ -98,7 +139,7 @@ int chunkfd_new(const struct chunk_label *label, uint64_t bytes, uint64_t *inode
 	if (fd < 0) {
 		return -errno;
 	}
-	int err = prepare(fd, bytes, inode_out);
+	int err = prepare(fd, bytes, file_out);
 	if (err != 0) {
 		close(fd);
 		return err;

@@ -243,7 +243,7 @@ CUresult phys_new(const CUmemAllocationProp *prop, uint64_t bytes, struct phys *
 		.handle_types = prop->requestedHandleTypes,
 		.rdma = prop->allocFlags.gpuDirectRDMACapable,
 	};
-	uint64_t inode;
+	struct chunk_file file;
 	unsigned place;
 	uint64_t total;
 
@@ -255,7 +255,7 @@ CUresult phys_new(const CUmemAllocationProp *prop, uint64_t bytes, struct phys *
 	if (is_counted && bytes > total) {
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	int fd = chunkfd_new(&label, bytes, &inode);
+	int fd = chunkfd_new(&label, bytes, &file);
 	if (fd < 0) {
 		return error_from_errno(fd);
 	}
@@ -265,7 +265,7 @@ CUresult phys_new(const CUmemAllocationProp *prop, uint64_t bytes, struct phys *
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	if (is_counted) {
-		CUresult err = registry_charge(place, inode, bytes, &phys->slot);
+		CUresult err = registry_charge(place, &file, bytes, &phys->slot);
 		if (err != CUDA_SUCCESS) {
 			phys_unref(phys);
 			return err;

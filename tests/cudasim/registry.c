@@ -6,8 +6,9 @@
  * Each chunk carries a read lock that belongs to its open file description (F_OFD_SETLK). Every
  * dup of the fd, every copy in flight in a socket and every mapping share that description, so
  * the kernel lists the lock in /proc/locks exactly as long as the memory exists, no matter who
- * holds it and how they died. The registry is a table of {inode, device, bytes} in shared memory;
- * a sweep takes out the rows whose lock is gone. Rows of chunks that never left their maker are
+ * holds it and how they died. That list has the locks of the whole machine, so who may opens the file by
+ * its handle instead, which fails once nobody has it. The registry is a table of {file, device, bytes} in
+ * shared memory; a sweep takes out the rows whose lock or file is gone. Rows of chunks that never left their maker are
  * taken out by the maker, so that a sweep is only needed to find room and to answer questions.
  */
 #include "sim.h"
@@ -17,6 +18,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -27,7 +29,7 @@
 #define NO_SLOT UINT32_MAX
 
 struct slot {
-	uint64_t inode; /* 0: free */
+	struct chunk_file file; /* .inode 0: free */
 	uint64_t bytes;
 	uint32_t device;
 	uint32_t next_free;
@@ -59,7 +61,7 @@ static void recount(void)
 	}
 	for (uint32_t i = registry->n_touched; i-- > 0;) {
 		struct slot *slot = &registry->slots[i];
-		if (slot->inode != 0) {
+		if (slot->file.inode != 0) {
 			registry->used_bytes[slot->device] += slot->bytes;
 		} else {
 			slot->next_free = first_free;
@@ -88,14 +90,18 @@ static void unlock(void)
 }
 
 /* The slot becomes valid with its inode, which is therefore written last. */
-static void slot_take(uint32_t index, unsigned device, uint64_t inode, uint64_t bytes)
+static void slot_take(uint32_t index, unsigned device, const struct chunk_file *file,
+                      uint64_t bytes)
 {
 	struct slot *slot = &registry->slots[index];
 
 	slot->device = device;
 	slot->bytes = bytes;
+	slot->file.handle_type = file->handle_type;
+	slot->file.n_bytes = file->n_bytes;
+	memcpy(slot->file.handle, file->handle, sizeof(slot->file.handle));
 	atomic_signal_fence(memory_order_seq_cst);
-	slot->inode = inode;
+	slot->file.inode = file->inode;
 	registry->used_bytes[device] += bytes;
 }
 
@@ -103,7 +109,7 @@ static void slot_give(uint32_t index)
 {
 	struct slot *slot = &registry->slots[index];
 
-	slot->inode = 0;
+	slot->file.inode = 0;
 	registry->used_bytes[slot->device] -= slot->bytes;
 	slot->next_free = registry->first_free;
 	registry->first_free = index;
@@ -132,12 +138,32 @@ static uint32_t keep_missing(uint32_t *slots, uint32_t n)
 		return 0;
 	}
 	for (uint32_t i = 0; i < n; i++) {
-		if (!proclocks_has(inodes, n_inodes, registry->slots[slots[i]].inode)) {
+		if (!proclocks_has(inodes, n_inodes, registry->slots[slots[i]].file.inode)) {
 			slots[n_missing++] = slots[i];
 		}
 	}
 	free(inodes);
 	return n_missing;
+}
+
+/* The same by the files themselves. Returns whether that is allowed. */
+static bool keep_gone(uint32_t *slots, uint32_t *n)
+{
+	uint32_t n_gone = 0;
+	int folder = chunkfd_open_folder();
+	bool is_allowed = folder >= 0 && *n > 0 &&
+	                  chunkfd_exists(folder, &registry->slots[slots[0]].file) >= 0;
+
+	for (uint32_t i = 0; is_allowed && i < *n; i++) {
+		if (chunkfd_exists(folder, &registry->slots[slots[i]].file) == 0) {
+			slots[n_gone++] = slots[i];
+		}
+	}
+	if (folder >= 0) {
+		close(folder);
+	}
+	*n = is_allowed ? n_gone : *n;
+	return is_allowed;
 }
 
 /*
@@ -155,12 +181,14 @@ static void sweep(void)
 		return;
 	}
 	for (uint32_t i = 0; i < registry->n_touched; i++) {
-		if (registry->slots[i].inode != 0) {
+		if (registry->slots[i].file.inode != 0) {
 			slots[n++] = i;
 		}
 	}
-	for (int i = 0; i < N_LOOKS && n > 0; i++) {
-		n = keep_missing(slots, n);
+	if (!keep_gone(slots, &n)) {
+		for (int i = 0; i < N_LOOKS && n > 0; i++) {
+			n = keep_missing(slots, n);
+		}
 	}
 	for (uint32_t i = 0; i < n; i++) {
 		slot_give(slots[i]);
@@ -177,7 +205,7 @@ static bool has_room(unsigned physical, uint64_t bytes)
 	return used <= total && bytes <= total - used;
 }
 
-CUresult registry_charge(unsigned physical, uint64_t inode, uint64_t bytes,
+CUresult registry_charge(unsigned physical, const struct chunk_file *file, uint64_t bytes,
                          struct registry_slot *slot_out)
 {
 	lock();
@@ -193,8 +221,8 @@ CUresult registry_charge(unsigned physical, uint64_t inode, uint64_t bytes,
 		}
 	}
 	if (index != NO_SLOT) {
-		slot_take(index, physical, inode, bytes);
-		*slot_out = (struct registry_slot){.index = index, .inode = inode};
+		slot_take(index, physical, file, bytes);
+		*slot_out = (struct registry_slot){.index = index, .inode = file->inode};
 	}
 	unlock();
 	return index != NO_SLOT ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
@@ -203,7 +231,7 @@ CUresult registry_charge(unsigned physical, uint64_t inode, uint64_t bytes,
 void registry_refund(const struct registry_slot *slot)
 {
 	lock();
-	if (registry->slots[slot->index].inode == slot->inode) {
+	if (registry->slots[slot->index].file.inode == slot->inode) {
 		slot_give(slot->index);
 	}
 	unlock();

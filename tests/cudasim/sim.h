@@ -198,6 +198,14 @@ void hostnode_pay(enum host_cost cost, uint64_t bytes);
 
 /* --- registry.c: how much memory of each device exists, over all processes --- */
 
+/* The file of a chunk, for who asks later whether it is there still. */
+struct chunk_file {
+	uint64_t inode;
+	int handle_type;
+	uint32_t n_bytes; /* of the handle; 0: only its lock tells */
+	unsigned char handle[16];
+};
+
 struct registry_slot {
 	uint32_t index;
 	uint64_t inode;
@@ -207,7 +215,7 @@ CUresult registry_open(void);
 /* A number that only processes sharing this registry know; part of each chunk's name. */
 uint64_t registry_id(void);
 /* Charges a chunk that already carries its lock. CUDA_ERROR_OUT_OF_MEMORY if it does not fit. */
-CUresult registry_charge(unsigned physical, uint64_t inode, uint64_t bytes,
+CUresult registry_charge(unsigned physical, const struct chunk_file *file, uint64_t bytes,
                          struct registry_slot *slot_out);
 /* Refund a chunk that nobody else can hold. A later sweep finds others. */
 void registry_refund(const struct registry_slot *slot);
@@ -278,7 +286,11 @@ struct chunk_label {
 /* Reads the environment, as part of cuInit. */
 void chunkfd_begin(void);
 /* Makes the file, its size and the lock that lives exactly as long as its memory. */
-int chunkfd_new(const struct chunk_label *label, uint64_t bytes, uint64_t *inode_out);
+int chunkfd_new(const struct chunk_label *label, uint64_t bytes, struct chunk_file *file_out);
+/* The folder of all chunks, for the caller to close; -1: there is none. */
+int chunkfd_open_folder(void);
+/* Whether somebody has the file still; < 0: who may not open files by handle cannot say (-errno). */
+int chunkfd_exists(int folder_fd, const struct chunk_file *file);
 /* The inode as it is called in all of cudasim: with the file system that it is of, because there may be two. */
 uint64_t chunkfd_inode(unsigned file_system, uint64_t inode);
 /* The inode of the file, 0 if it has none. */
