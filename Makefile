@@ -80,7 +80,7 @@ CUDASIM_OBJ := $(call objects,tests/cudasim/*.c)
 TESTS := $(call programs,tests/unit/test_*.c tests/integration/test_*.c)
 PY_TESTS := $(wildcard tests/integration/test_*.py)
 # Those that take longest, see the last lines of a run, begin first: else they go on alone in the end.
-LONGEST := seal_kills vllm_kv vllm_ranks shim_auto kvcached journal two_gpus shim_mistakes python shim_naps sleep_restart \
+LONGEST := seal_kills vllm_kv vllm_ranks shim_auto shim_waits kvcached journal two_gpus shim_mistakes python shim_naps sleep_restart \
 	client_model
 longest_first = $(foreach name,$(LONGEST),$(filter %/test_$(name) %/test_$(name).py,$(1))) \
 	$(filter-out $(foreach name,$(LONGEST),%/test_$(name) %/test_$(name).py),$(1))

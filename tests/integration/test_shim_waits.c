@@ -50,7 +50,7 @@ END_TEST
 
 static void run_both(const char *setting, const char *scenario)
 {
-	world_begin(.config = TIGHT, .devices = "1x1GiB", .speed = 5);
+	world_begin(.config = TIGHT, .devices = "1x1GiB", .speed = 2);
 	setenv("TIGHT", "1", 1);
 	run_one(setting, scenario);
 	unsetenv("TIGHT");
@@ -71,7 +71,7 @@ END_TEST
 /* Where there is memory enough, nothing has to be out of it. */
 START_TEST_WITH(with_memory_enough_nothing_fails, .n = n_elements(scenarios))
 {
-	world_begin(.devices = "1x1GiB", .speed = 5);
+	world_begin(.devices = "1x1GiB", .speed = 2);
 	run_one(NULL, scenarios[_i]);
 	run_one("GLAKE_ALLOC=stitch", scenarios[_i]);
 }
