@@ -1197,7 +1197,7 @@ static void in_pieces(void)
 			must_ok(cuMemsetD8(spans[k][i].ptr, (unsigned char)i, PAGE));
 		}
 		must_ok(cuCtxSynchronize());
-		must(glake_seal(spans[k], N_SPANS, &sealed) == 0);
+		must(seal_in_time(spans[k], N_SPANS, &sealed) == 0);
 		must(sealed.sealed_bytes == N_SPANS * PAGE);
 		must(sealed.shared_bytes == k * N_SPANS * PAGE);
 		must(sealed.held_ns > 20000000);
@@ -1279,7 +1279,7 @@ static void crowd(void)
 		writers[i].ptr = alloc(PAGE);
 		const struct glake_span span = {writers[i].ptr, PAGE};
 		must_ok(cuMemsetD8(writers[i].ptr, 7, PAGE));
-		must(glake_seal(&span, 1, NULL) == 0);
+		must(seal_in_time(&span, 1, NULL) == 0);
 	}
 	for (unsigned i = 0; i < N_WRITERS; i++) {
 		must(pthread_create(&writers[i].thread, NULL, write_at_once, &writers[i]) == 0);
