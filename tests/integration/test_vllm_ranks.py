@@ -305,9 +305,14 @@ def one_has_no_memory(m):
         assert engine.n_done == 0 and not engine.running and m.held() == [0]
         m.wait_for(lambda: not m.steps.is_waiting)
         assert m.rank_held(0) == m.rank_held(1) == [0]
-        # The other GPU's memory is there for others.
-        n_other = len(kv.take_all(neighbour))
-        assert n_other >= 30, n_other
+        # The other GPU's memory is there for others, if some of it later.
+        other = []
+
+        def take():
+            other.extend(kv.take_all(neighbour))
+            return len(other) >= 30
+
+        m.wait_for(take)
         for ptr in taken[:4]:
             neighbour.free(ptr)
         neighbour.dispatch()

@@ -93,6 +93,14 @@ static uint64_t seal(CUdeviceptr ptr)
 	return sealed.shared_bytes;
 }
 
+static void unseal(CUdeviceptr ptr)
+{
+	if (glake_unseal(ptr, N_BYTES) != 0) {
+		fprintf(stderr, "glake_unseal: %s\n", glake_error());
+		_exit(1);
+	}
+}
+
 /* Memory that is filled and sealed. */
 static CUdeviceptr alloc_sealed(unsigned seed)
 {
@@ -558,7 +566,7 @@ static void own_mappings(void)
 	/* A span that is not mapped is no memory. */
 	const struct glake_span hole = {ptr + N_BYTES, N_BYTES};
 	must(glake_seal(&hole, 1, NULL) == -EINVAL);
-	must(glake_unseal(ptr, N_BYTES) == 0);
+	unseal(ptr);
 	expect(ptr, bytes, "as before");
 	must_ok(cuMemsetD8(ptr, 2, N_BYTES));
 	must(n_copies() == 0);
@@ -760,7 +768,7 @@ static void numbers(void)
 	must(seal(ptr) == N_BYTES);
 	const struct glake_span hole = {ptr + N_BYTES, N_BYTES};
 	must(glake_seal(&hole, 1, NULL) == -EINVAL);
-	must(glake_unseal(ptr, N_BYTES) == 0);
+	unseal(ptr);
 	expect(ptr, bytes, "as before");
 	must_ok(cuMemUnmap(ptr, N_BYTES));
 	must_ok(cuMemAddressFree(ptr, 2 * N_BYTES));
@@ -1532,7 +1540,7 @@ static void be_killed(void)
 	memset(bytes + PAGE, 8, 16);
 	expect(ptr, bytes, "written");
 	seal(ptr);
-	must(glake_unseal(ptr, N_BYTES) == 0);
+	unseal(ptr);
 	expect(ptr, bytes, "unsealed");
 	must_ok(cuMemFree(ptr));
 }
@@ -1552,7 +1560,7 @@ static void endure(void)
 		memset(bytes + PAGE, i, 16);
 		expect(ptr, bytes, "written");
 	}
-	must(glake_unseal(ptr, N_BYTES) == 0);
+	unseal(ptr);
 	fill(ptr, 2);
 	expect(ptr, bytes, "written whole");
 	must_ok(cuMemFree(ptr));
