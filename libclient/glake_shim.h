@@ -13,6 +13,7 @@
 #include "libclient/link/readers.h"
 #include "libclient/link/report.h"
 #include "libclient/link/why.h"
+#include "libclient/space/errand.h"
 #include "libclient/space/fill.h"
 #include "libclient/space/gate.h"
 #include "libclient/space/look.h"

@@ -278,6 +278,12 @@ static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
 /* When work was last found to be stuck. Threads that were waiting for their turn then do not try again themselves. */
 static uint64_t stuck_at_ns;
 
+/*
+ * Behind the closed gate a copy has 2 s (errand.h). As nobody would try the write again, it is tried once more, with the gate
+ * open between, until it has waited so long.
+ */
+#define TRY_AGAIN_NS 10000000000ull
+
 struct request {
 	CUdeviceptr ptr;
 	uint64_t n_bytes;
@@ -364,8 +370,11 @@ static int unseal(CUdeviceptr ptr, uint64_t n_bytes, enum glake__unsealed why)
 	int r = -EBUSY;
 	pthread_mutex_lock(&turn);
 	if (since_ns >= stuck_at_ns) {
-		r = (why == GLAKE__UNSEALED_LAUNCHED ? unseal_whole : unseal_all)(ptr, n_bytes, why,
-		                                                                  &had_some);
+		do {
+			r = (why == GLAKE__UNSEALED_LAUNCHED ? unseal_whole : unseal_all)(
+				ptr, n_bytes, why, &had_some);
+		} while (r == -EBUSY && glake__errands_go_on() &&
+		         clock_now_ns() - since_ns < TRY_AGAIN_NS);
 		shim_count_add(SHIM_COUNT_copies, had_some && r == 0);
 		stuck_at_ns = r == -EBUSY ? clock_now_ns() : stuck_at_ns;
 	}

@@ -62,6 +62,17 @@ static bool is_under_way(int device)
 	return at != NULL;
 }
 
+bool glake__errands_go_on(void)
+{
+	glake__lock();
+	const struct glake__errand *at = glake__space.errands;
+	while (at && at->is_over) {
+		at = at->next;
+	}
+	glake__unlock();
+	return at != NULL;
+}
+
 uint64_t glake__errands_last(void)
 {
 	glake__lock();

@@ -47,6 +47,9 @@ void glake__errand_end(struct glake_session *session, struct glake__range **rang
 uint64_t glake__errands_last(void);
 void glake__errands_drained(uint64_t last, uint64_t readers);
 
+/* Whether one has met its deadline and goes on: what it was for may be had later. */
+bool glake__errands_go_on(void);
+
 /* glake__gate_wait_soon(), for errands as well. */
 int glake__errands_wait(uint64_t readers);
 

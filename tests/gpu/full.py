@@ -16,7 +16,7 @@ from run import ROOT, Daemon, expect, failures
 
 SCENARIOS = [("full", name) for name in (
     "writes_come_back", "crowds_come_back", "writes_wait", "writes_find_a_moment",
-    "writes_wait_for_a_thread", "seals_come_back", "copies_given_up", "zeroes_given_up")]
+    "writes_wait_for_a_thread", "writes_wait_for_their_copy", "seals_come_back", "copies_given_up", "zeroes_given_up")]
 SCENARIOS += [("seal", name) for name in (
     "all_writes", "graphs", "sealed_destinations", "captures", "captures_beside_work",
     "captures_behind_work", "work_under_way", "numbers", "contexts_end")]

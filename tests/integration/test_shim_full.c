@@ -48,6 +48,12 @@ START_TEST(a_write_waits_for_another_thread_s_call)
 }
 END_TEST
 
+START_TEST(a_write_waits_for_the_gpu_to_copy)
+{
+	run_scenario("writes_wait_for_their_copy");
+}
+END_TEST
+
 START_TEST(a_seal_comes_back)
 {
 	run_scenario("seals_come_back");

@@ -8,10 +8,12 @@
  * It ends with 0, or with 1 and a line on stderr. It runs on a GPU as well, under the shim.
  */
 #include <cuda.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -70,6 +72,44 @@ static void fill_gpu(void)
 	while (__atomic_load_n(&words[BEGUN], __ATOMIC_SEQ_CST) == 0) {
 		usleep(1000);
 	}
+}
+
+/* Of the driver itself, past the shim. */
+static void *driver_function(const char *name)
+{
+	const char *path = getenv("GLAKE_LIBCUDA");
+	void *driver = dlopen(path ? path : "libcuda.so.1", RTLD_NOW);
+	must(driver);
+	void *function = dlsym(driver, name);
+	must(function);
+	return function;
+}
+
+/* As fill_gpu(), in a context of which glake knows nothing. */
+static void fill_gpu_unseen(void)
+{
+	CUresult (*make)(CUcontext *, unsigned, CUdevice) = driver_function("cuCtxCreate_v2");
+	CUresult (*load)(CUmodule *, const void *) = driver_function("cuModuleLoadData");
+	CUresult (*get)(CUfunction *, CUmodule,
+	                const char *) = driver_function("cuModuleGetFunction");
+	CUresult (*launch)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+	                   unsigned, CUstream, void **,
+	                   void **) = driver_function("cuLaunchKernel");
+	uint64_t at[] = {(uint64_t)(uintptr_t)&words[FLAG], (uint64_t)(uintptr_t)&words[BEGUN]};
+	void *params[] = {&at[0], &at[1]};
+	int n_sms = 0;
+	CUcontext unseen;
+	CUmodule there;
+	CUfunction hold;
+	must_ok(cuDeviceGetAttribute(&n_sms, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0));
+	must_ok(make(&unseen, 0, 0));
+	must_ok(load(&there, spin_image_of(cuDeviceGetName)));
+	must_ok(get(&hold, there, "hold"));
+	must_ok(launch(hold, (unsigned)n_sms * 4, 1, 1, 1024, 1, 1, 0, NULL, params, NULL));
+	while (__atomic_load_n(&words[BEGUN], __ATOMIC_SEQ_CST) == 0) {
+		usleep(1000);
+	}
+	must_ok(cuCtxSetCurrent(ctx));
 }
 
 static void let_go(void)
@@ -213,20 +253,38 @@ static void writes_find_a_moment(void)
 
 static void *let_go_later(void *user)
 {
-	usleep(800000);
+	const unsigned *pause_us = user;
+	usleep(*pause_us);
 	let_go();
-	return user;
+	return NULL;
 }
 
 /* The GPU is full, until another thread lets go. */
 static void writes_wait_for_a_thread(void)
 {
+	unsigned pause_us = 800000;
 	pthread_t thread;
 	start();
 	CUdeviceptr ptr = alloc_filled(N_BYTES, 1);
 	seal(ptr, N_BYTES, N_BYTES);
 	fill_gpu();
-	must(pthread_create(&thread, NULL, let_go_later, NULL) == 0);
+	must(pthread_create(&thread, NULL, let_go_later, &pause_us) == 0);
+	must_ok(write_to(ptr));
+	pthread_join(thread, NULL);
+	expect_written(ptr);
+	must_ok(cuMemFree(ptr));
+}
+
+/* No work is in its way, and the GPU has no time for its copy, for longer than the program is held back. */
+static void writes_wait_for_their_copy(void)
+{
+	unsigned pause_us = 4000000;
+	pthread_t thread;
+	start();
+	CUdeviceptr ptr = alloc_filled(N_BYTES, 1);
+	seal(ptr, N_BYTES, N_BYTES);
+	fill_gpu_unseen();
+	must(pthread_create(&thread, NULL, let_go_later, &pause_us) == 0);
 	must_ok(write_to(ptr));
 	pthread_join(thread, NULL);
 	expect_written(ptr);
@@ -401,6 +459,7 @@ static const struct scenario scenarios[] = {
 	{"writes_wait", writes_wait},
 	{"writes_find_a_moment", writes_find_a_moment},
 	{"writes_wait_for_a_thread", writes_wait_for_a_thread},
+	{"writes_wait_for_their_copy", writes_wait_for_their_copy},
 	{"seals_come_back", seals_come_back},
 	{"copies_given_up", copies_given_up},
 	{"zeroes_given_up", zeroes_given_up},

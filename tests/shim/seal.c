@@ -95,7 +95,11 @@ static uint64_t seal(CUdeviceptr ptr)
 
 static void unseal(CUdeviceptr ptr)
 {
-	if (glake_unseal(ptr, N_BYTES) != 0) {
+	int r;
+	while ((r = glake_unseal(ptr, N_BYTES)) == -EBUSY) {
+		usleep(1000);
+	}
+	if (r != 0) {
 		fprintf(stderr, "glake_unseal: %s\n", glake_error());
 		_exit(1);
 	}
