@@ -279,10 +279,11 @@ static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t stuck_at_ns;
 
 /*
- * Behind the closed gate a copy has 2 s (errand.h). As nobody would try the write again, it is tried once more, with the gate
- * open between, until it has waited so long.
+ * Behind the closed gate a copy has 2 s (errand.h). Nobody else would try the write again, so it is tried until it has waited
+ * so long, with the gate open between.
  */
 #define TRY_AGAIN_NS 10000000000ull
+#define TRY_PAUSE_NS 1000000u
 
 struct request {
 	CUdeviceptr ptr;
@@ -361,6 +362,12 @@ static int unseal_whole(CUdeviceptr ptr, uint64_t n_bytes, enum glake__unsealed 
 	return r == 0 && writes_linear(ptr, n_bytes).n_bytes > 0 ? -ENOTSUP : r;
 }
 
+static int try_unseal(CUdeviceptr ptr, uint64_t n_bytes, enum glake__unsealed why, bool *had_some)
+{
+	return why == GLAKE__UNSEALED_LAUNCHED ? unseal_whole(ptr, n_bytes, why, had_some)
+	                                       : unseal_all(ptr, n_bytes, why, had_some);
+}
+
 /* -EINVAL: the memory cannot be made private, and the call is left to the driver. */
 static int unseal(CUdeviceptr ptr, uint64_t n_bytes, enum glake__unsealed why)
 {
@@ -370,11 +377,10 @@ static int unseal(CUdeviceptr ptr, uint64_t n_bytes, enum glake__unsealed why)
 	int r = -EBUSY;
 	pthread_mutex_lock(&turn);
 	if (since_ns >= stuck_at_ns) {
-		do {
-			r = (why == GLAKE__UNSEALED_LAUNCHED ? unseal_whole : unseal_all)(
-				ptr, n_bytes, why, &had_some);
-		} while (r == -EBUSY && glake__errands_go_on() &&
-		         clock_now_ns() - since_ns < TRY_AGAIN_NS);
+		while ((r = try_unseal(ptr, n_bytes, why, &had_some)) == -EBUSY &&
+		       glake__errands_go_on() && clock_now_ns() - since_ns < TRY_AGAIN_NS) {
+			clock_sleep_ns(TRY_PAUSE_NS);
+		}
 		shim_count_add(SHIM_COUNT_copies, had_some && r == 0);
 		stuck_at_ns = r == -EBUSY ? clock_now_ns() : stuck_at_ns;
 	}
