@@ -51,11 +51,13 @@ static struct glake__errand *take_all(void)
 	return all;
 }
 
+#define ANY_DEVICE (-1)
+
 static bool is_under_way(int device)
 {
 	glake__lock();
 	const struct glake__errand *at = glake__space.errands;
-	while (at && (at->is_over || at->device != device)) {
+	while (at && (at->is_over || (device != ANY_DEVICE && at->device != device))) {
 		at = at->next;
 	}
 	glake__unlock();
@@ -64,13 +66,7 @@ static bool is_under_way(int device)
 
 bool glake__errands_go_on(void)
 {
-	glake__lock();
-	const struct glake__errand *at = glake__space.errands;
-	while (at && at->is_over) {
-		at = at->next;
-	}
-	glake__unlock();
-	return at != NULL;
+	return is_under_way(ANY_DEVICE);
 }
 
 uint64_t glake__errands_last(void)

@@ -8,7 +8,10 @@
 #define GLAKE_TESTS_SHIM_DEVICE_H
 
 #include <cuda.h>
+#include <dlfcn.h>
 #include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "tests/shim/must.h"
@@ -66,6 +69,25 @@ static inline void close_gate(CUstream stream)
 static inline void open_gate(void)
 {
 	__atomic_store_n(&gate_is_open, true, __ATOMIC_SEQ_CST);
+}
+
+/* Of the driver itself, past the shim: of the file that cuInit() has loaded, as its name alone may mean the shim. */
+static inline void *driver_function(const char *name)
+{
+	char line[4096];
+	void *driver = NULL;
+	FILE *maps = fopen("/proc/self/maps", "r");
+	must(maps);
+	while (!driver && fgets(line, sizeof(line), maps)) {
+		char *path = strchr(line, '/');
+		line[strcspn(line, "\n")] = '\0';
+		driver = path && strstr(path, "/libcuda.so") ? dlopen(path, RTLD_NOW) : NULL;
+	}
+	fclose(maps);
+	must(driver);
+	void *function = dlsym(driver, name);
+	must(function && function != dlsym(RTLD_DEFAULT, name));
+	return function;
 }
 
 #endif

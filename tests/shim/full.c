@@ -8,12 +8,10 @@
  * It ends with 0, or with 1 and a line on stderr. It runs on a GPU as well, under the shim.
  */
 #include <cuda.h>
-#include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -59,7 +57,7 @@ static CUfunction kernel(const char *name)
 }
 
 /* On all multiprocessors, to the last thread, until let_go(). */
-static void fill_gpu(void)
+static void fill_gpu_by(__typeof__(cuLaunchKernel) *launch, CUfunction hold, CUstream stream)
 {
 	int n_sms = 0;
 	uint64_t at[] = {(uint64_t)(uintptr_t)&words[FLAG], (uint64_t)(uintptr_t)&words[BEGUN]};
@@ -67,48 +65,30 @@ static void fill_gpu(void)
 	must_ok(cuDeviceGetAttribute(&n_sms, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0));
 	__atomic_store_n(&words[FLAG], 0, __ATOMIC_SEQ_CST);
 	__atomic_store_n(&words[BEGUN], 0, __ATOMIC_SEQ_CST);
-	must_ok(cuLaunchKernel(kernel("hold"), (unsigned)n_sms * 4, 1, 1, 1024, 1, 1, 0, busy,
-	                       params, NULL));
+	must_ok(launch(hold, (unsigned)n_sms * 4, 1, 1, 1024, 1, 1, 0, stream, params, NULL));
 	while (__atomic_load_n(&words[BEGUN], __ATOMIC_SEQ_CST) == 0) {
 		usleep(1000);
 	}
 }
 
-/* Of the driver itself, past the shim. */
-static void *driver_function(const char *name)
+static void fill_gpu(void)
 {
-	const char *path = getenv("GLAKE_LIBCUDA");
-	void *driver = dlopen(path ? path : "libcuda.so.1", RTLD_NOW);
-	must(driver);
-	void *function = dlsym(driver, name);
-	must(function);
-	return function;
+	fill_gpu_by(cuLaunchKernel, kernel("hold"), busy);
 }
 
 /* As fill_gpu(), in a context of which glake knows nothing. */
 static void fill_gpu_unseen(void)
 {
-	CUresult (*make)(CUcontext *, unsigned, CUdevice) = driver_function("cuCtxCreate_v2");
-	CUresult (*load)(CUmodule *, const void *) = driver_function("cuModuleLoadData");
-	CUresult (*get)(CUfunction *, CUmodule,
-	                const char *) = driver_function("cuModuleGetFunction");
-	CUresult (*launch)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-	                   unsigned, CUstream, void **,
-	                   void **) = driver_function("cuLaunchKernel");
-	uint64_t at[] = {(uint64_t)(uintptr_t)&words[FLAG], (uint64_t)(uintptr_t)&words[BEGUN]};
-	void *params[] = {&at[0], &at[1]};
-	int n_sms = 0;
+	__typeof__(cuCtxCreate_v2) *make = driver_function("cuCtxCreate_v2");
+	__typeof__(cuModuleLoadData) *load = driver_function("cuModuleLoadData");
+	__typeof__(cuModuleGetFunction) *get = driver_function("cuModuleGetFunction");
 	CUcontext unseen;
 	CUmodule there;
 	CUfunction hold;
-	must_ok(cuDeviceGetAttribute(&n_sms, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0));
 	must_ok(make(&unseen, 0, 0));
 	must_ok(load(&there, spin_image_of(cuDeviceGetName)));
 	must_ok(get(&hold, there, "hold"));
-	must_ok(launch(hold, (unsigned)n_sms * 4, 1, 1, 1024, 1, 1, 0, NULL, params, NULL));
-	while (__atomic_load_n(&words[BEGUN], __ATOMIC_SEQ_CST) == 0) {
-		usleep(1000);
-	}
+	fill_gpu_by(driver_function("cuLaunchKernel"), hold, NULL);
 	must_ok(cuCtxSetCurrent(ctx));
 }
 

@@ -7,7 +7,6 @@
  * It ends with 0, or with 1 and a line on stderr. Where it waits, it prints "ready" and reads a line.
  */
 #include <cuda.h>
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
@@ -444,12 +443,8 @@ static void own_context(void)
 /* A part of the program opens the driver itself, and makes the context there. */
 static void past_the_shim(void)
 {
-	const char *path = getenv("GLAKE_LIBCUDA");
-	void *driver = dlopen(path ? path : "/usr/lib/x86_64-linux-gnu/libcuda.so.1", RTLD_NOW);
-	CUresult (*make_ctx)(CUcontext *, unsigned,
-	                     CUdevice) = driver ? dlsym(driver, "cuCtxCreate_v2") : NULL;
-	must(make_ctx && (void *)make_ctx != (void *)cuCtxCreate_v2);
 	must_ok(cuInit(0));
+	__typeof__(cuCtxCreate_v2) *make_ctx = driver_function("cuCtxCreate_v2");
 	must_ok(make_ctx(&ctx, 0, 0));
 	fill_source();
 	load(PAGE);
