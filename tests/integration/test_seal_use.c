@@ -343,6 +343,15 @@ static void *unmap_and_unreserve(void *user)
 	return NULL;
 }
 
+static bool is_changed(glake_ptr ptr)
+{
+	glake__lock();
+	const struct glake__piece *piece = glake__piece_at_locked(ptr);
+	bool is_changed = !piece || piece->holder != NULL;
+	glake__unlock();
+	return is_changed;
+}
+
 /* The driver takes its time. */
 START_TEST(what_is_being_unmapped_is_not_held)
 {
@@ -353,7 +362,9 @@ START_TEST(what_is_being_unmapped_is_not_held)
 	assert_ok(glake_map(unmapping.session, 0, unmapping.ptr, 4 * MIB));
 	world_set_own_faults("cuMemUnmap:1:slow=300");
 	ck_assert_int_eq(pthread_create(&thread, NULL, unmap_and_unreserve, &unmapping), 0);
-	usleep(100000);
+	while (!is_changed(unmapping.ptr)) {
+		usleep(1000);
+	}
 	ck_assert_int_eq(glake__held_begin(unmapping.ptr, &held), -ENOENT);
 	pthread_join(thread, NULL);
 }
