@@ -288,11 +288,16 @@ static void work_while_it_drains(void *user)
 		return;
 	}
 	/* Stays, and is sent away when the time is up. */
-	uint64_t since_ms = harness_now_ms();
 	while (glake_ping(session) == 0) {
 		harness_sleep_ms(10);
 	}
-	ck_assert_uint_lt(harness_now_ms() - since_ms, 3000);
+}
+
+static void ck_ended(bool time_was_up)
+{
+	ck_assert_int_eq(harness_wait_exit(&harness), 0);
+	ck_assert_uint_eq(harness_n_log_lines(&harness, "drain_ms is over, with 1 sessions left"),
+	                  time_was_up);
 }
 
 /* A process of its own, as glaked is told while this one waits for its first word. */
@@ -333,7 +338,7 @@ END_TEST
 START_TEST_WITH(a_stop_lets_sessions_end, .n = 2)
 {
 	bool stays = _i == 1;
-	world_begin_unseen(.config = stays ? "drain_ms = 700;" : "drain_ms = 20000;");
+	world_begin_unseen(.config = stays ? "drain_ms = 700;" : "drain_ms = 1000000;");
 	const char *path = world_write_model("m.safetensors", 1000, 1);
 	pid_t client = world_client(work_while_it_drains, (void *)path);
 	world_await(1);
@@ -342,10 +347,8 @@ START_TEST_WITH(a_stop_lets_sessions_end, .n = 2)
 	harness_wait_log(&harness, "draining 1 sessions");
 	world_reach(stays ? 3 : 2);
 	world_join(client);
-	ck_assert_int_eq(harness_wait_exit(&harness), 0);
-	uint64_t ms = harness_now_ms() - since_ms;
-	ck_assert_msg(stays ? ms >= 600 && ms < 5000 : ms < 5000, "%llu ms",
-	              (unsigned long long)ms);
+	ck_ended(stays);
+	ck_assert(!stays || harness_now_ms() - since_ms >= 600);
 }
 END_TEST
 
@@ -361,21 +364,19 @@ static void load_for_ever(void *user)
 /* The time is up in the middle of a load, and again by a second signal. */
 START_TEST_WITH(a_stop_does_not_wait_for_a_load, .n = 2)
 {
-	world_begin_unseen(.config = _i ? "drain_ms = 200;" : "drain_ms = 20000;",
+	world_begin_unseen(.config = _i ? "drain_ms = 200;" : "drain_ms = 1000000;",
 	                   .faults = WORLD_STOP_AND_GO, .env = WORLD_SMALL_STEPS);
 	const char *path = world_write_layers("m.safetensors", 1);
 	pid_t client = world_client(load_for_ever, (void *)path);
 	harness_wait_log(&harness, "started glake-mover");
 	harness_sleep_ms(100);
-	uint64_t since_ms = harness_now_ms();
 	harness_signal(&harness, SIGTERM);
 	if (_i == 0) {
 		harness_wait_log(&harness, "draining");
 		harness_signal(&harness, SIGTERM);
 	}
 	world_join(client);
-	ck_assert_int_eq(harness_wait_exit(&harness), 0);
-	ck_assert_uint_lt(harness_now_ms() - since_ms, 10000);
+	ck_ended(_i == 1);
 }
 END_TEST
 

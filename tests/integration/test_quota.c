@@ -420,7 +420,7 @@ static void hold_and_free(void *user)
 START_TEST(who_waits_gets_what_another_frees)
 {
 	glake_ptr ptr = 0;
-	world_begin(.config = WORLD_CONFIG "pressure = \"wait\"; wait_ms = 5000;",
+	world_begin(.config = WORLD_CONFIG "pressure = \"wait\"; wait_ms = 3600000;",
 	            .devices = "1x256MiB");
 	pid_t client = world_client(hold_and_free, NULL);
 	world_await(1);
@@ -451,7 +451,7 @@ static void keep_warm(void *user)
 START_TEST(warm_memory_is_reclaimed_for_who_waits)
 {
 	glake_ptr ptr = 0;
-	world_begin(.config = WORLD_CONFIG "pressure = \"wait\"; wait_ms = 5000;",
+	world_begin(.config = WORLD_CONFIG "pressure = \"wait\"; wait_ms = 3600000;",
 	            .devices = "1x256MiB");
 	pid_t client = world_client(keep_warm, NULL);
 	world_await(1);

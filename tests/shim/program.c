@@ -473,9 +473,12 @@ static void async_threads(const char *argument)
 }
 
 /* Takes the device in pieces of so many bytes until it says no. Prints what it got and what it was told. */
+/* "STEP": as many bytes as there are. "STEP/MOST": it needs no more than that. */
 static void greedy(const char *argument)
 {
+	const char *most_text = strchr(argument, '/');
 	size_t step = (size_t)atoll(argument);
+	size_t most = most_text ? (size_t)atoll(most_text + 1) : SIZE_MAX;
 	size_t free_bytes, total_bytes;
 	size_t got = 0;
 	CUdeviceptr ptr;
@@ -484,11 +487,11 @@ static void greedy(const char *argument)
 	size_t told = 0;
 	must_ok(cu(cuDeviceTotalMem_v2)(&told, 0));
 	printf("free %zu total %zu device %zu\n", free_bytes, total_bytes, told);
-	CUresult result;
-	while ((result = cu(cuMemAlloc_v2)(&ptr, step)) == CUDA_SUCCESS) {
+	CUresult result = CUDA_SUCCESS;
+	while (got < most && (result = cu(cuMemAlloc_v2)(&ptr, step)) == CUDA_SUCCESS) {
 		got += step;
 	}
-	must_be(result, CUDA_ERROR_OUT_OF_MEMORY);
+	must_be(result, got < most ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS);
 	must_ok(cu(cuMemGetInfo_v2)(&free_bytes, &total_bytes));
 	printf("got %zu free %zu\n", got, free_bytes);
 	print_counts();
