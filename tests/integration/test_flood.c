@@ -25,7 +25,7 @@ static const struct harness_options quiet = {
 
 #define N_SESSIONS 300
 #define FLOOD_UID 4242
-#define WATCHDOG_MS 4000u
+#define WATCHDOG_MS 4000u /* glaked's processor time: others may have all of it meanwhile */
 
 typedef size_t (*pack_fn)(uint8_t *bytes);
 static const pack_fn floods[] = {pack_crowd, pack_names};
@@ -181,6 +181,15 @@ START_TEST_WITH(another_user_gets_in, .n = n_elements(floods))
 }
 END_TEST
 
+static uint64_t glaked_worked_ms(void)
+{
+	clockid_t clock;
+	struct timespec worked;
+	ck_assert_int_eq(clock_getcpuclockid(harness.pid, &clock), 0);
+	ck_assert_int_eq(clock_gettime(clock, &worked), 0);
+	return (uint64_t)worked.tv_sec * 1000 + (uint64_t)worked.tv_nsec / 1000000;
+}
+
 START_TEST_WITH(the_watchdog_is_fed_in_a_flood, .n = n_elements(floods))
 {
 	static const char *const env[] = {"WATCHDOG_USEC=1000000", NULL};
@@ -194,9 +203,9 @@ START_TEST_WITH(the_watchdog_is_fed_in_a_flood, .n = n_elements(floods))
 	let_it_flood();
 	harness_wait_notified(&harness, "\nWATCHDOG=1\n");
 	for (unsigned i = 0; i < 2; i++) {
-		uint64_t start_ms = harness_now_ms();
+		uint64_t before_ms = glaked_worked_ms();
 		harness_wait_notified(&harness, "\nWATCHDOG=1\n");
-		ck_assert_uint_lt(harness_now_ms() - start_ms, WATCHDOG_MS);
+		ck_assert_uint_lt(glaked_worked_ms() - before_ms, WATCHDOG_MS);
 	}
 	end_flood(flood);
 }
