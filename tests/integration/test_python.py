@@ -1260,7 +1260,8 @@ class Sleep(Case):
     def test_pytorch_under_the_shim(self):
         self.run_torch(FILLED + textwrap.dedent("""
             for wakes_itself in (False, True):
-                assert _torch_sleep.sleep()["private_bytes"] == 4 << 20
+                slept = _torch_sleep.sleep()
+                assert slept["private_bytes"] == 4 << 20, (slept, glake.sessions())
                 assert [row["private_bytes"] for row in glake.sleepers()] == [4 << 20]
                 if not wakes_itself:
                     assert _torch_sleep.wake()["private_bytes"] == 4 << 20
