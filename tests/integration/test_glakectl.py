@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """glakectl against a real glaked on simulated GPUs: each command does what it says."""
 
-import contextlib
 import http.client
 import json
 import os
@@ -49,34 +48,6 @@ class Glakectl(WithGlaked):
         self.assertEqual((row["sealed_bytes"], row["failed_bytes"]), (4 * MIB, 0))
         program.communicate("\n", timeout=PATIENCE_S)
         self.assertEqual(program.returncode, 0)
-
-    def kill_mover(self):
-        """It is there after a load, for mover_idle_ms: on a busy machine that may be over, and there is another load."""
-        for seed in range(100):
-            self.ask("load", self.model("killed.safetensors", seed=seed))
-            mover = re.fullmatch(r"running (\d+)", self.ask("status")["mover"])
-            with contextlib.suppress(ProcessLookupError):
-                if mover:
-                    os.kill(int(mover[1]), signal.SIGKILL)
-                    return
-        self.fail("there is no mover after a load")
-
-    def test_events_are_followed_beyond_a_restart(self):
-        self.kill_mover()
-        command = [os.path.join(BUILD, "bin", "glakectl"), "--socket", self.socket, "--json", "events",
-                   "--follow"]
-        follower = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        self.addCleanup(follower.communicate)
-        self.addCleanup(follower.kill)
-        first = json.loads(follower.stdout.readline())
-        self.assertEqual((first["id"], first["kind"]), (1, "mover_failed"))
-        self.kill_mover()
-        self.assertEqual(json.loads(follower.stdout.readline())["id"], 2)
-        self.stop_daemon()
-        self.assertIn("trying again", follower.stderr.readline())
-        self.start_daemon()
-        self.kill_mover()
-        self.assertEqual(json.loads(follower.stdout.readline())["id"], 1)
 
     def findings(self, code, *words):
         done = self.ctl("--json", "doctor", *words)
@@ -549,6 +520,32 @@ class Glakectl(WithGlaked):
         self.stop_daemon()
         self.refused(3, "GLAKE_E_GONE", "status")
         self.refused(3, "GLAKE_E_GONE", "--socket", "/nowhere/sock", "models")
+
+
+class Events(WithGlaked):
+    CONFIG = "drain_ms = 200;"
+    MOVER_IDLE_MS = 0
+
+    def kill_mover(self, seed):
+        self.ask("load", self.model("killed.safetensors", seed=seed))
+        os.kill(int(re.fullmatch(r"running (\d+)", self.ask("status")["mover"])[1]), signal.SIGKILL)
+
+    def test_they_are_followed_beyond_a_restart(self):
+        self.kill_mover(1)
+        command = [os.path.join(BUILD, "bin", "glakectl"), "--socket", self.socket, "--json", "events",
+                   "--follow", f"--seconds={PATIENCE_S}"]
+        follower = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(follower.communicate)
+        self.addCleanup(follower.kill)
+        first = json.loads(follower.stdout.readline())
+        self.assertEqual((first["id"], first["kind"]), (1, "mover_failed"))
+        self.kill_mover(2)
+        self.assertEqual(json.loads(follower.stdout.readline())["id"], 2)
+        self.stop_daemon()
+        self.assertIn("trying again", follower.stderr.readline())
+        self.start_daemon()
+        self.kill_mover(3)
+        self.assertEqual(json.loads(follower.stdout.readline())["id"], 1)
 
 
 if __name__ == "__main__":

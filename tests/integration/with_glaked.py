@@ -138,6 +138,7 @@ class WithSessions(unittest.TestCase):
 
 class WithGlaked(unittest.TestCase):
     CONFIG = ""
+    MOVER_IDLE_MS = 500
     COMMAND = ()  # that starts glaked
 
     def setUp(self):
@@ -150,7 +151,7 @@ class WithGlaked(unittest.TestCase):
 
     def start_daemon(self):
         with open(self.config, "w", encoding="utf-8") as file:
-            file.write(f'socket_path = "{self.socket}";\nmover_idle_ms = 500;\n{self.CONFIG}')
+            file.write(f'socket_path = "{self.socket}";\nmover_idle_ms = {self.MOVER_IDLE_MS};\n{self.CONFIG}')
         self.log = open(os.path.join(self.folder, "log"), "w", encoding="utf-8")
         self.addCleanup(self.log.close)
         self.daemon = subprocess.Popen([*self.COMMAND, os.path.join(BUILD, "bin", "glaked"), "-c", self.config],
