@@ -157,11 +157,8 @@ class WithGlaked(unittest.TestCase):
         self.daemon = subprocess.Popen([*self.COMMAND, os.path.join(BUILD, "bin", "glaked"), "-c", self.config],
                                        stderr=self.log)
         self.addCleanup(self.stop_daemon)
-        for _ in range(200):
-            if self.ctl("status").returncode == 0:
-                return
-            time.sleep(0.05)
-        self.fail("glaked did not start: " + open(self.log.name, encoding="utf-8").read())
+        until(lambda: self.ctl("status").returncode == 0,
+              lambda: "glaked did not start: " + open(self.log.name, encoding="utf-8").read())
 
     def stop_daemon(self):
         if self.daemon.poll() is None:
