@@ -528,7 +528,9 @@ class Events(WithGlaked):
 
     def kill_mover(self, seed):
         self.ask("load", self.model("killed.safetensors", seed=seed))
-        os.kill(int(re.fullmatch(r"running (\d+)", self.ask("status")["mover"])[1]), signal.SIGKILL)
+        # Its load may be done before the keeper has told its pid.
+        mover = until(lambda: re.fullmatch(r"running (\d+)", self.ask("status")["mover"]))
+        os.kill(int(mover[1]), signal.SIGKILL)
 
     def test_they_are_followed_beyond_a_restart(self):
         self.kill_mover(1)
