@@ -631,6 +631,7 @@ void world_start_mover(void)
 	struct glake_model *model;
 	assert_ok(world_open_unmapped(eye, world_write_model("warm-up", 1, 1), &model));
 	glake_model_close(model);
+	world_running_mover();
 	world_assert_level();
 }
 

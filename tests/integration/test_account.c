@@ -135,7 +135,7 @@ START_TEST(all_that_is_used_is_explained)
 	int one = report_new(20, 10, 1, 4);
 	int two = report_new(0, 2, 0, 0);
 	set_processes("%s:%d=%llu %s:%d=%llu %s:1=%llu %s:2=-", UUID_0, (int)getpid(), 60 * MIB,
-	              UUID_0, (int)world_mover(), 40 * MIB, UUID_0, 30 * MIB, UUID_0);
+	              UUID_0, (int)world_running_mover(), 40 * MIB, UUID_0, 30 * MIB, UUID_0);
 	struct glake_device_status device = wait_foreign(30 * MIB);
 	ck_assert_uint_eq(device.n_foreign, 2);
 	ck_assert_uint_eq(device.managed_bytes, 20 * MIB);

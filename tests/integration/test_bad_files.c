@@ -113,14 +113,14 @@ START_TEST(names_too_long_do_not_hurt_the_mover)
 	static char name[1100];
 	world_begin_as(&defaults);
 	world_start_mover();
-	pid_t mover = world_mover();
+	pid_t mover = world_running_mover();
 	struct glake_session *session = world_connect_blind();
 	memset(name, 'n', sizeof(name) - 1);
 	int n = snprintf(header, sizeof(header),
 	                 "{\"%s\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", name);
 	write_raw(world_path("name.safetensors"), (uint64_t)n, header, 1);
 	assert_refused(session, world_path("name.safetensors"), GLAKE_E_BAD_FILE, "nnn");
-	ck_assert_int_eq(world_mover(), mover);
+	ck_assert_int_eq(world_running_mover(), mover);
 }
 END_TEST
 
@@ -420,7 +420,7 @@ START_TEST_WITH(what_a_stuck_load_has_is_charged, .n = N_STUCKS)
 	if (_i == WITHOUT_CLIENT) {
 		world_kill(client);
 	} else {
-		pid_t mover = world_mover();
+		pid_t mover = world_running_mover();
 		ck_assert_int_eq(
 			kill(_i == WITHOUT_KEEPER ? world_parent_of(mover) : mover, SIGKILL), 0);
 		world_join(client);

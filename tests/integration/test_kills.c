@@ -83,7 +83,7 @@ START_TEST(the_mover_is_killed_in_a_load)
 	world_begin_as(&one_model);
 	world_start_mover();
 	const char *path = world_write_layers("m.safetensors", SEED);
-	pid_t mover = world_mover();
+	pid_t mover = world_running_mover();
 	world_set_faults(WORLD_STOP_AND_GO);
 	pid_t client = world_client(load_without_mover, (void *)path);
 	world_await(1);
@@ -101,7 +101,7 @@ START_TEST(the_mover_is_killed_in_a_load)
 	ck_assert_uint_eq(books.physical_bytes, books_before.physical_bytes);
 	/* A new one comes when it is wanted; there is room for it only if the memory is back. */
 	world_join(world_client(load_mapped, (void *)path));
-	ck_assert_int_ne(world_mover(), mover);
+	ck_assert_int_ne(world_running_mover(), mover);
 	ck_assert_uint_eq(world_metric("mover_starts"), 2);
 }
 END_TEST
@@ -113,7 +113,7 @@ START_TEST(the_keeper_is_killed_in_a_load)
 	world_begin_as(&one_model);
 	world_start_mover();
 	const char *path = world_write_layers("m.safetensors", SEED);
-	pid_t mover = world_mover();
+	pid_t mover = world_running_mover();
 	pid_t keeper = world_parent_of(mover);
 	ck_assert_int_eq(world_parent_of(keeper), harness.pid);
 	world_set_faults(WORLD_STOP_AND_GO);
@@ -127,8 +127,8 @@ START_TEST(the_keeper_is_killed_in_a_load)
 	world_wait_books(&books_before);
 	struct glake_session *session = world_connect_blind();
 	assert_ok(world_open_unmapped(session, path, &model));
-	ck_assert_int_ne(world_parent_of(world_mover()), keeper);
-	ck_assert_int_eq(world_parent_of(world_parent_of(world_mover())), harness.pid);
+	ck_assert_int_ne(world_parent_of(world_running_mover()), keeper);
+	ck_assert_int_eq(world_parent_of(world_parent_of(world_running_mover())), harness.pid);
 }
 END_TEST
 
@@ -189,7 +189,7 @@ START_TEST(a_client_is_killed_in_its_load)
 	world_start_mover();
 	const char *path = world_write_layers("m.safetensors", SEED);
 	const char *other = world_write_layers("o.safetensors", SEED + 1);
-	pid_t mover = world_mover();
+	pid_t mover = world_running_mover();
 	world_set_faults(WORLD_STOP_AND_GO);
 	pid_t client = world_client(load_mapped, (void *)path);
 	world_await(1);
@@ -202,7 +202,7 @@ START_TEST(a_client_is_killed_in_its_load)
 	assert_ok(glake_evict(eye, NULL, NULL, NULL));
 	ck_assert_uint_eq(world_metric("models_failed"), 1);
 	ck_assert_uint_eq(world_metric("mover_deaths"), 0);
-	ck_assert_int_eq(world_mover(), mover);
+	ck_assert_int_eq(world_running_mover(), mover);
 	world_join(world_client(load_mapped, (void *)path));
 }
 END_TEST
@@ -309,7 +309,7 @@ START_TEST(glaked_is_killed_in_a_load)
 	world_start_mover();
 	const char *path = world_write_layers("m.safetensors", SEED);
 	world_write_model("open.safetensors", MIB, SEED);
-	pid_t mover = world_mover();
+	pid_t mover = world_running_mover();
 	world_set_faults(WORLD_STOP_AND_GO);
 	pid_t client = world_client(lose_the_daemon, (void *)path);
 	world_await(1);

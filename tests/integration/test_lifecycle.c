@@ -104,7 +104,7 @@ START_TEST(a_mover_joins_no_mps_server)
 	size_t n_seen = 0;
 	world_begin(.config = WORLD_CONFIG, .env = env);
 	world_start_mover();
-	snprintf(path, sizeof(path), "/proc/%d/environ", (int)world_mover());
+	snprintf(path, sizeof(path), "/proc/%d/environ", (int)world_running_mover());
 	FILE *file = fopen(path, "re");
 	ck_assert_ptr_nonnull(file);
 	size_t n_bytes = fread(text, 1, sizeof(text) - 1, file);

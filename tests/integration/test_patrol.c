@@ -398,7 +398,7 @@ START_TEST_WITH(a_block_that_is_evicted_meanwhile_is_no_damage, .n = 2)
 	world_set_faults("glake-mover/cuLaunchKernel:*:slow=300");
 	harness_reload(&harness, ALWAYS);
 	harness_sleep_ms(250);
-	pid_t mover = world_mover();
+	pid_t mover = world_running_mover();
 	assert_ok(glake_evict(eye, NULL, &n_models, &freed_bytes));
 	ck_assert_uint_eq(n_models, 1);
 	if (_i == 1) {

@@ -794,7 +794,7 @@ START_TEST(a_mover_without_host_memory_says_so)
 #endif
 	world_begin_as(&small_device);
 	world_start_mover();
-	pid_t mover = world_mover();
+	pid_t mover = world_running_mover();
 	ck_assert_int_gt(mover, 0);
 	const uint64_t n_header = 90000000;
 	const char *path = world_path("long.safetensors");
@@ -813,7 +813,7 @@ START_TEST(a_mover_without_host_memory_says_so)
 	struct glake_session *session = world_connect_blind();
 	assert_fails(GLAKE_E_NO_HOST_MEMORY, "host memory",
 	             world_open_unmapped(session, path, &model));
-	ck_assert_int_eq(world_mover(), mover);
+	ck_assert_int_eq(world_running_mover(), mover);
 	limit.rlim_cur = RLIM_INFINITY;
 	ck_assert_int_eq(prlimit(mover, RLIMIT_AS, &limit, NULL), 0);
 	assert_fails(GLAKE_E_BAD_FILE, "long.safetensors",

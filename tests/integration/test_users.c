@@ -271,7 +271,7 @@ static void flood_probes(void)
 		ck_assert_int_eq(alloc(connections[i], SHARE / 2 + 1, &ids[0]),
 		                 GLAKE__WIRE__STATUS__OK);
 		if (i == 0) {
-			kill(world_mover(), SIGSTOP);
+			kill(world_running_mover(), SIGSTOP);
 		}
 		for (unsigned k = 0; k < SHARE / 2 + 1; k++) {
 			requests[k] = connection_send(connections[i],
@@ -291,7 +291,7 @@ static void flood_probes(void)
 	                                           .chunk = ids[0], .content_bytes = CHUNK_BYTES),
 	                                   NULL, 0);
 	connection_ping(other);
-	kill(world_mover(), SIGCONT);
+	kill(world_running_mover(), SIGCONT);
 	ck_assert_int_eq(await(other, request, NULL), GLAKE__WIRE__STATUS__OK);
 	is_served(BOB, false);
 	for (unsigned i = 0; i < N; i++) {
