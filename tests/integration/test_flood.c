@@ -25,7 +25,8 @@ static const struct harness_options quiet = {
 
 #define N_SESSIONS 300
 #define FLOOD_UID 4242
-#define WATCHDOG_MS 4000u /* glaked's processor time: others may have all of it meanwhile */
+/* Of processor time: on a busy machine glaked may get none for a while. */
+#define WATCHDOG_MS 4000u
 
 typedef size_t (*pack_fn)(uint8_t *bytes);
 static const pack_fn floods[] = {pack_crowd, pack_names};

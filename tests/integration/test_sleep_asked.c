@@ -223,7 +223,7 @@ START_TEST(who_needs_room_gets_it_from_one_that_may_be_asked)
 	begin_idle(&program);
 	int other = connection_hello(&harness);
 	ck_assert_int_eq(connection_alloc(other, 0, 20 * MIB, 2, ids, NULL), STATUS(OK));
-	/* Its memory is free before its call returns. */
+	/* The memory is free before the program's call has returned. */
 	end_idle(&program);
 	ck_assert(glake_is_asleep(program.session));
 	connection_close(&other);

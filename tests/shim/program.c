@@ -472,8 +472,10 @@ static void async_threads(const char *argument)
 	run_threads(ordered_thread, 8);
 }
 
-/* Takes the device in pieces of so many bytes until it says no. Prints what it got and what it was told. */
-/* "STEP": as many bytes as there are. "STEP/MOST": it needs no more than that. */
+/*
+ * Takes the device in pieces of so many bytes until it says no, or, for "BYTES/MOST", until it has MOST bytes. Prints what it
+ * got and what it was told.
+ */
 static void greedy(const char *argument)
 {
 	const char *most_text = strchr(argument, '/');
