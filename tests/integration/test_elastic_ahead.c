@@ -5,16 +5,20 @@
 
 BEGIN_EACH(elastic_begin)
 
+/* The thread that makes steps has the range in use from before it takes what is wanted until that has been tried. */
+static bool is_idle(void)
+{
+	glake__lock();
+	bool is_idle = elastic->n_users == 0 && !elastic->has_wanted;
+	glake__unlock();
+	return is_idle;
+}
+
 /* All that was asked for has been tried. */
 static void await_idle(void)
 {
-	while (elastic->has_wanted) {
+	while (!is_idle()) {
 		usleep(1000);
-	}
-	for (uint32_t i = 0; i < N_STEPS; i++) {
-		while (state_of(i) == GLAKE_ELASTIC_COMING) {
-			usleep(1000);
-		}
 	}
 }
 
