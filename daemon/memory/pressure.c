@@ -557,6 +557,16 @@ static bool put_to_sleep(struct pressure_request *request)
 	return request->has_coming;
 }
 
+/*
+ * Memory that is late keeps programs awake, but not for ever: clients are asked again while the request waits, and one that is
+ * slow always owes an answer.
+ */
+static bool is_overdue(const struct pressure_request *request)
+{
+	return request->has_waited &&
+	       now_ms(request->pressure) - request->since_ms >= PRESSURE_LATE_MS;
+}
+
 static bool is_held_back(const struct pressure_request *request)
 {
 	return request->is_held_back && *request->is_held_back;
@@ -635,7 +645,7 @@ static void fall_short(struct pressure_request *request)
 			is_late |= request->missing_bytes <= location_room_bytes(request->at) +
 			                                             request->at->forgetting_bytes +
 			                                             request->at->looked_at_bytes;
-			is_coming = !is_late && put_to_sleep(request);
+			is_coming = (!is_late || is_overdue(request)) && put_to_sleep(request);
 		}
 	}
 	if (may_wait(request, is_late) || is_coming) {

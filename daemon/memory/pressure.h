@@ -47,7 +47,8 @@
  * Patience: with `pressure = "wait"` a request waits `wait_ms`, minus the time that earlier requests waited for the same
  * memory; a request may have more patience of its own. In any case it waits for clients that were asked and have not answered,
  * PRESSURE_LATE_MS at most, and PRESSURE_AFTER_MS longer for memory that they give back after their answer. Then it is refused.
- * While programs are falling asleep it is not refused, however long they take.
+ * While programs are falling asleep it is not refused, however long they take. They are put to sleep when no answer is due any
+ * more, and after PRESSURE_LATE_MS in any case.
  *
  * Fairness: a tenant's requests for one location are charged in the order of their arrival. A small
  * request does not overtake a big one that waits, so the big one gets its turn. No request waits

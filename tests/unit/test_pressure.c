@@ -980,6 +980,26 @@ START_TEST(programs_are_put_to_sleep_when_warm_memory_is_not_enough)
 }
 END_TEST
 
+/* While a request waits its clients are asked again and again: one that takes longer than that for each answer always owes one. */
+START_TEST(slow_answers_keep_nobody_awake)
+{
+	have_sleepers(3600000, 60 * MIB);
+	cache_in(PRESSURE_UNUSED, 10 * MIB);
+	struct client *client = enter(0, 1, 20 * MIB);
+	struct want *waits = want(50 * MIB);
+	for (uint64_t ms = 0; ms <= PRESSURE_LATE_MS; ms += 100) {
+		pass(100);
+		pressure_client_answer(&pressure, &client->base, client->base.last_id - 1);
+		heard[0] = 0;
+	}
+	pass(100);
+	ck_assert_ptr_nonnull(strchr(heard, 's'));
+	drop(&sleepers.thing);
+	pass(20);
+	expect_state(waits, PRESSURE_GRANTED);
+}
+END_TEST
+
 /* Whatever its patience is. And the driver may need a moment until it has what fell asleep. */
 START_TEST(it_is_not_refused_while_they_fall_asleep)
 {
