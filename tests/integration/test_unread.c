@@ -296,10 +296,10 @@ START_TEST_WITH(many_unread_connections_do_not_starve_others, .n = N_UNREADS)
 		ask_for_fds(connections[i], ids[i], GLAKE_MAX_PACKET_FDS);
 		if (_i == CLOSED) {
 			send_garbage(connections[i]);
-		}
-		/* Nothing may be read any more of those behind it. */
-		if (_i == CLOSED && i == 0) {
-			await_hangup(connections[0]);
+			/* Before the others ask: then glaked may read nothing more of this user. */
+			if (i == 0) {
+				await_hangup(connections[0]);
+			}
 		}
 	}
 	harness_as(&harness, 1234, 1234, gets_fds, NULL);
