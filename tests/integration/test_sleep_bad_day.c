@@ -403,6 +403,28 @@ START_TEST(what_is_not_copied_stays_awake)
 }
 END_TEST
 
+/* Nor can it copy the memory back: it sleeps on, and a later wake brings all of it. */
+START_TEST(what_is_not_copied_back_sleeps_on)
+{
+	struct scene scene;
+	scene_begin(&scene);
+	words_fall_asleep(scene.session);
+	world_set_faults("glake-mover/cuMemcpyDtoDAsync:*:fail=999");
+	ck_assert_int_eq(glake_wake(scene.session, NULL), GLAKE_E_MOVER);
+	world_set_faults(NULL);
+	ck_assert(glake_is_asleep(scene.session));
+	scene_check_asleep(&scene);
+	/* The mover that failed ends by itself. */
+	int r = GLAKE_E_MOVER;
+	while (r == GLAKE_E_MOVER) {
+		r = glake_wake(scene.session, NULL);
+	}
+	assert_ok(r);
+	scene_check(&scene);
+	scene_end(&scene);
+}
+END_TEST
+
 static int take_sleeper(void *user, const struct glake_sleeper_row *row)
 {
 	*(struct glake_sleeper_row *)user = *row;
