@@ -403,7 +403,7 @@ START_TEST(what_is_not_copied_stays_awake)
 }
 END_TEST
 
-/* Nor can it copy the memory back: it sleeps on, and a later wake brings all of it. */
+/* The mover's driver cannot copy the memory back: the session sleeps on, and a later wake brings all of it. */
 START_TEST(what_is_not_copied_back_sleeps_on)
 {
 	struct scene scene;
